@@ -1,0 +1,221 @@
+"""A case: everything that can change a bit of a run, as one frozen value.
+
+A case names two systems, the model and how it is split over ranks, and the verdict it should get.
+It travels between processes as JSON and stands whole in every recording's manifest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.errors import CaseError
+
+Kind = Literal["loss", "grad", "param", "buffer", "optimizer"]
+KINDS: tuple[Kind, ...] = typing.get_args(Kind)
+
+ExpectedVerdict = Literal["EQUAL", "DIFFERENT"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which model, and in which size."""
+
+    family: str = "deepseek_v3"
+    flavor: str = "tiny"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking:
+    """How a block's input is split in two.
+
+    `modules` is a pattern over fully qualified module names in which `*` stands for one component.
+    `early_grad_accumulation` on adds both chunks' gradient of a parameter before its cast and
+    reduce-scatter; off, each goes through its own, and the results are added.
+    """
+
+    dim: Literal["batch", "seq"]
+    modules: str
+    early_grad_accumulation: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dim not in ("batch", "seq"):
+            raise CaseError("unknown chunking dim", expected="'batch' or 'seq'", found=repr(self.dim))
+        if not re.fullmatch(r"(\*|\w+)(\.(\*|\w+))*", self.modules):
+            raise CaseError(
+                "a chunking pattern is a dotted module name",
+                expected="components of letters, digits and _, or *, joined by dots, such as layers.*.moe",
+                found=repr(self.modules),
+            )
+
+    def root_of(self, module: str) -> str | None:
+        """The chunked module that `module` is, or lies in: layers.1.moe of layers.1.moe.router; else None."""
+        wanted, parts = self.modules.split("."), module.split(".")[: self.modules.count(".") + 1]
+        fits = len(parts) == len(wanted) and all(w in ("*", part) for w, part in zip(wanted, parts, strict=True))
+        return ".".join(parts) if fits else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """The ranks and how parameters lie on them.
+
+    Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are
+    sharded over all `world_size` ranks, expert parameters over (world_size / ep, ep).
+    """
+
+    world_size: int = 8
+    ep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or self.ep < 1 or self.world_size % self.ep:
+            raise CaseError(
+                "expert parallelism must divide the world size",
+                expected="world_size >= 1 and a multiple of ep",
+                found=f"world_size={self.world_size}, ep={self.ep}",
+            )
+
+    @property
+    def expert_fsdp(self) -> int:
+        """Ranks that share one expert shard's parameters."""
+        return self.world_size // self.ep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one rank reads in one step: `sequences` rows of `seq_len` tokens of its own documents."""
+
+    sequences: int = 4
+    seq_len: int = 32
+    data: str = "pydoc"
+
+    def __post_init__(self) -> None:
+        if self.sequences < 1 or self.seq_len < 1:
+            raise CaseError(
+                "a batch needs tokens",
+                expected="sequences >= 1 and seq_len >= 1",
+                found=f"sequences={self.sequences}, seq_len={self.seq_len}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """dtypes: parameters are stored in float32, computed with in `compute`, gradients reduced in `reduce`."""
+
+    compute: Literal["bfloat16", "float32"] = "bfloat16"
+    reduce: Literal["bfloat16", "float32"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW's settings, and the step by which expert biases move toward balance."""
+
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    expert_bias_lr: float = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Two systems to compare on one model, and the verdict they should get.
+
+    `differs`, for a case that expects DIFFERENT, lists the kinds that differ at the first differing
+    step: exactly those, on any rank. Later steps inherit the difference and prove nothing more.
+    """
+
+    name: str
+    family: str
+    reference: str = "eager_chunked"
+    candidate: str = "graph"
+    chunking: Chunking | None = None
+    expected: ExpectedVerdict = "EQUAL"
+    differs: tuple[Kind, ...] = ()
+    steps: int = 20
+    seed: int = 0
+    model: Model = field(default_factory=Model)
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    batch: Batch = field(default_factory=Batch)
+    precision: Precision = field(default_factory=Precision)
+    optimizer: AdamW = field(default_factory=AdamW)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+            raise CaseError(
+                "a case name serves as a folder name and in -k expressions",
+                expected="lower-case letters, digits and _, starting with a letter",
+                found=repr(self.name),
+            )
+        if self.steps < 1:
+            raise CaseError(f"case {self.name} compares nothing", expected="steps >= 1", found=f"steps={self.steps}")
+        if self.expected not in typing.get_args(ExpectedVerdict):
+            raise CaseError(
+                f"case {self.name} expects an unknown verdict",
+                expected=" or ".join(typing.get_args(ExpectedVerdict)),
+                found=repr(self.expected),
+            )
+        if (self.expected == "DIFFERENT") != bool(self.differs):
+            raise CaseError(
+                f"case {self.name} must list the kinds that differ exactly when it expects DIFFERENT",
+                expected="expected='DIFFERENT' with differs=(...), or expected='EQUAL' with differs=()",
+                found=f"expected={self.expected!r}, differs={self.differs!r}",
+            )
+        if unknown := set(self.differs) - set(KINDS):
+            raise CaseError(
+                f"case {self.name} lists unknown kinds", expected=", ".join(KINDS), found=", ".join(sorted(unknown))
+            )
+        chunks = "eager_chunked" in (self.reference, self.candidate)
+        if chunks and self.chunking is None:
+            raise CaseError(
+                f"case {self.name} runs eager_chunked but does not say how to chunk",
+                expected="chunking=Chunking(dim=..., modules=...)",
+                found="chunking=None",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The case as plain JSON values, for a manifest or another process."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Case:
+        """The inverse of `to_dict`. Raises CaseError when a field is unknown or of the wrong type."""
+        return _build(Case, values, "case")
+
+
+def _build(cls: type, values: Any, where: str) -> Any:
+    """Rebuild a nested frozen dataclass from JSON values, refusing what it does not declare."""
+    if not isinstance(values, dict):
+        raise CaseError(f"{where} is not an object", expected=cls.__name__, found=type(values).__name__)
+    hints = typing.get_type_hints(cls)
+    if unknown := set(values) - set(hints):
+        raise CaseError(f"{where} has unknown fields", expected=", ".join(hints), found=", ".join(sorted(unknown)))
+    if missing := {f.name for f in dataclasses.fields(cls) if _is_required(f)} - set(values):
+        raise CaseError(f"{where} lacks fields", expected=", ".join(hints), found="no " + ", ".join(sorted(missing)))
+    return cls(**{name: _convert(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _is_required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """A JSON value as the declared type: nested dataclass, optional, tuple, literal or scalar."""
+    options = typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, where)
+    if type(None) in options:
+        inner = next(option for option in options if option is not type(None))
+        return None if value is None else _convert(inner, value, where)
+    origin = typing.get_origin(hint)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_convert(options[0], item, where) for item in value)
+    if origin is Literal and value in options:
+        return value
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if origin is None and type(value) is hint:
+        return value
+    raise CaseError(f"{where} has the wrong type", expected=str(hint), found=repr(value))

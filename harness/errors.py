@@ -1,0 +1,85 @@
+"""Every error a user can cause, and the one form in which it is told.
+
+BitproofError
+├── UsageError        the call is wrong: an unknown case, an empty selection      (exit status 2)
+│   └── CaseError     a case contradicts itself or does not fit the machine       (exit status 2)
+├── ChunkError        a module or a graph cannot be split in two as asked         (verdict ERROR)
+├── TraceError        the training step cannot be traced                          (verdict ERROR)
+├── PassError         a graph pass met a graph it must not rewrite                (verdict ERROR)
+├── RankError         a rank died, raised or hung                                 (verdict ERROR)
+└── RecordingError    a recording or a report is missing, damaged or hostile      (verdict UNVERIFIED)
+
+`assert` marks what only our own bug could break.
+"""
+
+from __future__ import annotations
+
+
+class BitproofError(Exception):
+    """An error that answers five questions: what, where, expected, how to fix, how to replay.
+
+    `what` is one sentence; every other part is optional and left out of the text when absent.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: str | None = None,
+        found: str | None = None,
+        where: str | None = None,
+        fix: str | None = None,
+        replay: str | None = None,
+    ) -> None:
+        self.what = what
+        self.expected = expected
+        self.found = found
+        self.where = where
+        self.fix = fix
+        self.replay = replay
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        facts = (
+            ("expected", self.expected),
+            ("found", self.found),
+            ("came from", self.where),
+            ("fix", self.fix),
+            ("replay", self.replay),
+        )
+        lines = [f"{type(self).__name__}: {self.what}"]
+        lines += [f"  {label}: {text}" for label, text in facts if text is not None]
+        return "\n".join(lines)
+
+
+class UsageError(BitproofError):
+    """The call is wrong; nothing was run."""
+
+
+class CaseError(UsageError):
+    """A case contradicts itself, or does not fit this machine."""
+
+
+class ChunkError(BitproofError):
+    """A module, an activation or a graph region cannot be split in two as the case asks."""
+
+
+class TraceError(BitproofError):
+    """The training step cannot be traced into one joint graph."""
+
+
+class PassError(BitproofError):
+    """A pass met a graph that it must refuse, or its result failed verification."""
+
+
+class RankError(BitproofError):
+    """A rank died, raised or hung. `rank` is None when no single rank is to blame."""
+
+    def __init__(self, what: str, *, rank: int | None = None, traceback: str | None = None, **facts: str | None):
+        self.rank = rank
+        self.traceback = traceback
+        super().__init__(what, **facts)
+
+
+class RecordingError(BitproofError):
+    """A recording or a report is missing, incomplete, damaged or hostile."""

@@ -1,0 +1,134 @@
+"""What runs leave behind: recordings, verdicts and the report, as plain values.
+
+Everything here can be written as JSON and read back; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from harness.case import KINDS, Case, Kind
+
+SCHEMA = 1
+
+
+class Verdict(enum.StrEnum):
+    """What a comparison came to. Only EQUAL says that every bit was seen and agreed."""
+
+    EQUAL = "EQUAL"
+    DIFFERENT = "DIFFERENT"
+    NONDETERMINISTIC = "NONDETERMINISTIC"
+    UNVERIFIED = "UNVERIFIED"
+    ERROR = "ERROR"
+
+
+class Key(NamedTuple):
+    """The full name of one recorded tensor. Records pair by all four parts or not at all.
+
+    Ordered as a step runs: a key that sorts first was computed no later.
+    """
+
+    step: int
+    kind: Kind
+    name: str
+    rank: int
+
+
+class Record(NamedTuple):
+    """One tensor of a recording: its digest, and enough to say how it differs before values are read.
+
+    `digest` is 32 hexadecimal digits over dtype, shape and every byte in order; `value` is the
+    hexadecimal float of a loss, else None.
+    """
+
+    digest: str
+    dtype: str
+    shape: tuple[int, ...]
+    value: str | None = None
+
+
+@dataclass
+class Recording:
+    """What one system did: a manifest of everything that can change a bit, and a record per key."""
+
+    manifest: dict[str, Any]
+    records: dict[Key, Record] = field(default_factory=dict)
+
+    def losses(self, rank: int = 0) -> list[str]:
+        """One rank's losses as hexadecimal floats, in step order."""
+        keys = sorted(key for key in self.records if key.kind == "loss" and key.rank == rank)
+        return [self.records[key].value or "" for key in keys]
+
+
+@dataclass(kw_only=True)
+class Divergence:
+    """Where two systems first part. None marks what is not known (yet)."""
+
+    step: int
+    rank: int
+    kind: Kind
+    name: str
+    module: str | None = None
+    direction: str | None = None
+    chunk: int | None = None
+    operator: str | None = None
+    node: str | None = None
+    pass_: str | None = None
+    elements_differing: int | None = None
+    elements: int | None = None
+    max_ulp: int | None = None
+    reference_bits: str | None = None
+    candidate_bits: str | None = None
+    reference_type: str | None = None
+    candidate_type: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The divergence with the report's key names (`pass` instead of `pass_`)."""
+        return {name.rstrip("_"): value for name, value in vars(self).items()}
+
+
+def zero_counts() -> dict[str, int]:
+    """A count of nothing for every kind."""
+    return dict.fromkeys(KINDS, 0)
+
+
+@dataclass(kw_only=True)
+class CaseResult:
+    """One case's line in the report. `error` holds a failure's whole text, rank traceback included."""
+
+    case: Case
+    verdict: Verdict
+    steps: int
+    world_size: int
+    device: str
+    backend: str
+    compared: dict[str, int] = field(default_factory=zero_counts)
+    mismatched: dict[str, int] = field(default_factory=zero_counts)
+    differing_kinds: tuple[Kind, ...] = ()
+    control: dict[str, str | None] = field(default_factory=lambda: {"reference": None, "candidate": None})
+    losses: dict[str, list[str]] = field(default_factory=lambda: {"reference": [], "candidate": []})
+    first_divergence: Divergence | None = None
+    error: str | None = None
+    seconds: dict[str, Any] = field(default_factory=dict)
+    passes: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the case got its verdict, and differs in exactly the kinds it says it should."""
+        return self.verdict == self.case.expected and set(self.differing_kinds) == set(self.case.differs)
+
+
+@dataclass(kw_only=True)
+class Report:
+    """One run: where it ran, what came of every case, and the status it ended with.
+
+    `options` are the command line's, beyond the selection and the report folder: what a replay repeats.
+    """
+
+    run_id: str
+    exit_status: int
+    environment: dict[str, Any]
+    cases: list[CaseResult]
+    options: tuple[str, ...] = ()

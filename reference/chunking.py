@@ -1,0 +1,179 @@
+"""The eager chunked reference: a module's input split in two by hand, its own forward called on each half.
+
+This is the numerical truth that the graph pass is held to, so it does as little as possible:
+
+    split the activation, and positions and attention masks with it, along batch or sequence
+    call the module's own forward on the first half, then on the second
+    concatenate what comes back along the same dim
+
+Whatever does not fit that contract is refused, with what was seen and what was expected.
+"""
+
+# B batch, S sequence, D model dim
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+
+from harness.case import Chunking
+from harness.errors import ChunkError
+
+DIM_INDEX = {"batch": 0, "seq": 1}
+
+
+def chunk_modules(model: nn.Module, chunking: Chunking) -> list[str]:
+    """Make every module of `model` that matches `chunking.modules` run in two chunks; returns their names.
+
+    Raises ChunkError when nothing matches, and when a sequence is to be split through a module that
+    mixes its positions.
+    """
+    names = [name for name, _ in model.named_modules() if name and chunking.root_of(name) == name]
+    if not names:
+        known = sorted({_pattern_of(name) for name, _ in model.named_modules() if name})
+        raise ChunkError(
+            f"the chunking pattern {chunking.modules!r} matches no module",
+            expected="one of the model's module patterns: " + ", ".join(known),
+            found="no match",
+            fix="correct `modules` in the case's Chunking",
+        )
+    for name in names:
+        module = model.get_submodule(name)
+        module.forward = _ChunkedForward(name, module.forward, chunking.dim)  # type: ignore[method-assign]
+    return names
+
+
+def _pattern_of(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+class _ChunkedForward:
+    """A module's forward, run once a chunk."""
+
+    def __init__(self, name: str, forward: Callable[..., Any], dim: str) -> None:
+        self.name = name
+        self.forward = forward
+        self.dim = DIM_INDEX[dim]
+        self.signature = inspect.signature(forward)
+        self.activation, *others = self.signature.parameters
+        if dim == "seq" and any(_role(other) for other in others):
+            raise ChunkError(
+                f"cannot chunk {name} along the sequence: it takes {', '.join(others)}, so it mixes positions",
+                expected="a module that treats each token alone, such as layers.*.moe",
+                found=f"forward{self.signature}",
+                fix="chunk along batch, or choose modules='layers.*.moe'",
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = self.signature.bind(*args, **kwargs).arguments
+        extent = self._checked_extent(arguments[self.activation])
+        halves = {name: self._halves(name, value, extent) for name, value in arguments.items()}
+        outputs = [self.forward(**{name: pair[i] for name, pair in halves.items()}) for i in (0, 1)]
+        return self._join(outputs[0], outputs[1], extent // 2)
+
+    def _checked_extent(self, x: Any) -> int:
+        """The activation's size along the chunked dim, which must be even."""
+        if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
+            raise ChunkError(
+                f"cannot split `{self.activation}` of {self.name}",
+                expected="a floating-point tensor of rank 3 (batch, sequence, model dim)",
+                found=_describe(x),
+            )
+        extent = x.shape[self.dim]
+        if extent % 2:
+            raise ChunkError(
+                f"cannot split `{self.activation}` of {self.name} in two along dim {self.dim}",
+                expected="an even extent",
+                found=f"{extent}, in {_describe(x)}",
+                fix="choose an even number of sequences (batch) or sequence length (seq) in the case",
+            )
+        return extent
+
+    def _halves(self, name: str, value: Any, extent: int) -> tuple[Any, Any]:
+        if name == self.activation or _role(name) == "positions":
+            if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[self.dim] == extent:
+                return _half(value, self.dim, 0), _half(value, self.dim, 1)
+        elif _role(name) == "masks":
+            return self._mask_halves(name, value, extent)
+        elif value is None:
+            return None, None
+        raise ChunkError(
+            f"cannot split argument `{name}` of {self.name}",
+            expected=f"the activation, positions of extent {extent} along dim {self.dim}, or attention masks",
+            found=_describe(value),
+        )
+
+    def _mask_halves(self, name: str, mask: Any, extent: int) -> tuple[Any, Any]:
+        if mask is None:
+            return None, None
+        if isinstance(mask, dict):
+            pairs = {key: self._mask_halves(f"{name}[{key!r}]", item, extent) for key, item in mask.items()}
+            first, second = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1))
+            return first, second
+        if isinstance(mask, BlockMask) and mask.kv_num_blocks.shape[0] in (1, extent):
+            return _block_mask_half(mask, 0, extent), _block_mask_half(mask, extent // 2, extent)
+        raise ChunkError(
+            f"cannot split attention mask `{name}` of {self.name}",
+            expected=f"None, a BlockMask of batch 1 or {extent}, or a dict of them",
+            found=_describe(mask),
+        )
+
+    def _join(self, first: Any, second: Any, half: int) -> Any:
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            if all(x.dim() > self.dim and x.shape[self.dim] == half for x in (first, second)):
+                return torch.cat([first, second], self.dim)
+        elif isinstance(first, (tuple, list)) and type(first) is type(second) and len(first) == len(second):
+            return type(first)(self._join(a, b, half) for a, b in zip(first, second, strict=True))
+        elif first is None and second is None:
+            return None
+        raise ChunkError(
+            f"cannot concatenate the chunks' outputs of {self.name}",
+            expected=f"tensors of extent {half} along dim {self.dim}, or tuples and lists of them",
+            found=f"{_describe(first)} and {_describe(second)}",
+        )
+
+
+def _role(argument: str) -> str | None:
+    """What an argument beyond the activation holds, told by its name."""
+    if argument.startswith("positions"):
+        return "positions"
+    return "masks" if argument.startswith("attention_mask") else None
+
+
+def _half(x: Tensor, dim: int, index: int) -> Tensor:
+    """One half along `dim`, contiguous as a module's own input would be."""
+    half = x.shape[dim] // 2
+    return x.narrow(dim, index * half, half).contiguous()
+
+
+def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
+    """The rows [first, first + extent / 2) of a BlockMask's batch; its mask_mod keeps seeing whole-batch indices."""
+
+    def rows(blocks: Tensor | None) -> Tensor | None:
+        if blocks is None or blocks.shape[0] == 1:
+            return blocks
+        return blocks.narrow(0, first, extent // 2)
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return mask.mask_mod(b + first, h, q, kv)
+
+    return BlockMask.from_kv_blocks(
+        rows(mask.kv_num_blocks),
+        rows(mask.kv_indices),
+        rows(mask.full_kv_num_blocks),
+        rows(mask.full_kv_indices),
+        BLOCK_SIZE=mask.BLOCK_SIZE,
+        mask_mod=mask_mod,
+        seq_lengths=mask.seq_lengths,
+    )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} tensor of shape {tuple(value.shape)}"
+    return type(value).__name__

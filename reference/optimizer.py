@@ -1,0 +1,58 @@
+"""The step's last part: expert biases move toward balance, then AdamW updates this rank's shards."""
+
+# E experts, M MoE layers
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from harness.case import AdamW
+from reference.parallel.collectives import all_reduce
+from reference.parallel.mesh import FSDP
+
+
+class ShardedAdamW:
+    """torch's AdamW over this rank's float32 shards; it is elementwise, so sharding changes no bit."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: AdamW) -> None:
+        self._parameters = dict(parameters)
+        self._adamw = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """Update every parameter from its gradient (same shape, float32)."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients[name]
+        self._adamw.step()
+        self._adamw.zero_grad()
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Moments and step counts, named `<parameter>.<state>`."""
+        for name, parameter in self._parameters.items():
+            for state, value in self._adamw.state[parameter].items():
+                yield f"{name}.{state}", value
+
+
+@torch.no_grad()
+def balance_experts(model: nn.Module, rate: float) -> None:
+    """Move each expert's bias by `rate` toward balance, and start its token count again at zero.
+
+    Counts are summed over all ranks in one all-reduce, in rank order on gloo. An expert with fewer
+    tokens than the mean gains `rate`, one with more loses it (https://arxiv.org/abs/2408.15664).
+    """
+    layers = [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
+    if not layers:
+        return
+    counts_ME = all_reduce(torch.stack([layer.tokens_per_expert for layer in layers]), FSDP)
+    for layer, counts_E in zip(layers, counts_ME, strict=True):
+        layer.expert_bias.add_(torch.sign(counts_E.mean() - counts_E), alpha=rate)
+        layer.tokens_per_expert.zero_()

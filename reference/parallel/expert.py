@@ -1,0 +1,77 @@
+"""Expert parallelism: routed rows travel to the ranks that hold their experts, and back.
+
+Rank i of the expert group holds experts [i * L, (i + 1) * L). Rows arrive sorted by expert, so the
+rows for one rank are adjacent; counts go ahead of them so that every rank knows its split sizes.
+What is received lies by sender, then expert; it is put into expert order (within an expert: by
+sender, then in the sender's order) for the grouped matrix product, and put back before it returns.
+"""
+
+# E experts in all, L local experts, W ranks of the expert group, R rows sent, P rows received, D row size
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.parallel.collectives import all_to_all
+
+
+class AllToAll(torch.autograd.Function):
+    """Uneven all-to-all of rows over a named group; the gradient travels the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:  # type: ignore[override]
+        """`rows` (sum(sent), D) -> (sum(received), D)."""
+        ctx.received, ctx.sent, ctx.group = received, sent, group
+        return all_to_all(rows, received, sent, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        """`grad` (sum(received), D) -> (sum(sent), D)."""
+        return all_to_all(grad.contiguous(), ctx.sent, ctx.received, ctx.group), None, None, None
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What `combine` needs to undo `dispatch`."""
+
+    sent: list[int]
+    received: list[int]
+    to_sender_order_P: Tensor
+
+
+class ExpertExchange:
+    """Brings rows to their experts over the named group of `size` ranks, and back."""
+
+    def __init__(self, size: int, group: str) -> None:
+        self.size = size
+        self.group = group
+
+    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
+        """Send `rows_RD`, sorted by expert with `counts_E` (int64) rows each, to the experts' ranks.
+
+        Returns the received rows in expert order, the int32 end offset of each local expert, and the
+        route back.
+        """
+        num_local = counts_E.shape[0] // self.size
+        even = [num_local] * self.size
+        counts_WL = all_to_all(counts_E, even, even, self.group).view(self.size, num_local)
+        sent = counts_E.view(self.size, num_local).sum(1).tolist()
+        received = counts_WL.sum(1).tolist()
+        rows_PD = AllToAll.apply(rows_RD, received, sent, self.group)
+
+        ends_WL = counts_WL.flatten().cumsum(0)
+        row_P = torch.arange(rows_PD.shape[0], device=rows_RD.device)
+        expert_P = torch.searchsorted(ends_WL, row_P, right=True) % num_local
+        to_expert_order_P = torch.argsort(expert_P, stable=True)
+        to_sender_order_P = torch.argsort(to_expert_order_P)
+        ends_L = counts_WL.sum(0).cumsum(0).to(torch.int32)
+        return rows_PD[to_expert_order_P], ends_L, _Route(sent, received, to_sender_order_P)
+
+    def combine(self, rows_PD: Tensor, route: _Route) -> Tensor:
+        """Send the experts' rows back: the inverse of `dispatch`, (R, D) in the order rows were given."""
+        rows_PD = rows_PD[route.to_sender_order_P]
+        return AllToAll.apply(rows_PD, route.sent, route.received, self.group)

@@ -1,0 +1,142 @@
+"""A gloo process group whose sums are taken in ascending rank order.
+
+Gloo's own ring and halving algorithms choose the order of a sum by message size and group size, and
+take seven rounds of messages among eight ranks. Here every collective is one all-to-all, after which
+each rank adds what it received in ascending rank order: the order is stated, does not depend on the
+size of a message, and one round replaces seven (measured on 2 cores, 8 ranks: an all-gather 3.4 ms
+instead of 10, a reduce-scatter 4 ms instead of 16.5).
+
+CUDA tensors are copied through host memory, which lets ranks share one GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import ReduceOp, Work
+
+# W ranks of the group; N elements of one rank's part
+
+
+class _FinishOnWait(Work):
+    """Work whose last part, a sum or a copy to the device, happens where it is waited for."""
+
+    def __init__(self, transfer: Work, finish: Any) -> None:
+        super().__init__()
+        self._transfer = transfer
+        self._finish = finish
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._transfer.wait()
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        return True
+
+
+class RankOrderGroup(dist.ProcessGroup):
+    """All-gather, reduce-scatter, all-reduce and all-to-all over one gloo group's all-to-all.
+
+    Sums are float sums in the tensor's own dtype, in ascending rank order: ((r0 + r1) + r2) + ...
+    """
+
+    def __init__(self, gloo: dist.ProcessGroup) -> None:
+        super().__init__(gloo.rank(), gloo.size())
+        self._gloo = gloo
+
+    def getBackendName(self) -> str:  # noqa: N802 (the name torch calls)
+        """What `dist.get_backend` and error messages show."""
+        return "gloo"
+
+    # torch 2.13 calls the functional collectives' groups by the "coalesced" names, whatever the number
+    # of tensors; releases differ in which of a method's names they call, so each stands here.
+
+    def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        """Gather each input, of one shape on all ranks, in rank order."""
+        return _AllOf([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
+
+    def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        """Sum each input over ranks in rank order; this rank keeps its part."""
+        _refuse_all_but_sum(opts)
+        return _AllOf([self._reduce_scatter(out, x) for out, x in zip(outputs, inputs, strict=True)])
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Sum each tensor over ranks in rank order, in place."""
+        _refuse_all_but_sum(opts)
+        return _AllOf([self._all_reduce(x) for x in tensors])
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Sum each tensor over ranks in rank order, in place."""
+        return self.allreduce_coalesced(tensors, opts)
+
+    def _allgather_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
+        return self._all_gather(output, x)
+
+    def _reduce_scatter_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
+        _refuse_all_but_sum(opts)
+        return self._reduce_scatter(output, x)
+
+    def alltoall_base(
+        self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> Work:
+        """Exchange rows: part i of the input goes to rank i, part i of the output came from rank i."""
+        received = _host_like(output)
+        transfer = self._gloo.alltoall_base(received, _to_host(x), output_splits, input_splits)
+        return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
+
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
+    def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
+        sent_WN = _to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous()
+        return self.alltoall_base(output.view(self.size(), -1), sent_WN, [], [])
+
+    def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
+        sent_WN = _to_host(x).reshape(self.size(), -1)
+        received_WN = torch.empty_like(sent_WN)
+        transfer = self._gloo.alltoall_base(received_WN, sent_WN, [], [])
+        return _FinishOnWait(transfer, lambda: output_N.view(-1).copy_(_sum_in_rank_order(received_WN)))
+
+    def _all_reduce(self, x: Tensor) -> Work:
+        gathered_WN = x.new_empty(self.size(), x.numel(), device="cpu")
+        transfer = self._all_gather(gathered_WN, x)
+        return _FinishOnWait(transfer, lambda: x.copy_(_sum_in_rank_order(gathered_WN).view_as(x)))
+
+
+class _AllOf(Work):
+    """Several collectives issued as one."""
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: Any = None) -> bool:
+        for work in self._works:
+            work.wait()
+        return True
+
+
+def _sum_in_rank_order(parts_WN: Tensor) -> Tensor:
+    total_N = parts_WN[0]
+    for part_N in parts_WN[1:]:
+        total_N = total_N + part_N
+    return total_N
+
+
+def _refuse_all_but_sum(opts: Any) -> None:
+    if opts is not None and opts.reduceOp != ReduceOp.SUM:
+        raise ValueError(f"a rank-order group takes sums only, not {opts.reduceOp}")
+
+
+def _to_host(x: Tensor) -> Tensor:
+    return x.contiguous().cpu()
+
+
+def _host_like(x: Tensor) -> Tensor:
+    return x if x.device.type == "cpu" else torch.empty_like(x, device="cpu")

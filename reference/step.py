@@ -1,0 +1,116 @@
+"""A training step, eager: loss and gradients, expert balancing, optimizer, in the order they are observed.
+
+`Trainer` owns a rank's shards, optimizer and data. How loss and gradients are computed is its one
+replaceable part: eager autograd here, a compiled graph elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.case import Case, Kind
+from reference.chunking import chunk_modules
+from reference.data import Step as StepInputs
+from reference.data import TextStream, text_source
+from reference.loss import cross_entropy
+from reference.models import build_model
+from reference.optimizer import ShardedAdamW, balance_experts
+from reference.parallel.expert import ExpertExchange
+from reference.parallel.fsdp import fully_shard
+from reference.parallel.mesh import EXPERT, Mesh
+
+Observe = Callable[[Kind, str, Tensor], None]
+
+
+GradientFunction = Callable[[StepInputs], tuple[Tensor, dict[str, Tensor]]]
+WrapGradients = Callable[[GradientFunction], GradientFunction]
+
+
+def loss_and_gradients(model: nn.Module, inputs: StepInputs, world_size: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """This rank's mean loss (float32, scalar) and its shards' gradients of the mean over all ranks.
+
+    The step that is traced and the step that eager runs are this one function. Gradients start from
+    1 / world_size and are summed over ranks by each parameter's own reduce-scatter.
+    """
+    parameters = dict(model.named_parameters())
+    loss = cross_entropy(model(inputs.tokens_BS, inputs.positions_BS), inputs.labels_BS)
+    seed = torch.full_like(loss, 1 / world_size)
+    gradients = torch.autograd.grad(loss, list(parameters.values()), seed)
+    return loss, dict(zip(parameters, gradients, strict=True))
+
+
+def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Module:
+    """The case's model as this rank holds it: sharded parameters, local experts, buffers at their start."""
+    with torch.device(device):
+        model = build_model(case.model)
+    for module in model.modules():
+        if hasattr(module, "exchange"):
+            module.exchange = ExpertExchange(mesh.size(EXPERT), EXPERT)
+    fully_shard(model, mesh, case.precision, case.seed, device)
+    return model
+
+
+class Trainer:
+    """One rank of a training run. `step` computes, observes and updates; see `Observe` for the names.
+
+    Observed in this order: loss; every local gradient; buffers `<name>@before_optimizer`; then, after
+    balancing and AdamW, every local parameter, optimizer state, and buffers `<name>@after_optimizer`.
+    """
+
+    def __init__(self, case: Case, mesh: Mesh, device: torch.device) -> None:
+        self.case = case
+        self.mesh = mesh
+        self.device = device
+        self.model = build_sharded_model(case, mesh, device)
+        self.parameters = dict(self.model.named_parameters())
+        # Buffers that training changes; constant tables are part of the model, not of its state.
+        self.state_buffers = {
+            name: buffer for name, buffer in self.model.named_buffers() if name in self.model.state_dict()
+        }
+        self.optimizer = ShardedAdamW(self.parameters, case.optimizer)
+        documents, self.data_sha256 = text_source(case.batch.data)
+        self.data = TextStream(documents, case.batch, rank=mesh.rank, world_size=mesh.parallelism.world_size)
+        self.gradients: GradientFunction = self.eager_gradients
+
+    def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and gradients by eager autograd."""
+        return loss_and_gradients(self.model, inputs, self.mesh.parallelism.world_size)
+
+    def step(self, index: int, observe: Observe) -> None:
+        """Take training step `index` (from 0), handing every value to `observe` as it stands then."""
+        inputs = StepInputs(*(x.to(self.device) for x in self.data.step(index)))
+        loss, gradients = self.gradients(inputs)
+        observe("loss", "loss", loss.detach())
+        _observe_all(observe, "grad", gradients)
+        self._observe_buffers(observe, "before_optimizer")
+        balance_experts(self.model, self.case.optimizer.expert_bias_lr)
+        self.optimizer.step(gradients)
+        _observe_all(observe, "param", self.parameters)
+        _observe_all(observe, "optimizer", dict(self.optimizer.state()))
+        self._observe_buffers(observe, "after_optimizer")
+
+    def _observe_buffers(self, observe: Observe, moment: str) -> None:
+        _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})
+
+    def manifest(self) -> dict[str, Any]:
+        """What beyond the case decides this rank's numbers."""
+        return {"data_sha256": self.data_sha256}
+
+
+def _observe_all(observe: Observe, kind: Kind, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        observe(kind, name, tensor.detach())
+
+
+def make_eager(case: Case, mesh: Mesh, device: torch.device, chunked: bool, wrap: WrapGradients) -> Trainer:
+    """The systems `eager` and, with `chunked`, `eager_chunked`. `wrap` may tamper with the gradients."""
+    trainer = Trainer(case, mesh, device)
+    if chunked:
+        assert case.chunking is not None, "Case refuses eager_chunked without chunking"
+        chunk_modules(trainer.model, case.chunking)
+    trainer.gradients = wrap(trainer.gradients)
+    return trainer

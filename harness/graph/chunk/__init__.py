@@ -1,0 +1,258 @@
+"""Run the chosen modules' forward and backward in two chunks.
+
+Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
+Promises: the bits that the eager chunked reference computes; no value carries the symbol any more.
+Refuses:  collectives that are neither the experts' nor a gradient's own reduction; views with a baked
+          constant; a live-out that is needed whole but cannot be joined; sequence chunks through
+          attention; in-place writes to chunked values; a pattern that matches nothing.
+
+The graph is read as an interpreter reads it, and a new one is written. A value is either one node of
+the new graph or a pair of nodes, one a chunk:
+
+1. A node of a chosen module that reads a pair, or the symbol, is written once a chunk: a pair.
+   What it reads whole is split on first use, if it carries the symbol, and shared if it does not.
+2. Every other node is written once. A pair that it reads is joined on first use: concatenated along
+   the chunked dim, or, a parameter's gradient, added (chunk 0 + chunk 1).
+3. Gradient additions of autograd itself, which no module owns, are written once a chunk where both
+   operands are pairs.
+4. Integers are not values: a size that depends on the symbol is written as a number at each use,
+   the whole extent or half of it.
+5. Chunk 1 of a module waits until something needs it, so that a whole chunk runs before the next
+   and buffers are written in chunk order, as eager does.
+
+With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter,
+wait) belongs to no module, so rule 2 adds the chunks before it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+import torch
+from harness.errors import ChunkError
+from harness.graph import operators, symbols
+from harness.graph.chunk import refusals
+from harness.graph.chunk.gradients import gradient_outputs, reduction_tail
+from harness.graph.context import PassContext
+from harness.graph.origin import Origin, origin_of
+from harness.graph.writer import GraphWriter
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+
+
+@dataclass
+class Pair:
+    """A value that exists once a chunk. `second` is None while its writing is held back."""
+
+    root: str
+    first: Node
+    second: Node | None = None
+
+
+def chunk(module: GraphModule, context: PassContext) -> GraphModule:
+    """The pass: see the top of this file."""
+    return _Chunker(module, context).run()
+
+
+class _Chunker:
+    def __init__(self, module: GraphModule, context: PassContext) -> None:
+        assert context.chunking is not None
+        self.chunking = context.chunking
+        self.expert_groups = context.expert_groups
+        self.symbol = context.chunk_symbol.symbol
+        self.whole = context.chunk_symbol.hint
+        self.half = self.whole // 2
+        self.graph = module.graph
+        self.writer = GraphWriter(module, self.symbol, self.whole)
+        self.env: dict[Node, Node | Pair] = {}
+        self.joined: dict[Node, Node] = {}
+        self.split: dict[Node, tuple[Node, Node]] = {}
+        self.held_back: list[Node] = []
+        self.running: tuple[str, str] | None = None
+        self.roots = {node: self._root_of_module(node) for node in self.graph.nodes}
+        self.gradients = set(gradient_outputs(self.graph.output_node()))
+        self.reductions: set[Node] = set()
+        self._find_reductions()
+
+    def run(self) -> GraphModule:
+        """Write the whole graph."""
+        if not any(self.roots.values()):
+            known = sorted({origin_of(node).module or "" for node in self.graph.nodes} - {""})
+            raise ChunkError(
+                f"the chunking pattern {self.chunking.modules!r} matches no module of the graph",
+                expected="a pattern over the modules that ran: " + ", ".join(known),
+                found="no match",
+                fix="correct `modules` in the case's Chunking",
+            )
+        for node in self.graph.nodes:
+            self._write(node)
+        log.debug("chunked: %d values once a chunk, %d split, %d joined", *self._counts())
+        return self.writer.module()
+
+    # -- what a node is -------------------------------------------------------------------------
+
+    def _root_of_module(self, node: Node) -> str | None:
+        module = origin_of(node).module
+        return self.chunking.root_of(module) if module and node.op == "call_function" else None
+
+    def _find_reductions(self) -> None:
+        """Tell the reductions of gradients apart; with early accumulation, take them out of their modules."""
+        for gradient in self.gradients:
+            tail = reduction_tail(gradient)
+            self.reductions.update(tail)
+            if self.chunking.early_grad_accumulation and tail:
+                self.gradients = (self.gradients - {gradient}) | {tail[-1].all_input_nodes[0]}
+                self.roots.update(dict.fromkeys(tail))
+
+    def _root_of_chunks(self, node: Node) -> str | None:
+        """The module that writes this node once a chunk, or None when it is written once."""
+        root = self.roots[node]
+        if root is None:
+            return self._root_of_gradient_addition(node)
+        inputs = node.all_input_nodes
+        influenced = any(
+            isinstance(self.env.get(x), Pair) or symbols.carries(x.meta.get("val"), self.symbol) for x in inputs
+        )
+        return root if influenced else None
+
+    def _root_of_gradient_addition(self, node: Node) -> str | None:
+        """Autograd adds gradients outside every module: once a chunk where both operands are pairs.
+
+        Values that carry the symbol may come from two modules; others only from one, because the sum of
+        a parameter's gradients over chunks and modules has an order that this would change.
+        """
+        if node.target is not aten.add.Tensor or origin_of(node) != (None, "backward", None):
+            return None
+        pairs = [self.env.get(x) for x in node.all_input_nodes]
+        if not pairs or not all(isinstance(pair, Pair) for pair in pairs):
+            return None
+        roots = [pair.root for pair in pairs if isinstance(pair, Pair)]
+        if len(set(roots)) == 1 or symbols.carries(node.meta["val"], self.symbol):
+            return roots[0]
+        return None
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def _write(self, node: Node) -> None:
+        if node.op == "placeholder":
+            self.env[node] = self.writer.placeholder(node)
+        elif node.op == "output":
+            self._write_held_back()
+            self.writer.output(node, map_arg(node.args, self._whole))
+        elif symbols.is_scalar_of(node.meta.get("val"), self.symbol) or node.op == "get_attr":
+            pass  # written as a number, or at the extent of its reader, at each use
+        elif (root := self._root_of_chunks(node)) is not None:
+            self._write_once_a_chunk(node, root)
+        else:
+            args, kwargs = map_arg(node.args, self._whole), map_arg(node.kwargs, self._whole)
+            self.env[node] = self.writer.call(node, args, kwargs, extent=self.whole)
+
+    def _write_once_a_chunk(self, node: Node, root: str) -> None:
+        refusals.refuse_foreign_collective(node, self.reductions, self.expert_groups)
+        refusals.refuse_attention_over_sequence(node, self.chunking.dim)
+        refusals.refuse_baked_view(node, self.symbol)
+        for written in operators.written_arguments(node):
+            if isinstance(self.env[written], Pair) or symbols.carries(written.meta["val"], self.symbol):
+                refusals.refuse_write(node, written)
+        if self.running != (root, origin_of(node).direction):
+            self._write_held_back()
+            self.running = (root, origin_of(node).direction)
+        self.env[node] = Pair(root, self._write_chunk(node, root, 0))
+        self.held_back.append(node)
+
+    def _write_chunk(self, node: Node, root: str, index: int) -> Node:
+        def part(x: Node) -> Any:
+            return self._part(x, root, index, node)
+
+        args, kwargs = map_arg(node.args, part), map_arg(node.kwargs, part)
+        return self.writer.call(node, args, kwargs, extent=self.half, chunk=index)
+
+    def _write_held_back(self) -> None:
+        """Write chunk 1 of everything whose chunk 0 stands alone so far."""
+        nodes, self.held_back = self.held_back, []
+        for node in nodes:
+            pair = self.env[node]
+            assert isinstance(pair, Pair)
+            pair.second = self._write_chunk(node, pair.root, 1)
+            if node in self.gradients:
+                self._join(node, pair)  # at once, so that neither half lives on to the end
+        self.running = None
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _whole(self, node: Node) -> Any:
+        """A value as a node that is written once reads it."""
+        value = node.meta.get("val")
+        if symbols.is_scalar_of(value, self.symbol):
+            return symbols.number(value, self.symbol, self.whole)
+        if node.op == "get_attr":
+            return self.writer.get_attr(node, self.whole)
+        stored = self.env[node]
+        return stored if isinstance(stored, Node) else self._join(node, stored)
+
+    def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
+        """A value as chunk `index` of a node reads it."""
+        value = node.meta.get("val")
+        if symbols.is_scalar_of(value, self.symbol):
+            return symbols.number(value, self.symbol, self.half)
+        if node.op == "get_attr":
+            return self.writer.get_attr(node, self.half)
+        stored = self.env[node]
+        if isinstance(stored, Pair):
+            if stored.root != root and not symbols.carries(value, self.symbol):
+                raise refusals.refuse_join(node, value)
+            part = (stored.first, stored.second)[index]
+            assert part is not None, f"{reader.name} reads chunk {index} of {node.name} before it is written"
+            return part
+        return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
+
+    def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
+        """Both halves of a live-in, contiguous, written where they are first read."""
+        if node not in self.split:
+            dim = symbols.require_chunk_dim(node, node.meta["val"], self.symbol, "split live-in")
+            first, second = (self._half(node, whole, dim, index, origin_of(reader)) for index in (0, 1))
+            self.split[node] = first, second
+            log.debug("split live-in %s along dim %d", node.name, dim)
+        return self.split[node]
+
+    def _half(self, node: Node, whole: Node, dim: int, index: int, origin: Origin) -> Node:
+        bounds = (dim, index * self.half, (index + 1) * self.half)
+        write = partial(self.writer.call, node, extent=self.half, chunk=index, origin=origin)
+        half = write((whole, *bounds), {}, target=aten.slice.Tensor)
+        if half.meta["val"].is_contiguous():
+            return half
+        return write((half,), {"memory_format": torch.contiguous_format}, target=aten.clone.default)
+
+    def _join(self, node: Node, pair: Pair) -> Node:
+        """The whole of a live-out, written on first use: a concatenation, or the sum of a gradient."""
+        if node not in self.joined:
+            if pair.second is None:
+                self._write_held_back()
+            if node not in self.joined:  # writing chunk 1 joins gradients
+                self.joined[node] = self._write_join(node, pair)
+        return self.joined[node]
+
+    def _write_join(self, node: Node, pair: Pair) -> Node:
+        value = node.meta.get("val")
+        assert pair.second is not None
+        if isinstance(value, Tensor) and symbols.carries(value, self.symbol):
+            dim = symbols.require_chunk_dim(node, value, self.symbol, "concatenate live-out")
+            log.debug("concatenate live-out %s along dim %d", node.name, dim)
+            args: tuple[Any, ...] = ([pair.first, pair.second], dim)
+            return self.writer.call(node, args, {}, extent=self.whole, target=aten.cat.default)
+        if node in self.gradients and isinstance(value, Tensor) and value.is_floating_point():
+            log.debug("add gradient %s", node.name)
+            args = (pair.first, pair.second)
+            return self.writer.call(node, args, {}, extent=self.whole, target=aten.add.Tensor)
+        raise refusals.refuse_join(node, value)
+
+    def _counts(self) -> tuple[int, int, int]:
+        return sum(isinstance(value, Pair) for value in self.env.values()), len(self.split), len(self.joined)

@@ -1,0 +1,59 @@
+"""From each gradient output back to where the parameter's gradient was first computed.
+
+Between the two lie the cast to the reduce dtype, padding, the reduce-scatter, its wait, and a cast of
+the result: a chain in which every node has one tensor input and one reader.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from harness.graph import operators
+from harness.graph.symbols import free_symbols
+
+aten = torch.ops.aten
+_PADS = {aten.constant_pad_nd.default}
+_CASTS = {aten._to_copy.default}
+
+
+def gradient_outputs(output: Node) -> list[Node]:
+    """The gradient of each parameter: all outputs of a joint graph but the loss, which comes first."""
+    return [node for node in output.args[0][1:] if isinstance(node, Node)]  # type: ignore[index, union-attr]
+
+
+def reduction_tail(gradient: Node) -> list[Node]:
+    """The chain that ends in `gradient`, last node first: casts, pads, reduce-scatters and waits.
+
+    It may be cut anywhere without moving a bit of what is computed before the cut. It stops before any
+    other operator, and before a narrowing cast: narrow(a) + narrow(b) is not narrow(a + b).
+    """
+    tail: list[Node] = []
+    node = gradient
+    while _continues(node) and (not tail or len(node.users) == 1):
+        tail.append(node)
+        node = node.all_input_nodes[0]
+    while tail and not _reduces_or_casts(tail[-1]):
+        tail.pop()
+    return tail
+
+
+def _continues(node: Node) -> bool:
+    if node.op != "call_function" or len(node.all_input_nodes) != 1 or free_symbols(node.meta["val"]):
+        return False
+    return _reduces_or_casts(node) or node.target in operators.VIEWS or node.target in _PADS
+
+
+def _reduces_or_casts(node: Node) -> bool:
+    if operators.is_wait(node) or (operators.is_collective(node) and _is_reduce_scatter(node)):
+        return True
+    return node.target in _CASTS and _widens(node)
+
+
+def _is_reduce_scatter(node: Node) -> bool:
+    return operators.operator_name(node).startswith("reduce_scatter")
+
+
+def _widens(cast: Node) -> bool:
+    before, after = cast.all_input_nodes[0].meta["val"].dtype, cast.meta["val"].dtype
+    return before.is_floating_point and torch.promote_types(before, after) == after

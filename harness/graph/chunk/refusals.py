@@ -1,0 +1,76 @@
+"""What must not be chunked, each refused by node name and source line."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.fx import Node
+
+from harness.errors import ChunkError
+from harness.graph import operators
+from harness.graph.symbols import carries, source_of
+
+
+def refuse_foreign_collective(node: Node, reductions: set[Node], expert_groups: frozenset[str]) -> None:
+    """Refuse a collective that would run once a chunk, unless it is the experts' or a gradient's reduction."""
+    if not operators.is_collective(node) or node in reductions or operators.group_name(node) in expert_groups:
+        return
+    raise ChunkError(
+        f"cannot run collective `{node.name}` ({operators.operator_name(node)}) once a chunk",
+        expected=f"a collective of the expert groups ({', '.join(sorted(expert_groups))}), or a parameter "
+        "gradient's own reduction",
+        found=f"group {operators.group_name(node)!r}",
+        where=source_of(node),
+        fix="chunk only modules whose other collectives do not depend on the chunked dim "
+        "(tensor and sequence parallelism do)",
+    )
+
+
+def refuse_attention_over_sequence(node: Node, dim: str) -> None:
+    """Refuse to split a sequence through an operator that mixes its positions."""
+    if dim == "seq" and operators.operator_name(node) in operators.ATTENTION:
+        raise ChunkError(
+            f"cannot chunk attention `{node.name}` along the sequence: every position reads earlier ones",
+            expected="modules that treat each token alone, such as layers.*.moe",
+            found=operators.operator_name(node),
+            where=source_of(node),
+            fix="chunk along batch, or choose modules='layers.*.moe'",
+        )
+
+
+def refuse_baked_view(node: Node, symbol: object) -> None:
+    """Refuse a view that was told a number where its input has the symbol: halves would not fit it."""
+    if node.target not in operators.SIZED_VIEWS:
+        return
+    source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    if carries(source, symbol) and not carries(value, symbol):  # type: ignore[arg-type]
+        raise ChunkError(
+            f"view `{node.name}` has a baked constant where the chunked dim should flow",
+            expected=f"a size computed from x.shape; its input has {list(map(str, source.shape))}",
+            found=f"sizes {list(node.args[1])}",  # type: ignore[arg-type]
+            where=source_of(node),
+            fix="write the view with x.shape[...], not with a number",
+        )
+
+
+def refuse_write(node: Node, written: Node) -> None:
+    """Refuse an in-place write to a value that exists once a chunk, or split, or joined."""
+    raise ChunkError(
+        f"cannot write in place to `{written.name}` in `{node.name}`: it lives once a chunk, split or joined",
+        expected="in-place writes to buffers without the chunked dim",
+        found=f"shape {list(map(str, written.meta['val'].shape))}",
+        where=source_of(node),
+        fix="write the update out of place",
+    )
+
+
+def refuse_join(node: Node, value: object) -> ChunkError:
+    """A per-chunk value without the chunked dim is needed whole, and is no parameter gradient."""
+    shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
+    readers = ", ".join(sorted(user.name for user in node.users))
+    return ChunkError(
+        f"live-out `{node.name}` exists once a chunk but is also read whole, and does not carry the chunked dim",
+        expected="a tensor with the chunked dim (concatenated) or a parameter gradient (added)",
+        found=f"shape {shape}, read by {readers}",
+        where=source_of(node),
+        fix="keep its readers inside the chunked module, or choose a larger module",
+    )

@@ -1,0 +1,42 @@
+"""Drop what tracing left behind and nobody reads.
+
+Needs:    nothing.
+Promises: same values, same order; fewer nodes.
+Refuses:  nothing.
+
+1. Read through `detach`, which is the identity on values, unless something writes to it.
+2. Drop calls that have no readers and no effects, last first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+from harness.graph import operators
+from harness.graph.context import PassContext
+
+_IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
+
+
+def clean_up(module: GraphModule, context: PassContext) -> GraphModule:
+    """The pass: see the top of this file."""
+    for node in module.graph.nodes:
+        if node.target in _IDENTITIES and not any(_writes_to(user, node) for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+    drop_dead_code(module)
+    return module
+
+
+def drop_dead_code(module: GraphModule) -> None:
+    """Erase calls without readers and without effects, last first."""
+    num_nodes = len(module.graph.nodes)
+    for node in reversed(module.graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not operators.has_effects(node):
+            module.graph.erase_node(node)
+    if len(module.graph.nodes) < num_nodes:
+        module.recompile()
+
+
+def _writes_to(user: Node, node: Node) -> bool:
+    return node in operators.written_arguments(user)

@@ -1,0 +1,83 @@
+"""Replace the chunk symbol by its number everywhere.
+
+Needs:    `context.chunk_symbol`; the conditions that tracing deferred, in `context.guards`.
+Promises: no value, no argument and no nested graph module carries the symbol; same bits.
+Refuses:  a condition that is false for the whole extent, or, where chunks run, for half of it.
+
+1. Check every deferred condition with the numbers it will meet.
+2. Write the graph again with numbers for symbolic sizes (after chunking, nothing is left to write).
+3. Drop the scalar plumbing that nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from harness.errors import PassError
+from harness.graph import symbols
+from harness.graph.clean_up import drop_dead_code
+from harness.graph.context import PassContext
+from harness.graph.writer import GraphWriter
+
+log = logging.getLogger(__name__)
+
+
+def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule:
+    """The pass: see the top of this file."""
+    _check_guards(context)
+    symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint
+    if graph_carries(module, symbol):
+        module = _written_with_numbers(module, symbol, extent)
+    drop_dead_code(module)
+    return module
+
+
+def graph_carries(module: GraphModule, symbol: Any) -> bool:
+    """Whether any value of the graph, or of a graph module nested in it, carries the symbol."""
+    return any(
+        symbol in symbols.symbols_in(nested.graph.nodes)
+        for nested in module.modules()
+        if isinstance(nested, GraphModule)
+    )
+
+
+def _check_guards(context: PassContext) -> None:
+    whole = context.chunk_symbol.hint
+    extents = (whole, whole // 2) if context.chunking else (whole,)
+    for guard in context.guards:
+        for extent in extents:
+            if guard.condition.subs(context.chunk_symbol.symbol, extent) != True:  # noqa: E712 (a sympy truth value)
+                raise PassError(
+                    f"a condition that tracing relied on is false for {context.chunk_symbol.symbol} = {extent}",
+                    expected=str(guard.condition),
+                    found=f"{context.chunk_symbol.symbol} = {extent}",
+                    where=guard.reason,
+                    fix="choose a size for which the model takes the traced path in every chunk",
+                )
+    log.debug("%d deferred conditions hold for %s", len(context.guards), extents)
+
+
+def _written_with_numbers(module: GraphModule, symbol: Any, extent: int) -> GraphModule:
+    writer = GraphWriter(module, symbol, extent)
+    env: dict[Node, Node] = {}
+
+    def read(node: Node) -> Any:
+        if symbols.is_scalar_of(node.meta.get("val"), symbol):
+            return symbols.number(node.meta["val"], symbol, extent)
+        return env[node]
+
+    for node in module.graph.nodes:
+        args, kwargs = (map_arg(node.args, read), map_arg(node.kwargs, read))
+        if node.op == "placeholder":
+            env[node] = writer.placeholder(node)
+        elif node.op == "get_attr":
+            env[node] = writer.get_attr(node, extent)
+        elif node.op == "output":
+            writer.output(node, args)
+        elif not symbols.is_scalar_of(node.meta.get("val"), symbol):
+            env[node] = writer.call(node, args, kwargs, extent=extent)
+    return writer.module()

@@ -1,0 +1,141 @@
+"""Where each traced node came from: module, direction and source line, written as the node is made.
+
+Forward nodes take the module that is running. Backward nodes take what their autograd node's forward
+had: both carry one sequence number. Nothing is patched in torch but the one tracer's `create_node`:
+
+1. Global module hooks keep the stack of running modules, for as long as the trace lasts.
+2. Every new forward node files its origin under the sequence number of the autograd node just made.
+3. Before backward, each autograd node gets a hook pair that names the origin while it runs.
+
+What the engine does between autograd nodes, adding gradients, has no origin: `module` is None.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+Direction = Literal["forward", "backward"]
+
+META_KEY = "origin"
+
+
+class Origin(NamedTuple):
+    """Where a node came from. `module` is a fully qualified name, "" for the root, None for no owner."""
+
+    module: str | None
+    direction: Direction
+    source: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.module if self.module else 'no module'} ({self.direction})"
+
+
+UNKNOWN = Origin(None, "forward")
+
+
+def origin_of(node: Node) -> Origin:
+    """A node's origin, as recorded when it was traced; passes copy it to what they write."""
+    return node.meta.get(META_KEY, UNKNOWN)
+
+
+class OriginRecorder:
+    """Stamps the nodes of one trace. Use `recording` around forward and `before_backward` after it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+        self._running: list[str] = []
+        self._backward: Origin | None = None
+        self._in_backward = False
+        self._sequence_numbers: list[int] = []
+        self._origins: list[Origin] = []
+
+    @contextmanager
+    def recording(self, tracer: Any) -> Iterator[None]:
+        """Stamp every node that `tracer` makes in this context."""
+        create_node = tracer.create_node
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        tracer.create_node = self._stamping(create_node)
+        try:
+            yield
+        finally:
+            tracer.create_node = create_node
+            for hook in hooks:
+                hook.remove()
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Hook every autograd node that backward from `loss` will run."""
+        self._in_backward = True
+        for autograd_node in _reachable(loss.grad_fn):
+            origin = self._forward_origin(autograd_node._sequence_nr())
+            autograd_node.register_prehook(self._setter(origin))
+            autograd_node.register_hook(self._setter(None))
+
+    def _stamping(self, create_node: Callable[..., Node]) -> Callable[..., Node]:
+        def stamped(*args: Any, **kwargs: Any) -> Node:
+            node = create_node(*args, **kwargs)
+            if node.op not in ("placeholder", "output"):
+                node.meta[META_KEY] = self._current()
+            return node
+
+        return stamped
+
+    def _current(self) -> Origin:
+        if self._in_backward:
+            return self._backward or Origin(None, "backward")
+        module = self._running[-1] if self._running else ""
+        origin = Origin(module, "forward", _user_line(sys._getframe(2)))
+        number = torch.autograd._get_sequence_nr() - 1  # of the autograd node this operator has just made
+        if not self._sequence_numbers or number > self._sequence_numbers[-1]:
+            self._sequence_numbers.append(number)
+            self._origins.append(origin)
+        return origin
+
+    def _forward_origin(self, number: int) -> Origin | None:
+        """The origin filed under the largest sequence number up to `number`, seen from backward."""
+        index = bisect.bisect_right(self._sequence_numbers, number) - 1
+        return self._origins[index]._replace(direction="backward") if index >= 0 else None
+
+    def _setter(self, origin: Origin | None) -> Callable[..., None]:
+        def set_origin(*_: Any) -> None:
+            self._backward = origin
+
+        return set_origin
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        self._running.pop()
+
+
+def _reachable(root: Any) -> list[Any]:
+    seen, stack = {root}, [root]
+    while stack:
+        for parent, _ in stack.pop().next_functions:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return list(seen)
+
+
+def _user_line(frame: FrameType | None) -> str | None:
+    """The innermost line outside torch and this package's tracer, as folder/file.py:line."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if "/torch/" not in path and "/harness/graph/" not in path and not path.startswith("<"):
+            return f"{'/'.join(path.rsplit('/', 3)[1:])}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

@@ -1,0 +1,63 @@
+"""The graph pipeline: which passes run, in which order, each verified and timed.
+
+This is the only module that knows the passes by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+
+from harness.errors import BitproofError
+from harness.graph.chunk import chunk
+from harness.graph.clean_up import clean_up
+from harness.graph.concretize_symbols import concretize_symbols
+from harness.graph.context import PassContext
+from harness.graph.verify import verify
+
+log = logging.getLogger(__name__)
+
+Pass = Callable[[GraphModule, PassContext], GraphModule]
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one pass did: seconds it took, verification left out, and nodes before and after."""
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+
+
+def build_pipeline(context: PassContext) -> list[Pass]:
+    """The passes of a case, in order."""
+    return [
+        clean_up,
+        *([chunk] if context.chunking else []),
+        concretize_symbols,
+    ]
+
+
+def run_pipeline(
+    module: GraphModule, passes: Sequence[Pass], context: PassContext
+) -> tuple[GraphModule, list[PassReport]]:
+    """Run the passes in order, verifying the graph after each. A failure names its pass."""
+    reports = []
+    for run_pass in passes:
+        before, start = len(module.graph.nodes), time.perf_counter()
+        try:
+            module = run_pass(module, context)
+            seconds = time.perf_counter() - start
+            verify(module)
+        except BitproofError as error:
+            error.add_note(f"  in pass: {run_pass.__name__}")
+            raise
+        report = PassReport(run_pass.__name__, seconds, before, len(module.graph.nodes))
+        log.debug("pass %s: %d -> %d nodes in %.3f s", report.name, before, report.nodes_after, seconds)
+        reports.append(report)
+    return module, reports

@@ -1,0 +1,98 @@
+"""Questions about sizes: does a value carry the chunk symbol, along which dim, and what is its number?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from harness.errors import ChunkError
+
+SYMBOLIC_SCALARS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def expression(size: Any) -> sympy.Basic | int:
+    """A size as a sympy expression, or the int it is."""
+    return size.node.expr if isinstance(size, SYMBOLIC_SCALARS) else size
+
+
+def free_symbols(value: Any) -> set[sympy.Symbol]:
+    """Every symbol in a scalar, in a tensor's sizes and strides, or in a tuple of them."""
+    if isinstance(value, SYMBOLIC_SCALARS):
+        return set(value.node.expr.free_symbols)
+    if isinstance(value, torch.Tensor):
+        return set().union(*(free_symbols(size) for size in (*value.shape, *_strides(value))))
+    if isinstance(value, (tuple, list)):
+        return set().union(*(free_symbols(item) for item in value))
+    return set()
+
+
+def _strides(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.stride() if value.layout == torch.strided else ()
+
+
+def carries(value: Any, symbol: sympy.Symbol) -> bool:
+    """Whether any size of `value` depends on `symbol`."""
+    if isinstance(value, torch.Tensor):
+        return any(symbol in free_symbols(size) for size in value.shape)
+    return symbol in free_symbols(value)
+
+
+def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
+    """The dim whose size IS the symbol, and which alone carries it; None when there is none.
+
+    A dim of 4 * symbol holds flattened rows: cutting or joining it would scramble what it flattens.
+    """
+    carrying = [dim for dim, size in enumerate(value.shape) if symbol in free_symbols(size)]
+    if len(carrying) == 1 and expression(value.shape[carrying[0]]) == symbol:
+        return carrying[0]
+    return None
+
+
+def is_scalar_of(value: Any, symbol: sympy.Symbol) -> bool:
+    """Whether `value` is a symbolic scalar that depends on `symbol` and on nothing else."""
+    return isinstance(value, SYMBOLIC_SCALARS) and free_symbols(value) == {symbol}
+
+
+def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
+    """A symbolic scalar's value when the symbol is `extent`."""
+    result = _substituted(value.node.expr, symbol, extent)
+    if isinstance(value, torch.SymBool):
+        return bool(result)
+    return float(result) if isinstance(value, torch.SymFloat) else int(result)
+
+
+@functools.lru_cache(maxsize=4096)
+def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.Basic:
+    return expr.subs(symbol, extent)
+
+
+def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, action: str) -> int:
+    """`chunk_dim`, or a refusal that names the node and its source line."""
+    dim = chunk_dim(value, symbol)
+    if dim is None:
+        raise ChunkError(
+            f"cannot {action} `{node.name}`: no single dim of it is the chunked dim",
+            expected=f"exactly one dim of size {symbol}",
+            found=f"shape {list(map(str, value.shape))}",
+            where=source_of(node),
+            fix="keep batch and sequence as dims of their own at the border of a chunked module",
+        )
+    return dim
+
+
+def source_of(node: Node) -> str:
+    """A node's module, direction and source line, for an error's `came from`."""
+    from harness.graph.origin import origin_of
+
+    origin = origin_of(node)
+    return f"{origin}, {origin.source}" if origin.source else str(origin)
+
+
+def symbols_in(nodes: Iterator[Node]) -> set[sympy.Symbol]:
+    """Every symbol in the values of `nodes`."""
+    return set().union(*(free_symbols(node.meta.get("val")) for node in nodes))

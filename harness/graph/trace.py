@@ -1,0 +1,188 @@
+"""Trace one training step (forward, loss, backward) into a joint graph.
+
+Parameters, buffers and inputs become graph inputs, in that order; the loss and one gradient a
+parameter become its outputs. The dim to be chunked is a hinted unbacked symbol: no code can branch
+on its value, so whatever a chunk influences carries the symbol, and nothing else does.
+
+1. Make fake tensors; the chunked dim of every input becomes one unbacked symbol in [n / 2, n].
+2. Run forward and backward under make_fx, every node stamped with its origin.
+3. Keep the conditions that tracing deferred: `concretize_symbols` checks each with real numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from harness.errors import TraceError
+from harness.graph.origin import OriginRecorder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChunkSymbol:
+    """The one symbol that stands for the chunked dim, and its size in the case."""
+
+    symbol: sympy.Symbol
+    hint: int
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition over the chunk symbol that tracing relied on without knowing the number."""
+
+    condition: sympy.Basic
+    reason: str
+
+
+@dataclass
+class JointGraph:
+    """A traced step. Graph inputs are parameters, buffers, then inputs, in the order of these names."""
+
+    module: GraphModule
+    parameter_names: list[str]
+    buffer_names: list[str]
+    num_inputs: int
+    chunk_symbol: ChunkSymbol
+    guards: list[Guard] = field(default_factory=list)
+
+
+LossFunction = Callable[..., Tensor]
+
+
+def trace_joint_step(
+    model: nn.Module,
+    loss_function: LossFunction,
+    inputs: Sequence[Tensor],
+    *,
+    chunk_dim: int,
+    gradient_seed: float,
+    device: torch.device,
+) -> JointGraph:
+    """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
+
+    `inputs` are tensors that all have the size n along `chunk_dim`, n even. The model may live on the
+    meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts
+    from `gradient_seed`. Raises TraceError, naming the line that could not be traced.
+    """
+    extent = _common_extent(inputs, chunk_dim)
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv())
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = list(state)
+    fake_state = [_fake_state(fake_mode, x, device) for x in state.values()]
+    fake_inputs = [_fake_input(fake_mode, x, chunk_dim, extent, i, device) for i, x in enumerate(inputs)]
+    parameter_names = [name for name, _ in model.named_parameters()]
+    recorder = OriginRecorder(model)
+
+    def joint_step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
+        with _swapped_state(model, dict(zip(names, state_tensors, strict=True))):
+            loss = loss_function(*input_tensors)
+            recorder.before_backward(loss)
+            parameters = state_tensors[: len(parameter_names)]
+            return [loss, *torch.autograd.grad(loss, parameters, torch.full_like(loss, gradient_seed))]
+
+    def recorded(*args: Any) -> list[Tensor]:
+        with recorder.recording(get_proxy_mode().tracer):
+            return joint_step(*args)
+
+    symbol = fake_inputs[0].shape[chunk_dim].node.expr
+    try:
+        with fake_mode, torch.autograd.set_multithreading_enabled(False):
+            module = make_fx(recorded, _error_on_data_dependent_ops=False)(fake_state, fake_inputs)
+    except Exception as error:
+        raise TraceError(
+            f"cannot trace the training step with dim {chunk_dim} of its inputs left open",
+            expected="code that does not branch on, or bake in, the size of that dim",
+            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            where=_innermost_user_line(error),
+            fix="write the size as x.shape[...], never as int(...) or in an `if`",
+        ) from error
+    guards = _deferred_guards(fake_mode.shape_env, symbol)
+    log.debug("traced %d nodes, chunk symbol %s = %d, %d guards", len(module.graph.nodes), symbol, extent, len(guards))
+    return JointGraph(
+        module=module,
+        parameter_names=parameter_names,
+        buffer_names=names[len(parameter_names) :],
+        num_inputs=len(inputs),
+        chunk_symbol=ChunkSymbol(symbol, extent),
+        guards=guards,
+    )
+
+
+def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:
+    extents = {x.shape[dim] for x in inputs}
+    if len(extents) != 1 or (extent := extents.pop()) % 2:
+        raise TraceError(
+            f"the inputs cannot be chunked along dim {dim}",
+            expected="one even size, common to all inputs",
+            found=", ".join(str(tuple(x.shape)) for x in inputs),
+            fix="choose an even number of sequences (batch) or sequence length (seq) in the case",
+        )
+    return extent
+
+
+def _fake_state(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> FakeTensor:
+    with fake_mode:
+        fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+    return fake.requires_grad_(x.requires_grad)
+
+
+def _fake_input(
+    fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
+) -> FakeTensor:
+    from torch._dynamo.source import LocalSource
+
+    sizes = [DimDynamic.STATIC] * x.dim()
+    sizes[dim] = DimDynamic.UNBACKED
+    # torch 2.11 knows no bounds on unbacked dims; they only let tracing rule out sizes 0 and 1 earlier.
+    known = {f.name for f in dataclasses.fields(StatelessSymbolicContext)}
+    options = {"shape_ids": {dim: "chunk"}, "unbacked_bounds": {dim: (max(extent // 2, 1), extent)}}
+    context = StatelessSymbolicContext(sizes, **{k: v for k, v in options.items() if k in known})
+    assert fake_mode.shape_env is not None
+    with fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+        placeholder = torch.empty(x.shape, dtype=x.dtype, device=device)
+        return fake_mode.from_tensor(
+            placeholder, source=LocalSource(f"input_{index}", is_input=True), symbolic_context=context
+        )
+
+
+@contextmanager
+def _swapped_state(model: nn.Module, state: dict[str, Tensor]) -> Any:
+    from torch.nn.utils import stateless
+
+    with stateless._reparametrize_module(model, state):
+        yield
+
+
+def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
+    """Every deferred runtime assertion that involves the chunk symbol alone."""
+    assert shape_env is not None
+    return [
+        Guard(check.expr, check.msg if isinstance(check.msg, str) else "deferred while tracing")
+        for checks in shape_env.deferred_runtime_asserts.values()
+        for check in checks
+        if check.expr.free_symbols == {symbol}
+    ]
+
+
+def _innermost_user_line(error: BaseException) -> str | None:
+    traceback, line = error.__traceback__, None
+    while traceback is not None:
+        path = traceback.tb_frame.f_code.co_filename
+        if "/torch/" not in path and "/harness/graph/" not in path:
+            line = f"{'/'.join(path.rsplit('/', 3)[1:])}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return line

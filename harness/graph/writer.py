@@ -1,0 +1,201 @@
+"""Write a graph node by node, running each on fake values as it is written.
+
+A pass that reads one graph and writes another never patches metadata: a node's `val` is what the
+operator itself gives for the values of its inputs. Equal calls (one operator, equal constants, inputs
+of equal layout) give equal layouts, so each distinct call runs once; layers repeat, so few are distinct.
+
+`val` describes a value's layout. Two nodes may share one fake tensor, so it says nothing of aliasing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
+
+from harness.graph import symbols
+from harness.graph.origin import META_KEY, Origin
+
+CHUNK_KEY = "chunk"
+"""Where a node's metadata says which chunk (0 or 1) it computes; absent on what is computed once."""
+
+
+class GraphWriter:
+    """A graph in the making. `extent` replaces the chunk symbol in the values of its inputs."""
+
+    def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
+        self.source = source
+        self.graph = Graph()
+        self._symbol = symbol
+        self._extent = extent
+        self._fake_mode = FakeTensorMode(shape_env=_shape_env_without(symbol))
+        self._known: dict[Any, Any] = {}
+        self._layouts: dict[Any, int] = {}
+        self._layout_of: dict[Node, int | None] = {}
+        self._nested: dict[str, GraphModule] = {}
+
+    def placeholder(self, source: Node) -> Node:
+        """Copy a graph input, with concrete sizes where its value carried the chunk symbol."""
+        node = self.graph.placeholder(source.name)
+        return self._finish(node, self.resolved(source.meta["val"], self._extent), source)
+
+    def get_attr(self, source: Node, extent: int) -> Node:
+        """Copy a reference to an attribute; a nested graph module is copied with the symbol at `extent`."""
+        value = getattr(self.source, source.target)
+        if isinstance(value, GraphModule):
+            name = f"{source.target}_{extent}"
+            if name not in self._nested:
+                self._nested[name] = self._specialized(value, extent)
+            node = self.graph.create_node("get_attr", name, name=source.name)
+            return self._finish(node, self._nested[name], source)
+        node = self.graph.create_node("get_attr", source.target, name=source.name)
+        return self._finish(node, source.meta.get("val"), source)
+
+    def call(
+        self,
+        source: Node,
+        args: Any,
+        kwargs: Any,
+        *,
+        extent: int,
+        chunk: int | None = None,
+        target: Any = None,
+        origin: Origin | None = None,
+    ) -> Node:
+        """Write a call, with arguments already mapped, of the source node's operator or of another `target`.
+
+        `chunk` says which chunk the node belongs to; it is kept in the node's metadata and name. `origin`
+        is by default the source node's.
+        """
+        target = target or source.target
+        node = self.graph.create_node("call_function", target, args, kwargs, name=_name(source, target, chunk))
+        if isinstance(target, HigherOrderOperator):
+            value = self.resolved(source.meta["val"], extent)
+        else:
+            value = self._evaluate(target, args, kwargs)
+        self._finish(node, value, source)
+        if chunk is not None:
+            node.meta[CHUNK_KEY] = chunk
+        if origin is not None:
+            node.meta[META_KEY] = origin
+        return node
+
+    def output(self, source: Node, args: Any) -> None:
+        """Write the graph's output."""
+        self.graph.output(args[0]).meta.update(source.meta)
+
+    def module(self) -> GraphModule:
+        """The finished graph, with the attributes it refers to."""
+        attributes: dict[str, Any] = dict(self._nested)
+        for node in self.graph.nodes:
+            if node.op == "get_attr" and node.target not in attributes:
+                attributes[node.target] = getattr(self.source, node.target)
+        return GraphModule(attributes, self.graph)
+
+    def resolved(self, value: Any, extent: int) -> Any:
+        """`value` with the chunk symbol replaced by `extent`, in sizes and strides, as a fake of this graph."""
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.resolved(item, extent) for item in value)
+        if symbols.is_scalar_of(value, self._symbol):
+            return symbols.number(value, self._symbol, extent)
+        if not isinstance(value, torch.Tensor):
+            return value
+
+        def concrete(size: Any) -> Any:
+            return symbols.number(size, self._symbol, extent) if isinstance(size, torch.SymInt) else size
+
+        sizes, strides = [concrete(s) for s in value.shape], [concrete(s) for s in value.stride()]
+        with self._fake_mode:
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+
+    def _specialized(self, module: GraphModule, extent: int) -> GraphModule:
+        """A nested graph with the symbol's scalars replaced by numbers wherever they are used."""
+        writer = GraphWriter(module, self._symbol, extent)
+        env: dict[Node, Any] = {}
+        for node in module.graph.nodes:
+            if node.op != "placeholder" and symbols.is_scalar_of(node.meta.get("val"), self._symbol):
+                env[node] = symbols.number(node.meta["val"], self._symbol, extent)
+            elif node.op == "placeholder":
+                env[node] = writer.placeholder(node)
+            elif node.op == "get_attr":
+                env[node] = writer.get_attr(node, extent)
+            else:
+                args, kwargs = map_arg(node.args, env.__getitem__), map_arg(node.kwargs, env.__getitem__)
+                if node.op == "output":
+                    writer.output(node, args)
+                else:
+                    env[node] = writer.call(node, args, kwargs, extent=extent)
+        return writer.module()
+
+    def _finish(self, node: Node, value: Any, source: Node) -> Node:
+        node.meta.update(source.meta)
+        node.meta["val"] = value
+        self._layout_of[node] = self._layout(value)
+        return node
+
+    def _evaluate(self, target: Any, args: Any, kwargs: Any) -> Any:
+        key = self._call_key(target, args, kwargs)
+        if key is not None and key in self._known:
+            return self._known[key]
+        values = map_arg((args, kwargs), lambda node: node.meta["val"])
+        assert self._fake_mode.shape_env is not None
+        with torch.no_grad(), self._fake_mode, self._fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+            value = target(*values[0], **values[1])
+        if key is not None and not symbols.free_symbols(value):
+            self._known[key] = value
+        return value
+
+    def _call_key(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What decides the layout of a call's result; None when sizes depend on data."""
+        try:
+            return (target, self._argument_key(args), self._argument_key(tuple(kwargs.items())))
+        except _DataDependent:
+            return None
+
+    def _argument_key(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            layout = self._layout_of[argument]
+            if layout is None:
+                raise _DataDependent
+            return ("layout", layout)
+        if isinstance(argument, (tuple, list)):
+            return tuple([self._argument_key(item) for item in argument])
+        return (type(argument), argument)  # 1, 1.0 and True are equal, yet give different dtypes
+
+    def _layout(self, value: Any) -> int | None:
+        """A number that equal layouts share; None when the value's sizes depend on data."""
+        if symbols.free_symbols(value):
+            return None
+        key = _layout_key(value)
+        return self._layouts.setdefault(key, len(self._layouts))
+
+
+def _shape_env_without(symbol: Any) -> ShapeEnv:
+    """A fresh ShapeEnv that will not give the chunk symbol's name to a size that depends on data."""
+    shape_env = ShapeEnv()
+    while shape_env.create_unbacked_symint().node.expr != symbol:
+        pass
+    shape_env.pending_fresh_unbacked_symbols.clear()
+    return shape_env
+
+
+class _DataDependent(Exception):  # noqa: N818 (a signal within this module, not an error)
+    pass
+
+
+def _layout_key(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        return (value.dtype, value.device, tuple(value.shape), value.stride(), value.storage_offset())
+    if isinstance(value, (tuple, list)):
+        return tuple(_layout_key(item) for item in value)
+    return (type(value), id(value) if isinstance(value, GraphModule) else value)
+
+
+def _name(source: Node, target: Any, chunk: int | None) -> str:
+    own = source.name if target is source.target else f"{source.name}_{target.__name__.split('.')[0]}"
+    return own if chunk is None else f"{own}_chunk{chunk}"

@@ -131,7 +131,7 @@ def _sum_in_rank_order(parts_WN: Tensor) -> Tensor:
 
 def _refuse_all_but_sum(opts: Any) -> None:
     if opts is not None and opts.reduceOp != ReduceOp.SUM:
-        raise ValueError(f"a rank-order group takes sums only, not {opts.reduceOp}")
+        raise ValueError(f"a rank-order group takes sums only, not {opts.reduceOp.op}")
 
 
 def _to_host(x: Tensor) -> Tensor:

@@ -1,0 +1,95 @@
+"""Real text, as bytes: each rank reads its own documents, in order, and starts over at their end.
+
+B batch, S sequence, N tokens of a rank's stream
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.case import Batch
+from harness.errors import UsageError
+
+PYDOC = "pydoc"
+DOCUMENT_START = 256
+"""The token before each document. Tokens 0 to 255 are bytes, so a vocabulary needs at least 257."""
+
+FILE_DOCUMENT_BYTES = 512
+"""A file has no documents of its own: it is cut into pieces of this many bytes."""
+
+
+class Step(NamedTuple):
+    """One rank's input for one step: int64 tensors of shape (B, S). A label is the token that comes next."""
+
+    tokens_BS: Tensor
+    labels_BS: Tensor
+    positions_BS: Tensor
+
+
+def text_source(data: str) -> tuple[list[bytes], str]:
+    """The documents that `data` names, and the sha256 of the text in hexadecimal.
+
+    `pydoc` is the documentation of the Python language that ships with CPython, one document a topic, in
+    alphabetical order; its text, and so its hash, changes with the Python version. Anything else is the path of
+    a file, read as bytes of any encoding (./pydoc reads a file of that name). Raises UsageError when the file
+    cannot be read.
+    """
+    if data == PYDOC:
+        from pydoc_data.topics import topics
+
+        documents = [topics[topic].encode() for topic in sorted(topics)]
+        return documents, hashlib.sha256(b"\0".join(documents)).hexdigest()
+    try:
+        text = Path(data).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(
+            f"cannot read the data file {data!r}",
+            expected=f"a readable file, or {PYDOC!r} for Python's own documentation",
+            found=reason,
+        ) from error
+    pieces = [text[start : start + FILE_DOCUMENT_BYTES] for start in range(0, len(text), FILE_DOCUMENT_BYTES)]
+    return pieces, hashlib.sha256(text).hexdigest()
+
+
+class TextStream:
+    """One rank's tokens: documents rank, rank + world_size, ... in turn, each after a DOCUMENT_START.
+
+    Step n reads the B * S tokens that follow those of step n - 1, wrapping around at the end; row b of a batch
+    follows row b - 1. Positions count from 0 in every row. Raises UsageError when the rank's documents do not
+    fill one step.
+    """
+
+    def __init__(self, documents: Sequence[bytes], batch: Batch, *, rank: int, world_size: int) -> None:
+        assert 0 <= rank < world_size
+        self.batch = batch
+        own = documents[rank::world_size]
+        needed = batch.sequences * batch.seq_len + 1
+        found = sum(len(document) + 1 for document in own)
+        if found < needed:
+            raise UsageError(
+                f"the text is too small: rank {rank} of {world_size} cannot fill one step",
+                expected=f"at least {needed} tokens for each rank ({batch.sequences} sequences of {batch.seq_len}, "
+                "and one more)",
+                found=f"{found} tokens in {len(own)} of {len(documents)} documents "
+                f"({sum(map(len, documents))} bytes in all)",
+                fix="choose a larger data file, fewer ranks or a smaller batch",
+            )
+        self.tokens_N = torch.tensor(
+            [token for document in own for token in (DOCUMENT_START, *document)], dtype=torch.int64, device="cpu"
+        )
+
+    def step(self, step: int) -> Step:
+        """The rank's input at a step, counted from 0. The same call gives the same tensors at any time."""
+        rows, seq_len = self.batch.sequences, self.batch.seq_len
+        size = rows * seq_len
+        where = (step * size + torch.arange(size + 1)) % len(self.tokens_N)
+        window = self.tokens_N[where]
+        positions_BS = torch.arange(seq_len).repeat(rows, 1)
+        return Step(window[:-1].view(rows, seq_len), window[1:].view(rows, seq_len), positions_BS)

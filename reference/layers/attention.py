@@ -1,0 +1,107 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+Keys and values are read from one small latent per token; position enters through separate rotated dims,
+of which the key's are shared by all heads.
+
+B batch, S sequence, D model dim, H heads, C latent dim (query or key/value),
+N head dim without position, R head dim with position, Q query and key head dim (N + R), V value head dim
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.errors import CaseError
+from reference.layers.rms_norm import RMSNorm
+from reference.layers.rope import RopeConfig, RotaryEmbedding
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionConfig:
+    """Head dims and latent ranks; `q_lora_rank` 0 projects queries straight from the model dim."""
+
+    num_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope: RopeConfig
+    norm_eps: float = 1e-6
+
+    @property
+    def qk_head_dim(self) -> int:
+        """A query's and a key's whole head dim."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """1 / sqrt(head dim), times YaRN's factor where YaRN is on."""
+        yarn = self.rope.yarn
+        return float(self.qk_head_dim**-0.5) * (yarn.attention_scale() if yarn else 1.0)
+
+
+class LatentAttention(nn.Module):
+    """Causal self-attention over keys and values expanded from a latent."""
+
+    def __init__(self, dim: int, config: LatentAttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        heads = config.num_heads
+        if config.q_lora_rank:
+            self.wq_a = nn.Linear(dim, config.q_lora_rank, bias=False)
+            self.q_norm = RMSNorm(config.q_lora_rank, eps=config.norm_eps)
+            self.wq_b = nn.Linear(config.q_lora_rank, heads * config.qk_head_dim, bias=False)
+        else:
+            self.wq = nn.Linear(dim, heads * config.qk_head_dim, bias=False)
+        self.wkv_a = nn.Linear(dim, config.kv_lora_rank + config.qk_rope_head_dim, bias=False)
+        self.kv_norm = RMSNorm(config.kv_lora_rank, eps=config.norm_eps)
+        self.wkv_b = nn.Linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
+        self.wo = nn.Linear(heads * config.v_head_dim, dim, bias=False)
+        self.rope = RotaryEmbedding(config.qk_rope_head_dim, config.rope)
+
+    def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
+        """Attend within each row of the batch. Returns (B, S, D) in x's dtype."""
+        q_BSHQ = self._queries(x_BSD, positions_BS)
+        k_BSHQ, v_BSHV = self._keys_and_values(x_BSD, positions_BS)
+        y_BSHV = attend(q_BSHQ, k_BSHQ, v_BSHV, scale=self.config.softmax_scale, attention_masks=attention_masks)
+        y_BSD: Tensor = self.wo(y_BSHV.flatten(2))
+        return y_BSD
+
+    def _queries(self, x_BSD: Tensor, positions_BS: Tensor) -> Tensor:
+        config = self.config
+        q = self.wq_b(self.q_norm(self.wq_a(x_BSD))) if config.q_lora_rank else self.wq(x_BSD)
+        q_BSHQ = q.unflatten(-1, (config.num_heads, config.qk_head_dim))
+        q_BSHN, q_BSHR = q_BSHQ.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
+        return torch.cat((q_BSHN, self.rope(q_BSHR, positions_BS)), dim=-1)
+
+    def _keys_and_values(self, x_BSD: Tensor, positions_BS: Tensor) -> tuple[Tensor, Tensor]:
+        config = self.config
+        latent_BSC, k_BSR = self.wkv_a(x_BSD).split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
+        kv = self.wkv_b(self.kv_norm(latent_BSC))
+        kv_BSH = kv.unflatten(-1, (config.num_heads, config.qk_nope_head_dim + config.v_head_dim))
+        k_BSHN, v_BSHV = kv_BSH.split([config.qk_nope_head_dim, config.v_head_dim], dim=-1)
+        k_BS1R = self.rope(k_BSR.unsqueeze(2), positions_BS)
+        return torch.cat((k_BSHN, k_BS1R.expand(-1, -1, config.num_heads, -1)), dim=-1), v_BSHV
+
+
+def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:
+    """softmax(q k^T * scale) v over earlier positions and one's own. Returns (B, S, H, V).
+
+    The one place where an attention kernel is chosen: FlexAttention and its masks come in here.
+    Raises CaseError when a mask is given.
+    """
+    if attention_masks is not None:
+        raise CaseError(
+            "attention masks are not supported yet",
+            expected="attention_masks=None, which means causal attention",
+            found=type(attention_masks).__name__,
+        )
+    y_BHSV = functional.scaled_dot_product_attention(
+        q_BSHQ.transpose(1, 2), k_BSHQ.transpose(1, 2), v_BSHV.transpose(1, 2), is_causal=True, scale=scale
+    )
+    return y_BHSV.transpose(1, 2)

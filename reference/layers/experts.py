@@ -1,0 +1,70 @@
+"""The routed experts: many SwiGLU layers as three grouped matrix products, and how rows reach them.
+
+R routed rows (T tokens times K slots), sorted by expert; r rows held by local experts;
+E experts, e local experts, D model dim, F hidden dim
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Exchange(Protocol):
+    """Brings routed rows to the ranks that hold their experts, and the results back."""
+
+    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """Send rows out. `rows_RD` is sorted by expert, `counts_E` is int64 over all experts.
+
+        Returns (rows_rD, ends_e, state): the local experts' rows sorted by local expert, where each local
+        expert's rows end (int32, ascending), and what `combine` needs to undo this.
+        """
+        ...
+
+    def combine(self, rows_rD: Tensor, state: Any) -> Tensor:
+        """Bring results back. Returns rows_RD in the order in which `dispatch` was given them."""
+        ...
+
+
+class LocalExchange:
+    """All experts are here: nothing moves."""
+
+    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, None]:
+        """The rows themselves and where each expert's end."""
+        return rows_RD, counts_E.cumsum(0).to(torch.int32), None
+
+    def combine(self, rows_rD: Tensor, state: None) -> Tensor:
+        """The rows themselves."""
+        return rows_rD
+
+
+class Experts(nn.Module):
+    """w2(silu(w1(x)) * w3(x)) with each row's own expert's weights, in the rows' dtype.
+
+    Weights lie as those of E stacked linear layers, (E, out, in), of which grouped products take the transpose
+    without a copy. Under expert parallelism the parameters are a contiguous range of the experts, so nothing
+    here asks a parameter how many experts there are. Rows of a grouped product are reduced each for itself.
+
+    D and F must make rows of a multiple of 16 bytes: a multiple of 8 for bfloat16.
+    """
+
+    def __init__(self, num_experts: int, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
+        self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim))
+        self.w3 = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
+        for weight in (self.w1, self.w2, self.w3):
+            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+        self.exchange: Exchange = LocalExchange()
+
+    def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+        """Apply each row's expert. Rows come, and come back, sorted by expert."""
+        rows_rD, ends_e, state = self.exchange.dispatch(rows_RD, counts_E)
+        gate_rF = functional.grouped_mm(rows_rD, self.w1.transpose(-2, -1), offs=ends_e)
+        up_rF = functional.grouped_mm(rows_rD, self.w3.transpose(-2, -1), offs=ends_e)
+        hidden_rF = functional.silu(gate_rF) * up_rF
+        y_rD = functional.grouped_mm(hidden_rF, self.w2.transpose(-2, -1), offs=ends_e)
+        return self.exchange.combine(y_rD, state)

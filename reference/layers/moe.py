@@ -1,0 +1,79 @@
+"""Mixture of experts: route tokens, run their experts, sum the results, add the shared experts.
+
+B batch, S sequence, T tokens (B * S), D model dim, E experts, K top-k slots, R routed rows (T * K)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from reference.layers.experts import Exchange, Experts, LocalExchange
+from reference.layers.feed_forward import FeedForward
+from reference.layers.ordered_sum import ordered_sum
+from reference.layers.router import Router, Routing, RoutingConfig
+
+__all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """Routing, the hidden dim of one expert, and how many shared experts every token passes."""
+
+    routing: RoutingConfig
+    hidden_dim: int
+    num_shared_experts: int
+
+
+class MoE(nn.Module):
+    """Routed experts plus shared experts, balanced by a bias instead of a loss (arXiv:2408.15664).
+
+    Buffers, both float32 of shape (E,): `expert_bias`, added to the scores that choose experts, and
+    `tokens_per_expert`, to which every forward adds its rows in place; the optimizer step reads and zeroes it.
+    float32 counts are exact up to 2^24 rows.
+
+    `experts.exchange` is where expert parallelism comes in.
+    """
+
+    expert_bias: Tensor
+    tokens_per_expert: Tensor
+
+    def __init__(self, dim: int, config: MoEConfig) -> None:
+        super().__init__()
+        self.config = config
+        num_experts = config.routing.num_experts
+        self.router = Router(dim, config.routing)
+        self.experts = Experts(num_experts, dim, config.hidden_dim)
+        self.shared_experts = (
+            FeedForward(dim, config.hidden_dim * config.num_shared_experts) if config.num_shared_experts else None
+        )
+        self.register_buffer("expert_bias", torch.zeros(num_experts, dtype=torch.float32))
+        self.register_buffer("tokens_per_expert", torch.zeros(num_experts, dtype=torch.float32))
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Returns (B, S, D) in x's dtype: the routed sum first, the shared experts' output added to it."""
+        x_TD = x_BSD.flatten(0, 1)
+        routing = self.router(x_TD, self.expert_bias)
+        with torch.no_grad():
+            # In place: a tracer keeps add_ and silently loses `self.tokens_per_expert = ... + ...`.
+            self.tokens_per_expert.add_(routing.counts_E)
+        y_TD = self._routed(x_TD, routing)
+        if self.shared_experts is not None:
+            y_TD = y_TD + self.shared_experts(x_TD)
+        return y_TD.view(x_BSD.shape)
+
+    def _routed(self, x_TD: Tensor, routing: Routing) -> Tensor:
+        """The weighted sum of each token's experts, in ascending slot order, in float32.
+
+        Rows are sorted by expert, then by token: a stable permutation of (token, slot) pairs. So backward
+        scatters by a permutation, where no two rows meet, and then sums each token's K slots.
+        """
+        top_k = self.config.routing.top_k
+        pairs_RD = x_TD.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)
+        by_expert_R = routing.experts_TK.flatten().argsort(stable=True)
+        rows_RD = self.experts(pairs_RD[by_expert_R], routing.counts_E)
+        by_pair_R = by_expert_R.argsort()
+        y_TKD = rows_RD[by_pair_R].view(x_TD.shape[0], top_k, x_TD.shape[1])
+        return ordered_sum(y_TKD.float() * routing.weights_TK.unsqueeze(-1), 1).to(x_TD.dtype)

@@ -1,0 +1,115 @@
+"""Rotary position embedding from tables, with YaRN scaling of the frequencies.
+
+Sources: RoPE, Su et al. 2021, arXiv:2104.09864; YaRN, Peng et al. 2023, arXiv:2309.00071.
+
+B batch, S sequence, H heads, R rotated head dim, P pairs (R / 2), L table length
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness.errors import CaseError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """How a model trained on `original_seq_len` tokens reaches `factor` times as far.
+
+    Frequencies that turn more than `beta_fast` times within the original length stay as they are, those
+    that turn less than `beta_slow` times are divided by `factor`, and those between are blended linearly.
+    `mscale` sharpens the attention softmax: see `attention_scale`.
+    """
+
+    factor: float
+    original_seq_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+
+    def attention_scale(self) -> float:
+        """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2.
+
+        The square is there because published code scales queries and keys alike. DeepSeek sets `mscale` and
+        `mscale_all_dim` to one value, by which the tables' own factor is 1; there is only one field here.
+        """
+        return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Table length in tokens, the base of the frequencies, and YaRN or None."""
+
+    max_seq_len: int
+    theta: float = 10000.0
+    yarn: Yarn | None = None
+
+
+class RotaryEmbedding(nn.Module):
+    """Turns each even/odd pair of a head's elements by its position's angle.
+
+    Cosines and sines come from float32 tables of shape (L, P), indexed by position. They are never computed
+    in the forward: cos and sin kernels may give a vector's body and its tail different bits, by which a split
+    of the rows would show. They are made on the CPU for every device, so devices agree on them, too.
+
+    The tables are non-persistent buffers. Built on the meta device, they hold nothing until `reset_tables`.
+    """
+
+    cos_LP: Tensor
+    sin_LP: Tensor
+
+    def __init__(self, dim: int, config: RopeConfig) -> None:
+        super().__init__()
+        if dim % 2:
+            raise CaseError("rotary embedding turns pairs", expected="an even rope head dim", found=str(dim))
+        self.dim = dim
+        self.config = config
+        shape = (config.max_seq_len, dim // 2)
+        self.register_buffer("cos_LP", torch.empty(shape, dtype=torch.float32), persistent=False)
+        self.register_buffer("sin_LP", torch.empty(shape, dtype=torch.float32), persistent=False)
+        self.reset_tables()
+
+    @torch.no_grad()
+    def reset_tables(self) -> None:
+        """Write the tables' values, wherever the tables lie; nothing to do on the meta device."""
+        if self.cos_LP.is_meta:
+            return
+        frequencies_P = rotary_frequencies(self.dim, self.config)
+        positions_L = torch.arange(self.config.max_seq_len, dtype=torch.float32, device="cpu")
+        angles_LP = positions_L[:, None] * frequencies_P[None, :]
+        self.cos_LP.copy_(angles_LP.cos())
+        self.sin_LP.copy_(angles_LP.sin())
+
+    def forward(self, x_BSHR: Tensor, positions_BS: Tensor) -> Tensor:
+        """Rotate in float32; returns x's dtype. Positions are integers below L."""
+        cos_BS1P = self.cos_LP[positions_BS].unsqueeze(2)
+        sin_BS1P = self.sin_LP[positions_BS].unsqueeze(2)
+        even_BSHP, odd_BSHP = x_BSHR.float().view(*x_BSHR.shape[:-1], self.dim // 2, 2).unbind(-1)
+        turned_even_BSHP = even_BSHP * cos_BS1P - odd_BSHP * sin_BS1P
+        turned_odd_BSHP = even_BSHP * sin_BS1P + odd_BSHP * cos_BS1P
+        return torch.stack((turned_even_BSHP, turned_odd_BSHP), dim=-1).flatten(-2).to(x_BSHR.dtype)
+
+
+def rotary_frequencies(dim: int, config: RopeConfig) -> Tensor:
+    """Each pair's angle per position, in radians: theta^(-2p / dim), blended by YaRN. float32 on the CPU, (P,)."""
+    exponents_P = torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim
+    frequencies_P = 1.0 / config.theta**exponents_P
+    if config.yarn is None:
+        return frequencies_P
+
+    low = max(math.floor(_pair_that_turns(config.yarn.beta_fast, dim, config)), 0)
+    high = min(math.ceil(_pair_that_turns(config.yarn.beta_slow, dim, config)), dim - 1)
+    pairs_P = torch.arange(dim // 2, dtype=torch.float32, device="cpu")
+    # The published ramp keeps a width of 0.001 pairs where both ends meet.
+    stretched_share_P = ((pairs_P - low) / max(high - low, 0.001)).clamp(0, 1)
+    return frequencies_P * (1 - stretched_share_P) + frequencies_P / config.yarn.factor * stretched_share_P
+
+
+def _pair_that_turns(times: float, dim: int, config: RopeConfig) -> float:
+    """The (fractional) pair whose angle turns this many times within the original length."""
+    assert config.yarn is not None
+    return dim * math.log(config.yarn.original_seq_len / (times * 2 * math.pi)) / (2 * math.log(config.theta))

@@ -1,0 +1,122 @@
+"""The router: which experts a token goes to, and with what weight.
+
+Sources: DeepSeek-V3, arXiv:2412.19437, sections 2.1.2 (sigmoid scores, balancing by bias, node-limited
+routing); DeepSeek-V2, arXiv:2405.04434, section 2.2 (softmax scores, a group's score is its best expert's).
+
+T tokens, D model dim, E experts, K experts a token goes to (top-k slots), G groups of experts, M experts a group
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from harness.errors import CaseError
+from reference.layers.ordered_sum import ordered_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingConfig:
+    """How experts are chosen and weighted.
+
+    `top_groups` of `num_groups` equal, contiguous groups of experts stay eligible for a token. `norm` divides
+    a token's weights by their sum; `scale` multiplies them after that.
+    """
+
+    num_experts: int
+    top_k: int
+    score: Literal["sigmoid", "softmax"]
+    num_groups: int = 1
+    top_groups: int = 1
+    norm: bool = False
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.score not in ("sigmoid", "softmax"):
+            raise CaseError("unknown router score", expected="'sigmoid' or 'softmax'", found=repr(self.score))
+        if self.num_groups < 1 or self.num_experts % self.num_groups:
+            raise CaseError(
+                "expert groups must be of equal size",
+                expected="num_groups >= 1 that divides num_experts",
+                found=f"num_experts={self.num_experts}, num_groups={self.num_groups}",
+            )
+        if not 1 <= self.top_groups <= self.num_groups:
+            raise CaseError(
+                "a token must keep at least one of the expert groups",
+                expected="1 <= top_groups <= num_groups",
+                found=f"top_groups={self.top_groups}, num_groups={self.num_groups}",
+            )
+        if not 1 <= self.top_k <= self.experts_per_group * self.top_groups:
+            raise CaseError(
+                "the eligible groups must hold enough experts",
+                expected="1 <= top_k <= top_groups * num_experts / num_groups",
+                found=f"top_k={self.top_k}, {self.top_groups} groups of {self.experts_per_group}",
+            )
+
+    @property
+    def experts_per_group(self) -> int:
+        """M."""
+        return self.num_experts // self.num_groups
+
+
+class Routing(NamedTuple):
+    """A token's experts by slot, best first; their weights in float32; how many rows each expert gets (int64)."""
+
+    experts_TK: Tensor
+    weights_TK: Tensor
+    counts_E: Tensor
+
+
+class Router(nn.Module):
+    """Scores in float32 whatever the dtype of x and of the parameter: the cast is by hand, never by autocast."""
+
+    def __init__(self, dim: int, config: RoutingConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.num_experts, dim))
+        nn.init.normal_(self.weight, std=dim**-0.5)
+
+    def forward(self, x_TD: Tensor, expert_bias_E: Tensor) -> Routing:
+        """Route each token. The bias moves the selection and leaves the weights alone."""
+        scores_TE = self._scores(x_TD)
+        experts_TK = select_experts(scores_TE.detach(), expert_bias_E, self.config)
+        weights_TK = scores_TE.gather(1, experts_TK)
+        if self.config.norm:
+            # 1e-20 as published: sigmoid scores may all underflow.
+            weights_TK = weights_TK / (ordered_sum(weights_TK, 1).unsqueeze(1) + 1e-20)
+        return Routing(experts_TK, weights_TK * self.config.scale, count_rows(experts_TK, self.config.num_experts))
+
+    def _scores(self, x_TD: Tensor) -> Tensor:
+        logits_TE = x_TD.float() @ self.weight.float().t()
+        return logits_TE.sigmoid() if self.config.score == "sigmoid" else logits_TE.softmax(dim=-1)
+
+
+@torch.no_grad()
+def select_experts(scores_TE: Tensor, expert_bias_E: Tensor, config: RoutingConfig) -> Tensor:
+    """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
+
+    A group's score is the sum of its two best experts' (sigmoid) or its best expert's (softmax).
+    """
+    choice_TE = scores_TE + expert_bias_E
+    if config.top_groups < config.num_groups:
+        choice_TGM = choice_TE.view(choice_TE.shape[0], config.num_groups, config.experts_per_group)
+        num_counted = min(2 if config.score == "sigmoid" else 1, config.experts_per_group)
+        group_score_TG = ordered_sum(choice_TGM.topk(num_counted, dim=-1).values, -1)
+        top_groups = group_score_TG.topk(config.top_groups, dim=-1).indices
+        eligible_TG = torch.zeros_like(group_score_TG, dtype=torch.bool).scatter(1, top_groups, True)
+        choice_TE = choice_TGM.masked_fill(~eligible_TG.unsqueeze(-1), float("-inf")).flatten(1)
+    return choice_TE.topk(config.top_k, dim=-1).indices
+
+
+@torch.no_grad()
+def count_rows(experts_TK: Tensor, num_experts: int) -> Tensor:
+    """How many (token, slot) pairs chose each expert. Returns int64 counts_E.
+
+    A token's experts are distinct, so each writes a place of its own; integers sum exactly in any order.
+    bincount would do, but for the host sync and the data-dependent size that it brings.
+    """
+    chosen_TE = experts_TK.new_zeros(experts_TK.shape[0], num_experts).scatter(1, experts_TK, 1)
+    return chosen_TE.sum(0)

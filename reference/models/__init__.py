@@ -1,0 +1,53 @@
+"""From a case's model to a module.
+
+A family is a module class, built from a configuration, and the configurations known by flavor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from harness.case import Model
+from harness.errors import CaseError
+from reference.models import deepseek_v3
+
+
+class Family(NamedTuple):
+    """One architecture: its module class, and its configurations by flavor."""
+
+    module: type[nn.Module]
+    flavors: Mapping[str, Any]
+
+
+FAMILIES: dict[str, Family] = {
+    "deepseek_v3": Family(deepseek_v3.DeepSeekV3, deepseek_v3.FLAVORS),
+}
+
+
+def model_config(model: Model) -> Any:
+    """The configuration that a case's model names. Raises CaseError, listing what is known, for any other name."""
+    family = _family(model)
+    if model.flavor not in family.flavors:
+        raise CaseError(
+            f"unknown flavor of {model.family}: {model.flavor!r}", expected="one of " + ", ".join(family.flavors)
+        )
+    return family.flavors[model.flavor]
+
+
+def build_model(model: Model) -> nn.Module:
+    """Build the module on the default device, in float32.
+
+    Give it values with `reference.init.initialize`: what a new module holds depends on construction order, and
+    on the meta device it holds nothing. Raises CaseError for an unknown family or flavor.
+    """
+    config = model_config(model)
+    return _family(model).module(config)
+
+
+def _family(model: Model) -> Family:
+    if model.family not in FAMILIES:
+        raise CaseError(f"unknown model family: {model.family!r}", expected="one of " + ", ".join(FAMILIES))
+    return FAMILIES[model.family]

@@ -1,0 +1,45 @@
+"""Run a function on several real ranks: forked processes, joined by gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.case import Parallelism
+from reference.parallel.mesh import Mesh, join_groups, leave_groups
+
+
+def on_ranks(parallelism: Parallelism, body: Callable[[Mesh], Any]) -> list[Any]:
+    """What `body(mesh)` returns (JSON values) on every rank, in rank order. A failing rank fails the test."""
+    with tempfile.TemporaryDirectory() as folder:
+        pids = {rank: _fork(rank, parallelism, body, Path(folder)) for rank in range(parallelism.world_size)}
+        for pid in pids.values():
+            os.waitpid(pid, 0)
+        answers = [json.loads((Path(folder) / f"answer{rank}").read_text()) for rank in pids]
+    failures = [answer["error"] for answer in answers if "error" in answer]
+    assert not failures, "\n".join(failures)
+    return [answer["result"] for answer in answers]
+
+
+def _fork(rank: int, parallelism: Parallelism, body: Callable[[Mesh], Any], folder: Path) -> int:
+    if pid := os.fork():
+        return pid
+    torch.set_num_threads(1)
+    mesh = Mesh(rank, parallelism)
+    try:
+        store = dist.FileStore(str(folder / "store"), parallelism.world_size)
+        join_groups(mesh, torch.device("cpu"), store, backend="gloo", timeout=60.0)
+        answer = {"result": body(mesh)}
+        leave_groups()
+    except BaseException:
+        answer = {"error": f"rank {rank}:\n{traceback.format_exc()}"}
+    (folder / f"answer{rank}").write_text(json.dumps(answer))
+    os._exit(0)

@@ -1,0 +1,134 @@
+"""The model's tree, its shapes, its bits under a split, and how often it reads a parameter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.case import Model
+from harness.errors import CaseError
+from reference.init import initialize
+from reference.models import build_model, model_config
+from reference.models.deepseek_v3 import DeepSeekV3
+
+BUFFERS = {"expert_bias", "tokens_per_expert", "cos_LP", "sin_LP"}
+
+
+@pytest.fixture
+def tiny() -> nn.Module:
+    model = build_model(Model(flavor="tiny"))
+    initialize(model, seed=0)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.int16)
+
+
+def random_rows(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def test_names_follow_the_tree(tiny: nn.Module) -> None:
+    names = [name for name, _ in tiny.named_children()]
+    assert names == ["tok_embeddings", "layers", "norm", "output"]
+    dense, sparse = tiny.get_submodule("layers.0"), tiny.get_submodule("layers.1")
+    assert [name for name, _ in dense.named_children()] == ["attention_norm", "attention", "ffn_norm", "feed_forward"]
+    assert [name for name, _ in sparse.named_children()] == ["attention_norm", "attention", "ffn_norm", "moe"]
+    assert {name.rsplit(".", 1)[-1] for name, _ in tiny.named_buffers()} == BUFFERS
+
+
+def test_rotary_tables_stay_out_of_the_state_dict(tiny: nn.Module) -> None:
+    assert {name.rsplit(".", 1)[-1] for name in tiny.state_dict()} & BUFFERS == {"expert_bias", "tokens_per_expert"}
+
+
+def test_tokens_become_logits_in_the_parameters_dtype(tiny: nn.Module) -> None:
+    positions_BS = torch.arange(6).repeat(2, 1)
+    logits_BSV = tiny(torch.zeros(2, 6, dtype=torch.int64), positions_BS)
+    assert logits_BSV.shape == (2, 6, 264)
+    assert logits_BSV.dtype == torch.bfloat16
+
+
+def test_a_later_token_does_not_change_an_earlier_logit(tiny: nn.Module) -> None:
+    positions_BS = torch.arange(8).repeat(2, 1)
+    tokens_BS = torch.arange(16).view(2, 8)
+    changed_BS = tokens_BS.clone()
+    changed_BS[:, 5] = 99
+    before, after = tiny(tokens_BS, positions_BS), tiny(changed_BS, positions_BS)
+    assert torch.equal(bits(before[:, :5]), bits(after[:, :5]))
+    assert not torch.equal(bits(before[:, 5:]), bits(after[:, 5:]))
+
+
+def test_an_attention_mask_is_refused(tiny: nn.Module) -> None:
+    tokens_BS = torch.zeros(2, 6, dtype=torch.int64)
+    with pytest.raises(CaseError) as refusal:
+        tiny(tokens_BS, tokens_BS, attention_masks=torch.ones(6, 6))
+    assert str(refusal.value) == (
+        "CaseError: attention masks are not supported yet\n"
+        "  expected: attention_masks=None, which means causal attention\n"
+        "  found: Tensor"
+    )
+
+
+@pytest.mark.parametrize("shape", [(4, 32), (4, 6), (2, 2)])
+@pytest.mark.parametrize("dim", [0, 1], ids=["batch", "sequence"])
+def test_a_moe_split_in_two_gives_the_whole_ones_bits(tiny: nn.Module, dim: int, shape: tuple[int, int]) -> None:
+    moe = tiny.get_submodule("layers.1.moe")
+    x_BSD = random_rows((*shape, 64)).requires_grad_()
+    upstream_BSD = random_rows((*shape, 64)).neg()
+    whole = moe(x_BSD)
+    (whole_grad,) = torch.autograd.grad(whole, x_BSD, upstream_BSD)
+    halves: list[Tensor] = []
+    half_grads: list[Tensor] = []
+    for x, upstream in zip(x_BSD.chunk(2, dim), upstream_BSD.chunk(2, dim), strict=True):
+        x = x.detach().contiguous().requires_grad_()
+        halves.append(moe(x))
+        half_grads += torch.autograd.grad(halves[-1], x, upstream.contiguous())
+    assert torch.equal(bits(whole), bits(torch.cat(halves, dim)))
+    assert torch.equal(bits(whole_grad), bits(torch.cat(half_grads, dim)))
+
+
+def test_a_block_split_along_the_batch_gives_the_whole_ones_bits(tiny: nn.Module) -> None:
+    block = tiny.get_submodule("layers.1")
+    x_BSD, positions_BS = random_rows((4, 32, 64)), torch.arange(32).repeat(4, 1)
+    halves = [block(x, p) for x, p in zip(x_BSD.chunk(2), positions_BS.chunk(2), strict=True)]
+    assert torch.equal(bits(block(x_BSD, positions_BS)), bits(torch.cat(halves)))
+
+
+def test_a_block_split_along_the_sequence_does_not_since_attention_looks_back(tiny: nn.Module) -> None:
+    block = tiny.get_submodule("layers.1")
+    x_BSD, positions_BS = random_rows((4, 32, 64)), torch.arange(32).repeat(4, 1)
+    halves = [block(x.contiguous(), p) for x, p in zip(x_BSD.chunk(2, 1), positions_BS.chunk(2, 1), strict=True)]
+    assert not torch.equal(bits(block(x_BSD, positions_BS)), bits(torch.cat(halves, 1)))
+
+
+def test_each_parameter_is_read_once_in_a_forward(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once parameters are sharded, a second read is a second all-gather."""
+    owners = {id(module): name for name, module in tiny.named_modules()}
+    reads: Counter[str] = Counter()
+    ordinary = nn.Module.__getattr__
+
+    def counting(module: nn.Module, name: str) -> object:
+        value = ordinary(module, name)
+        if isinstance(value, nn.Parameter):
+            reads[f"{owners[id(module)]}.{name}"] += 1
+        return value
+
+    expected = {name: 1 for name, _ in tiny.named_parameters()}
+    monkeypatch.setattr(nn.Module, "__getattr__", counting)
+    tiny(torch.zeros(2, 4, dtype=torch.int64), torch.arange(4).repeat(2, 1))
+    monkeypatch.undo()
+    assert reads == expected
+
+
+def test_more_dense_layers_than_layers_are_refused() -> None:
+    config = model_config(Model(flavor="tiny"))
+    assert len(DeepSeekV3(replace(config, num_dense_layers=3)).layers) == 3
+    with pytest.raises(CaseError, match="num_layers=3, num_dense_layers=4"):
+        replace(config, num_dense_layers=4)

@@ -1,0 +1,83 @@
+"""The whole training step traces with a batch or sequence dim of unknown size, bookkeeping included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from harness.case import Model
+from reference.loss import cross_entropy
+from reference.models import build_model
+
+
+def trace_step(flavor: str, dim: int) -> GraphModule:
+    """Trace loss and gradients in bfloat16; `dim` of the three inputs is one unbacked symbol."""
+    with torch.device("meta"):
+        model = build_model(Model(flavor=flavor))
+    shape_env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shape_env)
+
+    def static(value: Tensor, dtype: torch.dtype) -> Tensor:
+        real = torch.empty(value.shape, dtype=dtype, requires_grad=value.requires_grad)
+        return mode.from_tensor(real, static_shapes=True)
+
+    def unbacked() -> Tensor:
+        real_BS = torch.zeros(4, 32, dtype=torch.int64)
+        size = real_BS.shape[dim]
+        context: StatelessSymbolicContext[..., object] = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.UNBACKED if d == dim else DimDynamic.STATIC for d in (0, 1)],
+            shape_ids={dim: "chunked"},
+            unbacked_bounds={dim: (size // 2, size)},
+        )
+        return mode.from_tensor(real_BS, symbolic_context=context)
+
+    def step(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> list[Tensor]:
+        tokens_BS, labels_BS, positions_BS = inputs
+        logits_BSV = torch.func.functional_call(model, {**parameters, **buffers}, (tokens_BS, positions_BS))
+        loss = cross_entropy(logits_BSV, labels_BS)
+        return [loss, *torch.autograd.grad(loss, list(parameters.values()))]
+
+    with shape_env.ignore_fresh_unbacked_symbols():
+        parameters = {name: static(value, torch.bfloat16) for name, value in model.named_parameters()}
+        buffers = {name: static(value, value.dtype) for name, value in model.named_buffers()}
+        inputs = [unbacked() for _ in range(3)]
+    # The mode stays on: attention's math kernel makes its causal mask out of nothing.
+    with mode, torch.autograd.set_multithreading_enabled(False):
+        return make_fx(step)(parameters, buffers, *inputs)
+
+
+def symbols_of(graph_module: GraphModule) -> set[str]:
+    """The symbols in the shapes of all values of a graph."""
+    values = [node.meta.get("val") for node in graph_module.graph.nodes]
+    shapes: list[Any] = [value.shape for value in values if isinstance(value, Tensor)]
+    return {
+        str(symbol)
+        for shape in shapes
+        for size in shape
+        if isinstance(size, torch.SymInt)
+        for symbol in size.node.expr.free_symbols
+    }
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["batch", "sequence"])
+def test_the_tiny_step_traces_with_one_unbacked_dim_and_no_other_symbol(dim: int) -> None:
+    traced = trace_step("tiny", dim)
+    assert len(symbols_of(traced)) == 1
+
+
+def test_the_trace_keeps_the_write_to_every_token_counter() -> None:
+    traced = trace_step("tiny", 0)
+    writes = [node for node in traced.graph.nodes if node.target is torch.ops.aten.add_.Tensor]
+    assert len(writes) == 2, "one for each of tiny's two mixtures of experts"
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["batch", "sequence"])
+def test_attention_of_unequal_head_dims_traces_too(dim: int) -> None:
+    assert len(symbols_of(trace_step("debugmodel", dim))) == 1

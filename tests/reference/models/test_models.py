@@ -1,0 +1,42 @@
+"""From a case's model to a module, by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.case import Model
+from harness.errors import CaseError
+from reference.models import FAMILIES, build_model, model_config
+
+
+def test_a_model_is_built_as_its_configuration_says() -> None:
+    model = build_model(Model(family="deepseek_v3", flavor="tiny"))
+    assert model.config is model_config(Model(family="deepseek_v3", flavor="tiny"))
+
+
+def test_an_unknown_flavor_is_refused_listing_the_known_ones() -> None:
+    with pytest.raises(CaseError) as refusal:
+        build_model(Model(flavor="Tiny"))
+    assert str(refusal.value) == (
+        "CaseError: unknown flavor of deepseek_v3: 'Tiny'\n  expected: one of tiny, debugmodel, 16B, 671B"
+    )
+
+
+def test_an_unknown_family_is_refused_listing_the_known_ones() -> None:
+    with pytest.raises(CaseError) as refusal:
+        model_config(Model(family="deepseek", flavor="tiny"))
+    assert str(refusal.value) == (
+        f"CaseError: unknown model family: 'deepseek'\n  expected: one of {', '.join(FAMILIES)}"
+    )
+
+
+@pytest.mark.parametrize(("flavor", "published"), [("16B", 15.7e9), ("671B", 671e9)])
+def test_a_published_size_builds_on_the_meta_device_with_the_published_parameter_count(
+    flavor: str, published: float
+) -> None:
+    with torch.device("meta"):
+        model = build_model(Model(flavor=flavor))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == pytest.approx(published, rel=0.01)
+    assert all(value.is_meta for value in (*model.parameters(), *model.buffers()))

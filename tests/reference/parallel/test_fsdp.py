@@ -1,0 +1,98 @@
+import torch
+from torch import nn
+
+from harness.case import Parallelism, Precision
+from reference.init import initial_values
+from reference.parallel.fsdp import fully_shard
+from reference.parallel.mesh import Mesh
+from tests.ranks import on_ranks
+
+CPU = torch.device("cpu")
+
+
+class Experts(nn.Module):
+    """Four experts of one weight each; the `exchange` marks them as routed."""
+
+    exchange = None
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(4, 3))
+
+    def forward(self):
+        return self.w
+
+
+def sharded(mesh, module):
+    model = nn.ModuleDict({"part": module})
+    fully_shard(model, mesh, Precision(compute="float32"), seed=7, device=CPU)
+    return model.part
+
+
+def test_gathering_a_parameter_gives_its_initial_values_on_every_rank():
+    def body(mesh):
+        return sharded(mesh, nn.Linear(3, 8, bias=False)).weight.tolist()
+
+    expected = initial_values("part.weight", (8, 3), 7).tolist()
+    assert on_ranks(Parallelism(world_size=4, ep=2), body) == [expected] * 4
+
+
+def test_rows_that_do_not_divide_among_ranks_are_padded_with_zeros_that_stay_zero():
+    def body(mesh):
+        layer = sharded(mesh, nn.Linear(3, 5, bias=False))
+        (gradient,) = torch.autograd.grad(layer.weight.sum(), list(layer.parameters()))
+        return [list(layer.weight.shape), next(layer.parameters()).tolist(), gradient.tolist()]
+
+    answers = on_ranks(Parallelism(world_size=4, ep=1), body)
+    full = initial_values("part.weight", (5, 3), 7)
+    padded = torch.cat([full, torch.zeros(3, 3)]).view(4, 2, 3)
+    ones = torch.cat([torch.ones(5, 3), torch.zeros(3, 3)]).view(4, 2, 3) * 4
+    assert answers == [[[5, 3], padded[rank].tolist(), ones[rank].tolist()] for rank in range(4)]
+
+
+def test_experts_are_split_over_the_expert_group_before_they_are_sharded():
+    def body(mesh):
+        return sharded(mesh, Experts()).w.tolist()
+
+    full = initial_values("part.w", (4, 3), 7)
+    low, high = full[:2].tolist(), full[2:].tolist()
+    assert on_ranks(Parallelism(world_size=4, ep=2), body) == [low, high, low, high]
+
+
+def test_a_parameter_computes_in_bfloat16_and_reduces_in_float32():
+    def body(mesh):
+        layer = nn.ModuleDict({"part": nn.Linear(3, 2, bias=False)})
+        fully_shard(layer, mesh, Precision(), seed=7, device=CPU)
+        weight = layer.part.weight
+        # 1 + 2^-9 is no bfloat16: summed in that dtype, the small gradient of rank 1 would be lost.
+        scale = 1.0 if mesh.rank == 0 else 2.0**-9
+        (gradient,) = torch.autograd.grad((weight * scale).sum(), list(layer.parameters()))
+        return [str(weight.dtype), str(gradient.dtype), gradient.flatten().unique().tolist()]
+
+    assert on_ranks(Parallelism(world_size=2, ep=1), body) == [["torch.bfloat16", "torch.float32", [1 + 2.0**-9]]] * 2
+
+
+def test_a_module_that_runs_twice_gathers_and_reduces_twice():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        names: list[str] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(func._schema.name.split("::")[1])
+            return func(*args, **(kwargs or {}))
+
+    def body(mesh):
+        layer = sharded(mesh, nn.Linear(3, 4, bias=False))
+        x = torch.ones(2, 3)
+        with Count() as count:
+            torch.autograd.grad((layer(x) + layer(x)).sum(), list(layer.parameters()))
+        return [count.names.count("all_gather_into_tensor"), count.names.count("reduce_scatter_tensor")]
+
+    assert on_ranks(Parallelism(world_size=2, ep=1), body) == [[2, 2]] * 2
+
+
+def test_the_meta_device_gets_shapes_without_values():
+    layer = nn.ModuleDict({"part": nn.Linear(3, 8, bias=False, device="meta")})
+    fully_shard(layer, Mesh(0, Parallelism()), Precision(), seed=7, device=torch.device("meta"))
+    assert [(p.shape, p.device.type) for p in layer.parameters()] == [((1, 3), "meta")]

@@ -1,0 +1,177 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from harness.case import Chunking
+from harness.errors import ChunkError
+from reference.chunking import chunk_modules
+
+
+class Block(nn.Module):
+    """Notes what it was called with; returns `answer(x)`."""
+
+    def __init__(self, answer=lambda x: x * 2):
+        super().__init__()
+        self.calls = []
+        self.answer = answer
+
+    def forward(self, x_BSD, positions_BS=None, attention_masks=None):
+        self.calls.append((x_BSD, positions_BS, attention_masks))
+        return self.answer(x_BSD)
+
+
+class TokenWise(Block):
+    def forward(self, x_BSD):
+        return super().forward(x_BSD)
+
+
+def model_of(block):
+    model = nn.Module()
+    model.layers = nn.ModuleDict({"0": block})
+    return model
+
+
+def chunked(block, dim="batch"):
+    assert chunk_modules(model_of(block), Chunking(dim=dim, modules="layers.*")) == ["layers.0"]
+    return block
+
+
+def refusal(call):
+    with pytest.raises(ChunkError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_batch_is_split_in_two_and_the_outputs_are_concatenated():
+    block, x = chunked(Block()), torch.randn(4, 6, 3)
+    assert torch.equal(block(x), x * 2)
+    assert [tuple(seen.shape) for seen, _, _ in block.calls] == [(2, 6, 3), (2, 6, 3)]
+    assert torch.equal(block.calls[1][0], x[2:])
+
+
+def test_a_sequence_is_split_in_contiguous_halves():
+    block, x = chunked(TokenWise(), "seq"), torch.randn(4, 6, 3)
+    assert torch.equal(block(x), x * 2)
+    assert torch.equal(block.calls[1][0], x[:, 3:])
+    assert all(seen.is_contiguous() for seen, _, _ in block.calls)
+
+
+def test_positions_are_split_with_the_activation():
+    block = chunked(Block())
+    positions = torch.arange(24).view(4, 6)
+    block(torch.randn(4, 6, 3), positions_BS=positions)
+    assert torch.equal(block.calls[1][1], positions[2:])
+
+
+def test_tuples_and_lists_of_outputs_are_concatenated_item_by_item():
+    block, x = chunked(Block(lambda x: (x, [x + 1, None]))), torch.randn(4, 6, 3)
+    first, (second, third) = block(x)
+    assert torch.equal(first, x) and torch.equal(second, x + 1) and third is None
+
+
+def test_gradients_of_the_halves_meet_in_the_whole():
+    block, x = chunked(Block(lambda x: x**2)), torch.randn(4, 6, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(block(x).sum(), x)
+    assert torch.equal(gradient, 2 * x)
+
+
+def document_mask(batch):
+    documents = torch.arange(batch * 32).view(batch, 32) // 20
+
+    def same_document(b, h, q, kv):
+        return documents[b, q] == documents[b, kv]
+
+    return create_block_mask(same_document, batch, None, 32, 32, device="cpu", BLOCK_SIZE=16)
+
+
+def test_a_block_mask_is_split_along_batch_and_keeps_its_own_documents():
+    block, mask = chunked(Block()), document_mask(4)
+    block(torch.randn(4, 32, 3), attention_masks={"causal": mask, "none": None})
+    for index in (0, 1):
+        half = block.calls[index][2]["causal"]
+        assert isinstance(half, BlockMask) and half.shape[0] == 2
+        assert torch.equal(half.to_dense(), mask.to_dense()[2 * index : 2 * index + 2])
+        b, q, kv = torch.tensor(1), torch.tensor(3), torch.tensor(9)
+        assert half.mask_mod(b, 0, q, kv) == mask.mask_mod(b + 2 * index, 0, q, kv)
+        assert block.calls[index][2]["none"] is None
+
+
+def test_a_block_mask_of_one_row_for_all_is_given_to_both_chunks_whole():
+    block = chunked(Block())
+    mask = create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 32, 32, device="cpu", BLOCK_SIZE=16)
+    block(torch.randn(4, 32, 3), attention_masks=mask)
+    assert all(torch.equal(seen.to_dense(), mask.to_dense()) for _, _, seen in block.calls)
+
+
+def test_an_even_batch_is_split_and_an_odd_one_is_refused():
+    chunked(Block())(torch.randn(2, 6, 3))
+    assert refusal(lambda: chunked(Block())(torch.randn(3, 6, 3))) == (
+        "ChunkError: cannot split `x_BSD` of layers.0 in two along dim 0\n"
+        "  expected: an even extent\n"
+        "  found: 3, in torch.float32 tensor of shape (3, 6, 3)\n"
+        "  fix: choose an even number of sequences (batch) or sequence length (seq) in the case"
+    )
+
+
+def test_an_activation_of_another_rank_is_refused():
+    assert refusal(lambda: chunked(Block())(torch.randn(4, 6))) == (
+        "ChunkError: cannot split `x_BSD` of layers.0\n"
+        "  expected: a floating-point tensor of rank 3 (batch, sequence, model dim)\n"
+        "  found: torch.float32 tensor of shape (4, 6)"
+    )
+
+
+def test_an_argument_that_nobody_can_split_is_refused():
+    class WithCache(Block):
+        def forward(self, x_BSD, cache=None):
+            return super().forward(x_BSD)
+
+    chunked(WithCache())(torch.randn(4, 6, 3), cache=None)
+    assert refusal(lambda: chunked(WithCache())(torch.randn(4, 6, 3), cache=torch.zeros(4))) == (
+        "ChunkError: cannot split argument `cache` of layers.0\n"
+        "  expected: the activation, positions of extent 4 along dim 0, or attention masks\n"
+        "  found: torch.float32 tensor of shape (4,)"
+    )
+
+
+def test_positions_of_another_extent_are_refused():
+    assert "cannot split argument `positions_BS` of layers.0" in refusal(
+        lambda: chunked(Block())(torch.randn(4, 6, 3), positions_BS=torch.zeros(1, 6))
+    )
+
+
+def test_a_mask_that_is_no_block_mask_is_refused():
+    assert refusal(lambda: chunked(Block())(torch.randn(4, 6, 3), attention_masks=torch.ones(6, 6))) == (
+        "ChunkError: cannot split attention mask `attention_masks` of layers.0\n"
+        "  expected: None, a BlockMask of batch 1 or 4, or a dict of them\n"
+        "  found: torch.float32 tensor of shape (6, 6)"
+    )
+
+
+def test_outputs_without_the_chunked_extent_are_refused():
+    assert refusal(lambda: chunked(Block(lambda x: x.sum()))(torch.randn(4, 6, 3))) == (
+        "ChunkError: cannot concatenate the chunks' outputs of layers.0\n"
+        "  expected: tensors of extent 2 along dim 0, or tuples and lists of them\n"
+        "  found: torch.float32 tensor of shape () and torch.float32 tensor of shape ()"
+    )
+
+
+def test_a_sequence_is_not_split_through_a_module_that_takes_positions():
+    chunked(TokenWise(), "seq")
+    assert refusal(lambda: chunked(Block(), "seq")) == (
+        "ChunkError: cannot chunk layers.0 along the sequence: it takes positions_BS, attention_masks, "
+        "so it mixes positions\n"
+        "  expected: a module that treats each token alone, such as layers.*.moe\n"
+        "  found: forward(x_BSD, positions_BS=None, attention_masks=None)\n"
+        "  fix: chunk along batch, or choose modules='layers.*.moe'"
+    )
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_the_patterns_there_are():
+    assert refusal(lambda: chunk_modules(model_of(Block()), Chunking(dim="batch", modules="blocks.*"))) == (
+        "ChunkError: the chunking pattern 'blocks.*' matches no module\n"
+        "  expected: one of the model's module patterns: layers, layers.*\n"
+        "  found: no match\n"
+        "  fix: correct `modules` in the case's Chunking"
+    )

@@ -1,0 +1,99 @@
+"""Real text, dealt to ranks, read in order."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.case import Batch
+from harness.errors import UsageError
+from reference.data import DOCUMENT_START, FILE_DOCUMENT_BYTES, TextStream, text_source
+
+DOCUMENTS = [b"abcdef", b"ghijklm", b"nopq", b"rst"]
+SMALL = Batch(sequences=2, seq_len=3)
+
+
+def test_pydoc_is_real_text_and_the_same_each_time() -> None:
+    documents, digest = text_source("pydoc")
+    assert len(documents) > 50
+    assert any(b"mutable" in document for document in documents)
+    assert text_source("pydoc") == (documents, digest)
+
+
+def test_pydoc_feeds_many_ranks() -> None:
+    documents, _ = text_source("pydoc")
+    for rank in range(16):
+        step = TextStream(documents, Batch(sequences=4, seq_len=128), rank=rank, world_size=16).step(0)
+        assert step.tokens_BS.shape == (4, 128)
+
+
+def test_a_file_is_its_bytes_whatever_they_encode(tmp_path: Path) -> None:
+    text = bytes(range(256)) * 5
+    (tmp_path / "any.bin").write_bytes(text)
+    documents, digest = text_source(str(tmp_path / "any.bin"))
+    assert b"".join(documents) == text
+    assert [len(document) for document in documents] == [FILE_DOCUMENT_BYTES, FILE_DOCUMENT_BYTES, 256]
+    assert digest == hashlib.sha256(text).hexdigest()
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = str(tmp_path / "absent.txt")
+    with pytest.raises(UsageError) as refusal:
+        text_source(path)
+    assert str(refusal.value) == (
+        f"UsageError: cannot read the data file {path!r}\n"
+        "  expected: a readable file, or 'pydoc' for Python's own documentation\n"
+        "  found: No such file or directory"
+    )
+
+
+@pytest.mark.parametrize("bad", ["", "a\0b"])
+def test_a_folder_or_an_impossible_path_is_refused_too(bad: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the data file"):
+        text_source(bad and str(tmp_path / bad))
+
+
+def test_labels_are_the_next_tokens_and_positions_count_from_zero_in_each_row() -> None:
+    step = TextStream(DOCUMENTS, SMALL, rank=0, world_size=2).step(0)
+    start = DOCUMENT_START
+    assert step.tokens_BS.tolist() == [[start, *b"ab"], [*b"cde"]]
+    assert step.labels_BS.tolist() == [[*b"abc"], [*b"def"]]
+    assert step.positions_BS.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert {tensor.dtype for tensor in step} == {torch.int64}
+
+
+def test_each_step_goes_on_where_the_last_ended_and_wraps_around() -> None:
+    stream = TextStream(DOCUMENTS, SMALL, rank=0, world_size=2)
+    start = DOCUMENT_START
+    own = [start, *b"abcdef", start, *b"nopq"]
+    assert stream.step(1).tokens_BS.flatten().tolist() == own[6:12]
+    assert stream.step(1).labels_BS.flatten().tolist() == [*own[7:12], own[0]]
+    assert torch.equal(stream.step(2).tokens_BS, stream.step(0).tokens_BS)
+
+
+def test_ranks_read_documents_of_their_own() -> None:
+    ranks = [TextStream(DOCUMENTS, SMALL, rank=rank, world_size=2).tokens_N.tolist() for rank in range(2)]
+    start = DOCUMENT_START
+    assert ranks == [[start, *b"abcdef", start, *b"nopq"], [start, *b"ghijklm", start, *b"rst"]]
+
+
+def test_a_text_that_just_fills_one_step_is_read_and_one_token_less_is_refused() -> None:
+    TextStream([b"abcdef"], SMALL, rank=0, world_size=1)
+    with pytest.raises(UsageError) as refusal:
+        TextStream([b"abcde"], SMALL, rank=0, world_size=1)
+    assert str(refusal.value) == (
+        "UsageError: the text is too small: rank 0 of 1 cannot fill one step\n"
+        "  expected: at least 7 tokens for each rank (2 sequences of 3, and one more)\n"
+        "  found: 6 tokens in 1 of 1 documents (5 bytes in all)\n"
+        "  fix: choose a larger data file, fewer ranks or a smaller batch"
+    )
+
+
+def test_an_empty_file_is_too_small(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    documents, _ = text_source(str(tmp_path / "empty"))
+    with pytest.raises(UsageError, match="found: 0 tokens in 0 of 0 documents"):
+        TextStream(documents, SMALL, rank=0, world_size=1)

@@ -1,0 +1,69 @@
+import torch
+
+from harness.case import Batch, Case, Chunking, Parallelism
+from reference.parallel.mesh import Mesh
+from reference.step import make_eager
+from tests.ranks import on_ranks
+
+TWO = Parallelism(world_size=2, ep=2)
+CASE = Case(
+    name="small",
+    family="test",
+    parallelism=TWO,
+    batch=Batch(sequences=2, seq_len=16),
+    chunking=Chunking(dim="batch", modules="layers.*"),
+)
+CPU = torch.device("cpu")
+
+
+def test_a_step_is_observed_in_the_order_it_is_computed():
+    def body(mesh):
+        trainer = make_eager(CASE, mesh, CPU, False, lambda gradients: gradients)
+        seen: list[list[str]] = []
+        trainer.step(0, lambda kind, name, value: seen.append([kind, name]))
+        return seen
+
+    seen = on_ranks(TWO, body)[0]
+    kinds = [kind if kind != "buffer" else name.split("@")[1] for kind, name in seen]
+    order = list(dict.fromkeys(kinds))
+    assert order == ["loss", "grad", "before_optimizer", "param", "optimizer", "after_optimizer"]
+    assert kinds.count("grad") == kinds.count("param") == kinds.count("optimizer") / 3
+    assert [name for kind, name in seen if kind == "buffer"][:2] == [
+        "layers.1.moe.expert_bias@before_optimizer",
+        "layers.1.moe.tokens_per_expert@before_optimizer",
+    ]
+
+
+def test_token_counts_are_seen_before_the_optimizer_and_zero_after_it():
+    def body(mesh):
+        trainer = make_eager(CASE, mesh, CPU, True, lambda gradients: gradients)
+        seen = {}
+        trainer.step(0, lambda kind, name, value: seen.__setitem__(name, value.sum().item()))
+        return [seen[f"layers.1.moe.tokens_per_expert@{when}"] for when in ("before_optimizer", "after_optimizer")]
+
+    assert on_ranks(TWO, body) == [[2 * 16 * 3, 0]] * 2
+
+
+def test_gradients_can_be_tampered_with_before_they_are_observed():
+    def body(mesh):
+        def zeroed(gradients):
+            def compute(inputs):
+                loss, values = gradients(inputs)
+                return loss, {name: torch.zeros_like(value) for name, value in values.items()}
+
+            return compute
+
+        trainer = make_eager(CASE, mesh, CPU, False, zeroed)
+        seen = []
+        trainer.step(0, lambda kind, name, value: kind == "grad" and seen.append(value.abs().max().item()))
+        return max(seen)
+
+    assert on_ranks(TWO, body) == [0.0, 0.0]
+
+
+def test_the_manifest_names_the_text():
+    def body(mesh: Mesh):
+        return make_eager(CASE, mesh, CPU, False, lambda gradients: gradients).manifest()
+
+    first, second = on_ranks(TWO, body)
+    assert first == second and len(first["data_sha256"]) == 64

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from harness.graph import operators
 from harness.graph.context import PassContext
+from harness.graph.dead_code import drop_dead_code
 
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 
@@ -26,16 +27,6 @@ def clean_up(module: GraphModule, context: PassContext) -> GraphModule:
             node.replace_all_uses_with(node.args[0])
     drop_dead_code(module)
     return module
-
-
-def drop_dead_code(module: GraphModule) -> None:
-    """Erase calls without readers and without effects, last first."""
-    num_nodes = len(module.graph.nodes)
-    for node in reversed(module.graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users and not operators.has_effects(node):
-            module.graph.erase_node(node)
-    if len(module.graph.nodes) < num_nodes:
-        module.recompile()
 
 
 def _writes_to(user: Node, node: Node) -> bool:

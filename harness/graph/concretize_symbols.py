@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 
 from harness.errors import PassError
 from harness.graph import symbols
-from harness.graph.clean_up import drop_dead_code
 from harness.graph.context import PassContext
+from harness.graph.dead_code import drop_dead_code
 from harness.graph.writer import GraphWriter
 
 log = logging.getLogger(__name__)

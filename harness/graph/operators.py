@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 aten = torch.ops.aten
 
@@ -41,7 +47,8 @@ ATTENTION = {
 }
 """Names of operators, without overload, that mix the positions of a sequence."""
 
-_COLLECTIVES = "_c10d_functional"
+_FUNCTIONAL = "_c10d_functional"
+_COLLECTIVES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
 
 
 def operator_name(node: Node) -> str:
@@ -51,13 +58,13 @@ def operator_name(node: Node) -> str:
 
 
 def is_collective(node: Node) -> bool:
-    """Whether the node launches a functional collective (waits are not collectives)."""
-    return getattr(node.target, "namespace", None) == _COLLECTIVES and not is_wait(node)
+    """Whether the node launches a collective (waits are not collectives)."""
+    return getattr(node.target, "namespace", None) in _COLLECTIVES and not is_wait(node)
 
 
 def is_wait(node: Node) -> bool:
     """Whether the node waits for a functional collective."""
-    return getattr(node.target, "namespace", None) == _COLLECTIVES and operator_name(node) == "wait_tensor"
+    return getattr(node.target, "namespace", None) == _FUNCTIONAL and operator_name(node) == "wait_tensor"
 
 
 def group_name(node: Node) -> str:
@@ -65,18 +72,42 @@ def group_name(node: Node) -> str:
     return str(node.args[-1])
 
 
+def is_random(node: Node) -> bool:
+    """Whether a call draws random numbers, so that its place among other such calls decides its values."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a call writes in place, told from its schema."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    return _arguments(node, _aliased_names(node.target, True))
+
+
+def storage_owners(nodes: Any) -> dict[Node, Node]:
+    """For each node the one whose storage its value shares: a view's and a written argument's owner; else itself."""
+    owners: dict[Node, Node] = {}
+    for node in nodes:
+        shared = node.all_input_nodes if node.target is operator.getitem else _arguments(node, _aliased_names(node.target))
+        owners[node] = owners[shared[0]] if shared else node
+    return owners
+
+
+def _arguments(node: Node, names: frozenset[str]) -> list[Node]:
+    """The nodes among the arguments of these names, lists of tensors included."""
+    if not names:
         return []
-    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-    written = [
-        given.get(argument.name)
-        for argument in schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [argument for argument in written if isinstance(argument, Node)]
+    declared = (argument.name for argument in node.target._schema.arguments)  # type: ignore[union-attr]
+    given = dict(zip(declared, node.args, strict=False)) | node.kwargs
+    found: list[Node] = []
+    map_arg([given.get(name) for name in names], found.append)
+    return found
+
+
+@functools.cache
+def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> frozenset[str]:
+    """The names of an operator's arguments that its result may alias, or, with `written`, that it writes."""
+    schema = getattr(target, "_schema", None)
+    infos = {argument.name: argument.alias_info for argument in schema.arguments} if schema else {}
+    return frozenset(name for name, info in infos.items() if info is not None and (info.is_write or not written))
 
 
 def has_effects(node: Node) -> bool:
@@ -84,4 +115,4 @@ def has_effects(node: Node) -> bool:
 
     A collective whose result nobody waits for has no effect here: all ranks run one graph, so all drop it.
     """
-    return bool(written_arguments(node))
+    return bool(written_arguments(node)) or is_random(node)

@@ -1,0 +1,30 @@
+"""Every case as a pytest item, named as the case: `pytest cases -k moe_seq -n 2`."""
+
+from __future__ import annotations
+
+import pytest
+
+from cases import all_cases
+from harness.case import Case
+from harness.compare.outcome import complete
+from harness.records import Report
+from harness.report import markdown
+from harness.report.status import exit_status
+from harness.report.write import prepare_run_dir, write_run
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
+def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config) -> None:
+    from harness import launch
+
+    options = launch.RunOptions()
+    run_dir = prepare_run_dir(pytestconfig.rootpath / "reports")
+    environment = launch.environment(options.device)
+    found = list(launch.run_cases([case], options, run_dir, lambda event: None))
+    device, backend = str(environment.get("device")), str(environment.get("backend"))
+    results = complete([case], found, "the launcher gave no result for this case", device=device, backend=backend)
+    report = Report(run_id=run_dir.name, exit_status=exit_status(results), environment=environment, cases=results)
+    write_run(report, run_dir)
+    if not all(result.as_expected for result in results):
+        pytest.fail(markdown.render(report), pytrace=False)

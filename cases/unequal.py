@@ -1,0 +1,25 @@
+"""Cases whose systems must differ: they show that a difference in rounding order is seen, and by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cases.chunking import transformer_batch
+from harness.case import Chunking
+
+FAMILY = "unequal"
+
+# Two steps are enough: the first one differs, and later ones inherit it.
+_base = replace(transformer_batch, family=FAMILY, steps=2, expected="DIFFERENT", differs=("grad", "param", "optimizer"))
+
+# Both chunks' gradients are added before the cast and the reduction, where the eager reference adds after.
+early_accumulation = replace(
+    _base,
+    name="early_accumulation",
+    chunking=Chunking(dim="batch", modules="layers.*", early_grad_accumulation=True),
+)
+
+# A chunked gradient is a sum of two partial sums, an unchunked one is a single sum.
+chunked_vs_unchunked = replace(_base, name="chunked_vs_unchunked", candidate="eager")
+
+CASES = (early_accumulation, chunked_vs_unchunked)

@@ -1,0 +1,72 @@
+"""A recording's manifest: everything that can change a bit, as plain JSON values."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from harness.capture.machine import describe_machine
+from harness.case import Case
+from harness.devices import Placement
+
+_PREFIXES = ("OMP_", "MKL_", "ATEN_", "ONEDNN_", "DNNL_", "CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
+_NAMES = ("PYTHONHASHSEED", "LD_PRELOAD", "KMP_AFFINITY")
+
+
+def build_manifest(
+    case: Case,
+    system: str,
+    arm: str,
+    placement: Placement,
+    *,
+    determinism: dict[str, Any],
+    graph: dict[str, Any] | None,
+    fault: str | None,
+    systems: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """One recording's manifest. `systems` holds, rank by rank, what each system says of itself (its data's sha256)."""
+    return {
+        "case": case.to_dict(),
+        "system": system,
+        "arm": arm,
+        "world_size": case.parallelism.world_size,
+        "steps": case.steps,
+        "device": placement.device,
+        "backend": placement.backend,
+        "shared_gpus": placement.shared,
+        "machine": machine(),
+        "environment": environment_variables(),
+        "determinism": determinism,
+        "graph": graph,
+        "fault": fault,
+        "ranks": systems,
+    }
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """Versions and hardware. Makes no CUDA context: a GPU is named by its driver's own list."""
+    import torch
+
+    return describe_machine() | {
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda,
+        "gpus": num_gpus(),
+    }
+
+
+def num_gpus() -> int:
+    """GPUs that torch can see, counted without a CUDA context."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def environment_variables() -> dict[str, str]:
+    """The environment variables that numeric libraries read, in name order. Ids of one launch are left out."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name.startswith(_PREFIXES) and not name.startswith("TORCHELASTIC_")) or name in _NAMES
+    }

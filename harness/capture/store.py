@@ -1,0 +1,209 @@
+"""A recording's folder: manifest.json and digests.parquet. Nothing read from it is trusted or executed.
+
+Writing goes to a sibling that is renamed at the end, so a folder appears whole or not at all.
+Reading checks types, names, ranges and sizes, and refuses with RecordingError naming the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from harness.case import KINDS
+from harness.errors import RecordingError
+from harness.records import SCHEMA, Key, Record, Recording
+
+MANIFEST = "manifest.json"
+DIGESTS = "digests.parquet"
+
+_COLUMNS = pa.schema(
+    [
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("shape", pa.list_(pa.int32()), nullable=False),
+        pa.field("value", pa.string()),
+    ]
+)
+_REQUIRED: dict[str, type] = {"schema": int, "case": dict, "system": str, "world_size": int, "steps": int}
+_MAX_MANIFEST_BYTES = 64 << 20
+_MAX_DIGESTS_BYTES = 4 << 30
+_MAX_ROWS = 100_000_000
+_MAX_NAME = 1000
+
+
+def write_recording(folder: Path, manifest: dict[str, Any], rows: Iterable[tuple[Key, Record]]) -> None:
+    """Write a whole recording at `folder`, replacing one that is there. Rows keep their order."""
+    _write_folder(folder, manifest, _table(rows))
+
+
+def join_parts(folder: Path, manifest: dict[str, Any], parts: Iterable[Path]) -> None:
+    """Write the ranks' parts, in the order given, as one recording."""
+    _write_folder(folder, manifest, pa.concat_tables([_read_table(part) for part in parts]))
+
+
+def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
+    """Write one rank's rows as a file that appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + f".{os.getpid()}.partial")
+    pq.write_table(_table(rows), partial, compression="zstd")
+    partial.replace(path)
+
+
+def read_recording(folder: Path) -> Recording:
+    """Read and check a whole recording. Raises RecordingError when anything is missing, damaged or hostile."""
+    folder = Path(folder)
+    manifest = _read_manifest(folder / MANIFEST)
+    path = folder / DIGESTS
+    table = _read_table(path)
+    _check_values(path, table, manifest)
+    columns = table.to_pydict()
+    keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
+    shapes = map(tuple, columns["shape"])
+    records = dict(zip(keys, map(Record, columns["digest"], columns["dtype"], shapes, columns["value"]), strict=True))
+    if len(records) != table.num_rows:
+        raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
+    return Recording(manifest, records)
+
+
+def warm_up() -> None:
+    """Make pyarrow import what it imports on first use, pandas above all: 0.1 s that each forked rank would pay."""
+    pq.write_table(_table([]), pa.BufferOutputStream())
+
+
+def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS.names}
+    for key, record in rows:
+        for name, value in (key._asdict() | record._asdict()).items():
+            columns[name].append(value)
+    return pa.table(columns, schema=_COLUMNS)
+
+
+def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table) -> None:
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        text = json.dumps({"schema": SCHEMA} | manifest, indent=1, sort_keys=True)
+        (partial / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        pq.write_table(table, partial / DIGESTS, compression="zstd")
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    _check_file(path, _MAX_MANIFEST_BYTES)
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(manifest, dict):
+        raise RecordingError(f"{path} is no manifest", expected="a JSON object", found=type(manifest).__name__)
+    for name, kind in _REQUIRED.items():
+        if type(manifest.get(name)) is not kind:
+            raise RecordingError(
+                f"{path} is no manifest",
+                expected=f"{name}, of type {kind.__name__}",
+                found=f"{type(manifest[name]).__name__}" if name in manifest else f"no {name}",
+            )
+    if manifest["schema"] != SCHEMA:
+        raise RecordingError(
+            f"{path} was written by another version of bitproof",
+            expected=f"schema {SCHEMA}",
+            found=f"schema {manifest['schema']}",
+            fix="record again with this version",
+        )
+    return manifest
+
+
+def _check_file(path: Path, limit: int) -> None:
+    """A regular file of bearable size: a pipe would block, and a huge file would exhaust memory."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise RecordingError(
+            f"{path} cannot be read", found=error.strerror, fix="record the system again, or name another folder"
+        ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise RecordingError(f"{path} is not a regular file")
+    if status.st_size > limit:
+        raise RecordingError(f"{path} is too large", expected=f"{limit} bytes at most", found=f"{status.st_size} bytes")
+
+
+def _read_table(path: Path) -> pa.Table:
+    """The table, once its schema and its sizes have been seen to be what they should be."""
+    _check_file(path, _MAX_DIGESTS_BYTES)
+    try:
+        with pq.ParquetFile(path) as file:
+            if not file.schema_arrow.equals(_COLUMNS):
+                found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
+                expected = ", ".join(f"{field.name}: {field.type}" for field in _COLUMNS)
+                raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
+            metadata = file.metadata
+            num_bytes = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+            if metadata.num_rows > _MAX_ROWS or num_bytes > _MAX_DIGESTS_BYTES:
+                raise RecordingError(f"{path} is too large", found=f"{metadata.num_rows} rows, {num_bytes} bytes")
+            table = file.read(use_threads=False)  # the host forks
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    return table
+
+
+def _check_values(path: Path, table: pa.Table, manifest: dict[str, Any]) -> None:
+    """Every value in its range, so that no later reader has to doubt one."""
+    is_loss = pc.equal(table["kind"], "loss")
+    checks = {
+        f"step in 0..{manifest['steps'] - 1}": _within(table["step"], manifest["steps"]),
+        f"rank in 0..{manifest['world_size'] - 1}": _within(table["rank"], manifest["world_size"]),
+        f"kind among {', '.join(KINDS)}": pc.is_in(table["kind"], value_set=pa.array(KINDS)),
+        f"name of 1 to {_MAX_NAME} printable characters": _matches(table["name"], rf"^[[:print:]]{{1,{_MAX_NAME}}}$"),
+        "digest of 32 hexadecimal digits": _matches(table["digest"], r"^[0-9a-f]{32}$"),
+        "dtype by its name": _matches(table["dtype"], r"^[a-z][a-z0-9_]{0,40}$"),
+        "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), 0),
+        "a value for each loss and for nothing else": pc.equal(is_loss, pc.is_valid(table["value"])),
+        "losses as hexadecimal floats": pa.array([_is_hex_float(v) for v in table["value"].drop_null().to_pylist()]),
+    }
+    for expected, passed in checks.items():
+        nulls = passed.null_count > 0
+        if nulls or (len(passed) and not pc.all(passed).as_py()):
+            raise RecordingError(f"{path} holds a value out of range", expected=expected)
+    if any(column.null_count for name, column in zip(_COLUMNS.names, table.columns, strict=True) if name != "value"):
+        raise RecordingError(f"{path} holds a null", expected="nulls nowhere but in value")
+
+
+def _within(column: pa.ChunkedArray, end: int) -> Any:
+    return pc.and_(pc.greater_equal(column, 0), pc.less(column, end))
+
+
+def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
+    return pc.match_substring_regex(column, pattern)
+
+
+def _is_hex_float(text: str) -> bool:
+    return re.fullmatch(r"nan|-?inf|-?0x[01]\.[0-9a-f]+p[+-][0-9]{1,4}", text) is not None
+
+
+def _damaged(path: Path, error: BaseException) -> RecordingError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return RecordingError(
+        f"{path} is damaged", found=f"{type(error).__name__}: {reason}", fix="record the system again"
+    )

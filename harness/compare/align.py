@@ -1,0 +1,91 @@
+"""Pair the records of two recordings by their full key, and name everything that has no partner.
+
+A record pairs by (step, rank, kind, name) or not at all: no prefix, no position, no best match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.errors import RecordingError
+from harness.records import Key, Record
+
+NUM_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """What pairs, in the order in which the reference recorded it, and what does not.
+
+    `missing` is in the reference alone, `extra` in the candidate alone. A duplicated key keeps its
+    first record; `empty` names the sides that recorded nothing.
+    """
+
+    pairs: dict[Key, tuple[Record, Record]] = field(default_factory=dict)
+    missing: tuple[Key, ...] = ()
+    extra: tuple[Key, ...] = ()
+    duplicates: dict[str, tuple[Key, ...]] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()
+
+    @property
+    def gaps(self) -> list[str]:
+        """One sentence for everything that keeps the evidence from being whole; none when it is."""
+        gaps = [f"the {side} recording is empty" for side in self.empty]
+        if self.missing and "candidate" not in self.empty:
+            gaps.append(f"the candidate lacks {name_keys(self.missing)}")
+        if self.extra and "reference" not in self.empty:
+            gaps.append(f"the reference lacks {name_keys(self.extra)}")
+        gaps += [f"the {side} recorded twice {name_keys(keys)}" for side, keys in self.duplicates.items()]
+        return gaps
+
+
+def align(
+    reference: Iterable[tuple[Key, Record]],
+    candidate: Iterable[tuple[Key, Record]],
+) -> Alignment:
+    """Pair two streams of records, such as `recording.records.items()`."""
+    reference_records, reference_twice = _index(reference)
+    candidate_records, candidate_twice = _index(candidate)
+    sides = {"reference": (reference_records, reference_twice), "candidate": (candidate_records, candidate_twice)}
+    return Alignment(
+        pairs={
+            key: (record, candidate_records[key])
+            for key, record in reference_records.items()
+            if key in candidate_records
+        },
+        missing=tuple(key for key in reference_records if key not in candidate_records),
+        extra=tuple(key for key in candidate_records if key not in reference_records),
+        duplicates={side: twice for side, (_, twice) in sides.items() if twice},
+        empty=tuple(side for side, (records, _) in sides.items() if not records),
+    )
+
+
+def merge_records(parts: Iterable[Iterable[tuple[Key, Record]]]) -> dict[Key, Record]:
+    """Join the ranks' records into one recording's. Raises RecordingError when two claim one key."""
+    records, twice = _index(item for part in parts for item in part)
+    if twice:
+        raise RecordingError(
+            "a key was recorded twice", expected="one record a (step, rank, kind, name)", found=name_keys(twice)
+        )
+    return records
+
+
+def name_keys(keys: Iterable[Key]) -> str:
+    """How many records, and the first few by name: `2 records: step 0, rank 1, grad w; ...`."""
+    keys = list(keys)
+    named = "; ".join(f"step {key.step}, rank {key.rank}, {key.kind} {key.name}" for key in keys[:NUM_NAMED])
+    rest = f"; and {len(keys) - NUM_NAMED} more" if len(keys) > NUM_NAMED else ""
+    return f"{len(keys)} record{'s' if len(keys) != 1 else ''}: {named}{rest}"
+
+
+def _index(items: Iterable[tuple[Key, Record]]) -> tuple[dict[Key, Record], tuple[Key, ...]]:
+    """Records by key, and the keys that came again."""
+    records: dict[Key, Record] = {}
+    twice: dict[Key, None] = {}
+    for key, record in items:
+        if key in records:
+            twice[key] = None
+        else:
+            records[key] = record
+    return records, tuple(twice)

@@ -1,0 +1,124 @@
+"""How two tensors differ, in bits: which elements, by how many ULPs, and the first one's bits.
+
+Bits decide, never values: -0.0 differs from 0.0, a NaN equals a NaN of the same payload alone, and
+`torch.equal` (which knows neither) is not used. torch is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.errors import RecordingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ULP_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitDifference:
+    """Two tensors of one dtype and shape, compared bit for bit.
+
+    `max_ulp` is None for a dtype without ULPs; `first_index` and the bits are None when nothing differs.
+    """
+
+    elements: int
+    elements_differing: int
+    max_ulp: int | None = None
+    first_index: tuple[int, ...] | None = None
+    reference_bits: str | None = None
+    candidate_bits: str | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every bit agrees."""
+        return self.elements_differing == 0
+
+
+def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
+    """Whether two tensors agree in dtype, in shape and in every bit. Layout and device do not count."""
+    import torch
+
+    if tensor_type(reference) != tensor_type(candidate):
+        return False
+    return torch.equal(_element_bytes(reference), _element_bytes(candidate))
+
+
+def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
+    """Compare two tensors element by element, in row-major order.
+
+    Raises RecordingError when dtype or shape differ: then elements have no partners.
+    """
+    import torch
+
+    if tensor_type(reference) != tensor_type(candidate):
+        raise RecordingError(
+            "tensors of different dtype or shape have no bits to compare",
+            expected=tensor_type(reference),
+            found=tensor_type(candidate),
+        )
+    reference_bytes, candidate_bytes = _element_bytes(reference), _element_bytes(candidate)
+    differs = (reference_bytes != candidate_bytes).any(dim=1)
+    num_differing = int(differs.sum())
+    max_ulp = max_ulp_distance(reference, candidate)
+    if not num_differing:
+        return BitDifference(elements=differs.numel(), elements_differing=0, max_ulp=max_ulp)
+    first = int(differs.int().argmax())
+    index = torch.unravel_index(torch.tensor(first), reference.shape)
+    return BitDifference(
+        elements=differs.numel(),
+        elements_differing=num_differing,
+        max_ulp=max_ulp,
+        first_index=tuple(int(i) for i in index),
+        reference_bits=_hex(reference_bytes[first]),
+        candidate_bits=_hex(candidate_bytes[first]),
+    )
+
+
+def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
+    """The largest number of representable values that lie between two elements, in the total order.
+
+    The order is IEEE 754's totalOrder: -NaN < -inf < ... < -0.0 < 0.0 < ... < inf < NaN, NaNs by
+    payload, so that -0.0 and 0.0 are 1 apart. None for dtypes that are not floating point of a sign,
+    an exponent and a mantissa.
+    """
+    import torch
+
+    if str(reference.dtype).removeprefix("torch.") not in ULP_DTYPES:
+        return None
+    if not reference.numel():
+        return 0
+    left, right = _ordered(reference), _ordered(candidate)
+    # The distance of two float64s can reach 2^64 - 1: subtract modulo 2^64, then take the unsigned maximum.
+    distance = torch.maximum(left, right) - torch.minimum(left, right)
+    return int((distance ^ torch.iinfo(torch.int64).min).max()) + 2**63
+
+
+def tensor_type(tensor: Tensor) -> str:
+    """dtype and shape as one word: `float32[4, 8]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _ordered(tensor: Tensor) -> Tensor:
+    """Floats as int64s that sort in the total order: a negative float's magnitude bits are flipped."""
+    import torch
+
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    bits = tensor.detach().cpu().contiguous().view(integer)
+    magnitude = torch.iinfo(integer).max
+    return torch.where(bits < 0, bits ^ magnitude, bits).to(torch.int64)
+
+
+def _element_bytes(tensor: Tensor) -> Tensor:
+    """Every element's bytes as memory holds them: uint8 of shape [elements, bytes an element]."""
+    import torch
+
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8).reshape(-1, tensor.element_size())
+
+
+def _hex(element: Tensor) -> str:
+    """One element's bits, most significant first. Every machine that torch runs on is little-endian."""
+    return "0x" + bytes(reversed(element.tolist())).hex()

@@ -1,0 +1,266 @@
+"""Judge two recordings of one case.
+
+EQUAL needs whole evidence: at every step, on every rank, at least a loss, a gradient, a parameter and
+an optimizer state, the same names at every step, all seen on both sides, and every digest the same.
+Whatever is missing makes the verdict UNVERIFIED, even where what is there agrees or differs.
+
+1. Refuse recordings that were not made from this case.
+2. Pair records; name the gaps.
+3. Compare dtype and shape, then digests.
+4. Find the first divergence in the order in which a step computes.
+5. Let the controls speak: a system that differs from itself proves nothing about another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.case import KINDS, Case, Kind
+from harness.compare.align import NUM_NAMED, Alignment, align
+from harness.records import Divergence, Key, Record, Recording, Verdict, zero_counts
+
+REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
+BEFORE_OPTIMIZER = "@before_optimizer"
+AFTER_OPTIMIZER = "@after_optimizer"
+
+# What may differ between the cases of two comparable recordings: names and expectations move no bit.
+LABELS = ("name", "family", "reference", "candidate", "expected", "differs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What two recordings came to. `reason` says why the verdict is UNVERIFIED, else None.
+
+    `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
+    sentence for each pair whose dtype or shape differ.
+    """
+
+    verdict: Verdict
+    compared: dict[str, int] = field(default_factory=zero_counts)
+    mismatched: dict[str, int] = field(default_factory=zero_counts)
+    differing_kinds: tuple[Kind, ...] = ()
+    first_divergence: Divergence | None = None
+    layout_mismatches: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A comparison after its controls have spoken: the fields of a CaseResult that follow from evidence."""
+
+    verdict: Verdict
+    compared: dict[str, int]
+    mismatched: dict[str, int]
+    differing_kinds: tuple[Kind, ...]
+    first_divergence: Divergence | None
+    control: dict[str, str | None]
+    error: str | None
+
+
+def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
+    """Compare two recordings of `case`. EQUAL, DIFFERENT or UNVERIFIED; never raises for what is missing."""
+    if reasons := [*_contradictions("reference", reference, case), *_contradictions("candidate", candidate, case)]:
+        return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
+    alignment = align(reference.records.items(), candidate.records.items())
+    gaps = [*alignment.gaps, *_uncovered(alignment, case), *_unusable(alignment, case)]
+    differing = {key: pair for key, pair in alignment.pairs.items() if _type(pair[0]) != _type(pair[1])}
+    layouts = tuple(_tell_layout(key, *pair) for key, pair in differing.items())
+    differing |= {key: pair for key, pair in alignment.pairs.items() if pair[0].digest != pair[1].digest}
+    first = min(differing, key=_computation_order(alignment.pairs), default=None)
+    return Comparison(
+        verdict=Verdict.UNVERIFIED if gaps else Verdict.DIFFERENT if differing else Verdict.EQUAL,
+        compared=_count(alignment.pairs),
+        mismatched=_count(differing),
+        differing_kinds=_kinds(key for key in differing if first and key.step == first.step),
+        first_divergence=_diverge(first, *differing[first]) if first else None,
+        layout_mismatches=layouts,
+        reason=_tell("the evidence is incomplete", gaps) if gaps else None,
+    )
+
+
+def judge(
+    case: Case,
+    comparison: Comparison,
+    *,
+    reference_control: Comparison | None = None,
+    candidate_control: Comparison | None = None,
+) -> Judgement:
+    """Join a comparison with its controls, each one system compared with itself.
+
+    A control that lacks evidence makes the case UNVERIFIED, one that differs makes it NONDETERMINISTIC.
+    Without a control its field is None.
+    """
+    systems = {"reference": case.reference, "candidate": case.candidate}
+    controls = {"reference": reference_control, "candidate": candidate_control}
+    ran = {side: control for side, control in controls.items() if control is not None}
+    unverified = {side: control for side, control in ran.items() if control.verdict == Verdict.UNVERIFIED}
+    unstable = {side: control for side, control in ran.items() if control.verdict != Verdict.EQUAL}
+
+    texts = [comparison.reason] if comparison.reason else []
+    texts += [f"control of {side} {systems[side]}: {control.reason}" for side, control in unverified.items()]
+    texts += [
+        _tell_unstable(side, systems[side], control) for side, control in unstable.items() if side not in unverified
+    ]
+    if comparison.layout_mismatches:
+        texts.append(_tell("dtypes or shapes differ", comparison.layout_mismatches))
+
+    if comparison.verdict == Verdict.UNVERIFIED or unverified:
+        verdict = Verdict.UNVERIFIED
+    elif unstable:
+        verdict = Verdict.NONDETERMINISTIC
+    else:
+        verdict = comparison.verdict
+    return Judgement(
+        verdict=verdict,
+        compared=dict(comparison.compared),
+        mismatched=dict(comparison.mismatched),
+        differing_kinds=comparison.differing_kinds,
+        first_divergence=comparison.first_divergence,
+        control={side: control.verdict.value if control else None for side, control in controls.items()},
+        error="\n".join(texts) or None,
+    )
+
+
+# 1. Refuse recordings that were not made from this case.
+
+
+def _contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]:
+    """Where a recording's manifest says that it was made from something other than `case`."""
+    recorded = recording.manifest.get("case")
+    if not isinstance(recorded, dict):
+        yield f"the {side} manifest does not say which case it recorded"
+        return
+    expected = {"case": case.to_dict(), "steps": case.steps, "world_size": case.parallelism.world_size}
+    found = {"steps": case.steps, "world_size": case.parallelism.world_size, **recording.manifest}
+    for path, (want, have) in _leaf_differences({name: (expected[name], found[name]) for name in expected}):
+        yield f"the {side} was recorded with {path}={have!r}, the case says {want!r}"
+
+
+def _leaf_differences(values: dict[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Paths of JSON values, such as `case.batch.seq_len`, at which two trees differ."""
+    for name, (left, right) in values.items():
+        path = f"{prefix}{name}"
+        if path.removeprefix("case.") in LABELS:
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            names = [*left, *(name for name in right if name not in left)]
+            yield from _leaf_differences({name: (left.get(name), right.get(name)) for name in names}, f"{path}.")
+        elif json.dumps(left, default=repr) != json.dumps(right, default=repr):
+            yield path, (left, right)
+
+
+# 2. Name the gaps.
+
+
+def _uncovered(alignment: Alignment, case: Case) -> Iterator[str]:
+    """What the case promises and no pair shows: required kinds, and names that come and go between steps."""
+    if alignment.empty:
+        return
+    places = [(step, rank) for step in range(case.steps) for rank in range(case.parallelism.world_size)]
+    seen = {(key.step, key.rank, key.kind) for key in alignment.pairs}
+    for kind in REQUIRED_KINDS:
+        if absent := [place for place in places if (*place, kind) not in seen]:
+            yield f"no {kind} was compared at {_tell_places(absent)}"
+    unpaired = {*alignment.missing, *alignment.extra}
+    names = dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs)
+    for kind, name, rank in names:
+        keys = (Key(step, kind, name, rank) for step in range(case.steps))
+        if skipped := [key.step for key in keys if key not in alignment.pairs and key not in unpaired]:
+            steps = ", ".join(str(step) for step in skipped[:NUM_NAMED])
+            yield f"neither side recorded {kind} {name} on rank {rank} at step {steps}, though both did at others"
+
+
+def _unusable(alignment: Alignment, case: Case) -> Iterator[str]:
+    """Pairs that cannot be evidence: outside the case, or without a real digest."""
+    num_ranks = case.parallelism.world_size
+    for key, records in alignment.pairs.items():
+        place = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+        if key.kind not in KINDS or not (0 <= key.step < case.steps and 0 <= key.rank < num_ranks):
+            yield f"{place} is outside the case ({case.steps} steps, {num_ranks} ranks)"
+        if not all(re.fullmatch("[0-9a-f]{32}", record.digest) for record in records):
+            yield f"{place} has no digest of 32 hexadecimal digits"
+
+
+def _tell_places(places: list[tuple[int, int]]) -> str:
+    named = "; ".join(f"step {step}, rank {rank}" for step, rank in places[:NUM_NAMED])
+    return named + (f"; and {len(places) - NUM_NAMED} more" if len(places) > NUM_NAMED else "")
+
+
+# 3. Compare dtype and shape, then digests.
+
+
+def _type(record: Record) -> str:
+    return f"{record.dtype}{list(record.shape)}"
+
+
+def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
+    place = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+    return f"{place}: {_type(reference)} in the reference, {_type(candidate)} in the candidate"
+
+
+def _count(keys: Iterable[Key]) -> dict[str, int]:
+    counts = zero_counts()
+    for key in keys:
+        if key.kind in counts:
+            counts[key.kind] += 1
+    return counts
+
+
+def _kinds(keys: Iterable[Key]) -> tuple[Kind, ...]:
+    found = {key.kind for key in keys}
+    return tuple(kind for kind in KINDS if kind in found)
+
+
+# 4. Find the first divergence in the order in which a step computes.
+
+
+def _computation_order(recorded: Iterable[Key]) -> Any:
+    """A sort key: step, phase of the step, name as the reference first recorded it, rank."""
+    position: dict[tuple[str, str], int] = {}
+    for key in recorded:
+        position.setdefault((key.kind, key.name), len(position))
+
+    def order(key: Key) -> tuple[int, int, int, int]:
+        return key.step, _phase(key), position[key.kind, key.name], key.rank
+
+    return order
+
+
+def _phase(key: Key) -> int:
+    """loss, grad, buffers before the optimizer, param, optimizer, buffers after it."""
+    phases = ("loss", "grad", BEFORE_OPTIMIZER, "param", "optimizer")
+    kind = BEFORE_OPTIMIZER if key.name.endswith(BEFORE_OPTIMIZER) and key.kind == "buffer" else key.kind
+    return phases.index(kind) if kind in phases else len(phases)
+
+
+def _diverge(key: Key, reference: Record, candidate: Record) -> Divergence:
+    return Divergence(
+        step=key.step,
+        rank=key.rank,
+        kind=key.kind,
+        name=key.name,
+        reference_type=_type(reference),
+        candidate_type=_type(candidate),
+    )
+
+
+# 5. Let the controls speak.
+
+
+def _tell_unstable(side: str, system: str, control: Comparison) -> str:
+    first = control.first_divergence
+    where = f", first at step {first.step}, rank {first.rank}, {first.kind} {first.name}" if first else ""
+    return f"control of {side} {system}: two runs of one system differ{where}"
+
+
+def _tell(what: str, details: Iterable[str]) -> str:
+    return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
+
+
+def _first_few(details: Iterable[str], limit: int = 20) -> list[str]:
+    details = list(details)
+    return details[:limit] + ([f"and {len(details) - limit} more"] if len(details) > limit else [])

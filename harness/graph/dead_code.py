@@ -1,0 +1,17 @@
+"""Calls that nobody reads and that change nothing."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule
+
+from harness.graph import operators
+
+
+def drop_dead_code(module: GraphModule) -> None:
+    """Erase calls without readers and without effects, last first."""
+    num_nodes = len(module.graph.nodes)
+    for node in reversed(module.graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not operators.has_effects(node):
+            module.graph.erase_node(node)
+    if len(module.graph.nodes) < num_nodes:
+        module.recompile()

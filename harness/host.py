@@ -1,0 +1,251 @@
+"""The host: the one process that imports torch, prepares graphs, and forks ranks. `python -m harness.host`.
+
+It reads one JSON request a line from standard input and answers through a pipe of its own, so that a
+stray print of a library cannot damage an answer. Every answer but the last of a request is an event.
+
+    {"request": "environment"}    versions, hardware, GPUs
+    {"request": "run", ...}       one run of one system: a recording, or, with "keep", one tensor's value
+    {"request": "bits", ...}      how two kept tensors differ
+
+It ends when standard input does, and, on Linux, when the process that started it dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import faulthandler
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.capture.manifest import build_manifest, environment_variables, machine
+from harness.capture.recorder import Keep
+from harness.capture.store import join_parts, warm_up
+from harness.capture.value import load_value
+from harness.case import Case
+from harness.determinism import set_determinism
+from harness.devices import Placement
+from harness.errors import BitproofError, RankError
+from harness.faults import parse_fault
+from harness.process import die_with_parent, output_to
+from harness.ranks import Ranks
+from harness.records import Key
+from harness.worker import Job, describe_program, needs_program, preload, prepare_program
+
+Send = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """One run of one system. Paths are of this machine; `out` is the recording, or with `keep` the value's file.
+
+    `timeout` is what is left of `case_timeout`, in seconds.
+    """
+
+    case: Case
+    system: str
+    arm: str
+    placement: Placement
+    out: Path
+    logs: Path
+    work: Path
+    timeout: float
+    case_timeout: float
+    inject: str | None = None
+    keep: Key | None = None
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> RunRequest:
+        """Read the request that `launch` wrote."""
+        values = {name: value for name, value in values.items() if name != "request"}
+        keep = values.get("keep")
+        return RunRequest(
+            **values
+            | {
+                "case": Case.from_dict(values["case"]),
+                "placement": Placement(**values["placement"]),
+                "out": Path(values["out"]),
+                "logs": Path(values["logs"]),
+                "work": Path(values["work"]),
+                "keep": None if keep is None else Key(*keep),
+            }
+        )
+
+    def log_of(self, rank: int) -> Path:
+        """A rank's log; the first run's has the plain name."""
+        suffix = "" if self.arm == "first" else f".{self.arm}"
+        return self.logs / f"rank{rank}{suffix}.log"
+
+
+class Host:
+    """Answers requests, and keeps the last prepared graph for the same case's other runs."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self._prepared: tuple[str, Any] = ("", None)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One request's answer."""
+        match request["request"]:
+            case "environment":
+                return machine() | {"environment": environment_variables()}
+            case "run":
+                return self._run(RunRequest.from_dict(request))
+            case "bits":
+                return compare_bits(Path(request["reference"]), Path(request["candidate"]))
+        raise ValueError(f"unknown request {request['request']!r}")
+
+    def _run(self, request: RunRequest) -> dict[str, Any]:
+        began = time.monotonic()
+        program = self._prepare(request)
+        prepare_seconds = time.monotonic() - began
+        parts = request.work / "parts"
+        job = Job(
+            case=request.case,
+            system=request.system,
+            placement=request.placement,
+            part=str(parts / "rank{rank}.parquet"),
+            timeout=max(0.0, request.timeout - prepare_seconds),
+            case_timeout=request.case_timeout,
+            collective_timeout=request.timeout + 60,
+            fault=parse_fault(request.inject) if request.inject else None,
+            keep=Keep(request.keep, request.out) if request.keep else None,
+            program=program,
+        )
+        self.send({"event": "start"})
+        ranks = Ranks(job, request.log_of, self.send)
+        try:
+            done = ranks.run(request.work / "store", hangup=0)
+            graph = ranks.ranks[0].graph
+            if request.keep is None:
+                join_recording(request, graph, done, [job.part_of(rank) for rank in range(len(done))])
+        finally:
+            shutil.rmtree(request.work, ignore_errors=True)
+        return answer_of(graph, done, prepare_seconds=prepare_seconds, start_seconds=ranks.start_seconds)
+
+    def _prepare(self, request: RunRequest) -> Any:
+        """The graph that all ranks will run, made once. Never on CUDA: a forked rank could not use the context."""
+        if not needs_program(request.system) or request.placement.device == "cuda":
+            return None
+        import torch
+
+        name = json.dumps([request.case.to_dict(), request.system], sort_keys=True)
+        if self._prepared[0] != name:
+            self.send({"event": "prepare"})
+            self._prepared = ("", None)
+            with output_to(request.logs / "trace.log"):
+                try:
+                    set_determinism(request.case.seed)
+                    program = prepare_program(request.case, torch.device("cpu"))
+                except Exception:
+                    traceback.print_exc()
+                    raise
+            self._prepared = (name, program)
+            self.send({"event": "prepared", "graph": describe_program(program)})
+        return self._prepared[1]
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
+    parser.add_argument("--parent", type=int, help="pid of a parent to die with")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    if options.parent:
+        die_with_parent(options.parent)
+    os.set_inheritable(options.answers, False)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.WARNING)
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("harness").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+
+    def send(message: dict[str, Any]) -> None:
+        content = memoryview(json.dumps(message).encode() + b"\n")
+        while content:
+            content = content[os.write(options.answers, content) :]
+
+    preload()
+
+    set_determinism(0)  # imports 800 modules of torch, 0.7 s; forked ranks find them there
+    warm_up()
+
+    host = Host(send)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = host.answer(request)
+        except Exception as error:
+            traceback.print_exc()
+            send({"error": error_to_dict(error, request)})
+        else:
+            send({"answer": answer})
+
+
+def error_to_dict(error: Exception, request: dict[str, Any]) -> dict[str, Any]:
+    """An error as plain values. One of another class becomes a RankError with its traceback."""
+    if not isinstance(error, BitproofError):
+        error = RankError(
+            f"{request.get('system', 'the host')} failed before its ranks started",
+            found=f"{type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)).rstrip(),
+        )
+    facts = {name: getattr(error, name) for name in ("what", "expected", "found", "where", "fix", "replay")}
+    if isinstance(error, RankError):
+        facts |= {"rank": error.rank, "traceback": error.traceback}
+    return {"class": type(error).__name__, "facts": facts}
+
+
+def join_recording(
+    request: RunRequest, graph: dict[str, Any] | None, done: list[dict[str, Any]], parts: list[Path]
+) -> None:
+    """Make one recording of the ranks' parts. `done` are the ranks' accounts of their end, in rank order."""
+    manifest = build_manifest(
+        request.case,
+        request.system,
+        request.arm,
+        request.placement,
+        determinism=done[0]["determinism"],
+        graph={name: graph[name] for name in ("code_hash", "passes")} if graph else None,
+        fault=request.inject,
+        systems=[rank["system"] for rank in done],
+    )
+    join_parts(request.out, manifest, parts)
+
+
+def answer_of(
+    graph: dict[str, Any] | None, done: list[dict[str, Any]], *, prepare_seconds: float, start_seconds: float
+) -> dict[str, Any]:
+    """What a run request is answered with."""
+    return {
+        "graph": graph,
+        "kept": next((rank["kept"] for rank in done if rank["kept"]), None),
+        "seconds": {
+            "prepare": prepare_seconds,
+            "start_ranks": start_seconds,
+            "steps": max(rank["seconds"] for rank in done),
+            "record": max(rank["record_seconds"] for rank in done),
+        },
+    }
+
+
+def compare_bits(reference: Path, candidate: Path) -> dict[str, Any]:
+    """How two kept tensors differ."""
+    from harness.compare.bits import bit_difference
+
+    return dataclasses.asdict(bit_difference(load_value(reference), load_value(candidate)))
+
+
+if __name__ == "__main__":
+    main()

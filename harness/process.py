@@ -1,0 +1,60 @@
+"""Small things that processes need: an end with their parent, a log for their output."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when the thread that started it ends; elsewhere nothing happens.
+
+    `parent` is that process: it may have died before we could ask.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def redirect_output(log: Path) -> None:
+    """Send standard output and error of this process, C libraries included, to a log; input is empty from now on."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    _point(1, log)
+    os.dup2(1, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+@contextlib.contextmanager
+def output_to(log: Path) -> Iterator[None]:
+    """Send standard output and error to a log for a while."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    try:
+        _point(1, log)
+        os.dup2(1, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, fd)
+            os.close(copy)
+
+
+def _point(fd: int, log: Path) -> None:
+    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(opened, fd)
+    os.close(opened)

@@ -1,0 +1,65 @@
+"""junit.xml: one test case a case, for the CI systems that read it.
+
+A case that is not as expected is a failure, one that could not be judged an error. XML 1.0 has no
+way to write most control characters, so they appear as `\\x1b`.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from harness.records import CaseResult, Report
+from harness.report import text
+from harness.report.status import SUCCESS, UNJUDGED, case_status
+
+MAX_ERROR_CHARS = 64_000
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render(report: Report) -> str:
+    """The report as JUnit XML."""
+    statuses = [case_status(result) for result in report.cases]
+    counts = {
+        "tests": len(statuses),
+        "failures": sum(status not in (SUCCESS, UNJUDGED) for status in statuses),
+        "errors": sum(status == UNJUDGED for status in statuses),
+        "skipped": 0,
+        "time": f"{sum(text.total_seconds(result) for result in report.cases):.3f}",
+    }
+    attributes = {name: str(value) for name, value in counts.items()}
+    suites = ElementTree.Element("testsuites", attributes)
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": "bitproof", **attributes})
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in [("run_id", report.run_id), *text.flatten(report.environment)]:
+        ElementTree.SubElement(properties, "property", {"name": _legal(str(name)), "value": _legal(str(value))})
+    for result in report.cases:
+        _add_case(suite, report, result)
+    ElementTree.indent(suites)
+    return "<?xml version='1.0' encoding='utf-8'?>\n" + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def _add_case(suite: ElementTree.Element, report: Report, result: CaseResult) -> None:
+    seconds = f"{text.total_seconds(result):.3f}"
+    attributes = {"classname": f"bitproof.{result.case.family}", "name": result.case.name, "time": seconds}
+    case = ElementTree.SubElement(suite, "testcase", {name: _legal(value) for name, value in attributes.items()})
+    status = case_status(result)
+    if status == SUCCESS:
+        return
+    message = f"{text.outcome(result)}, expected {text.expectation(result)}"
+    if result.first_divergence:
+        message += f"; first at {text.locate(result.first_divergence)}"
+    tag = "error" if status == UNJUDGED else "failure"
+    problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": _legal(message)})
+    error = text.shorten(result.error or "", MAX_ERROR_CHARS)
+    problem.text = _legal("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))
+
+
+def _legal(value: str) -> str:
+    """A text in which every character that XML cannot hold is spelled out."""
+    return _NOT_XML.sub(lambda match: _spell(ord(match.group())), value)
+
+
+def _spell(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

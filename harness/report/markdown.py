@@ -1,0 +1,139 @@
+"""report.md: a summary for people, fit for a CI job summary. The verdicts come first, the rest is folded.
+
+GitHub takes 1 MiB a summary: long errors are cut in the middle, and details of cases beyond the limit
+are left out with a sentence that says so.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from harness.records import CaseResult, Report
+from harness.report import text
+from harness.report.status import exit_status
+
+MAX_ERROR_CHARS = 16_000
+MAX_DETAIL_CHARS = 800_000
+MAX_LOSSES = 100
+
+STATUS_TEXTS = {
+    0: "every case got its expected verdict",
+    1: "some case did not get its expected verdict",
+    2: "the call or a case is wrong",
+    3: "some case could not be judged",
+}
+
+
+def render(report: Report) -> str:
+    """The whole summary. Cases that are not as expected are told first."""
+    status = report.exit_status
+    blocks = [
+        f"# bitproof {report.run_id}",
+        f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
+        _verdict_table(report.cases) if report.cases else "No case was run.",
+        *_details(report),
+        _fold("Environment", _table(("what", "value"), text.flatten(report.environment))),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def summarize(results: Sequence[CaseResult], environment: dict[str, Any] | None = None) -> str:
+    """The summary of some results outside a run, such as a failing test's text."""
+    return render(
+        Report(run_id="", exit_status=exit_status(results), environment=environment or {}, cases=list(results))
+    )
+
+
+def _verdict_table(results: Iterable[CaseResult]) -> str:
+    headers = ("case", "verdict", "expected", "as expected", "reference / candidate", "compared", "mismatched")
+    rows = (
+        (
+            result.case.name,
+            f"**{text.outcome(result)}**",
+            text.expectation(result),
+            "yes" if result.as_expected else "**no**",
+            text.systems(result),
+            sum(result.compared.values()),
+            sum(result.mismatched.values()),
+            text.locate(result.first_divergence),
+            f"{text.total_seconds(result):.1f}",
+        )
+        for result in results
+    )
+    return _table((*headers, "first divergence", "seconds"), rows)
+
+
+def _details(report: Report) -> Iterator[str]:
+    """One folded block a case, within the size limit."""
+    length = 0
+    left_out = 0
+    for result in sorted(report.cases, key=lambda result: result.as_expected):
+        block = _fold(f"{result.case.name}: {text.outcome(result)}", _case_details(report, result))
+        if length + len(block) > MAX_DETAIL_CHARS:
+            left_out += 1
+            continue
+        length += len(block)
+        yield block
+    if left_out:
+        yield f"Details of {left_out} more cases are left out here; report.json has them."
+
+
+def _case_details(report: Report, result: CaseResult) -> str:
+    parts = [f"Replay:\n\n{_fence(text.replay_command(report, result))}"]
+    if result.error:
+        parts.append(f"### Error\n\n{_fence(text.shorten(result.error, MAX_ERROR_CHARS))}")
+    if result.first_divergence:
+        known = [(name, value) for name, value in result.first_divergence.to_dict().items() if value is not None]
+        parts.append(f"### First divergence\n\n{_table(('what', 'value'), known)}")
+    kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
+    parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
+    controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
+    parts.append(f"### Control\n\n{_table(('side', 'same system twice'), controls)}")
+    if losses := list(_loss_rows(result)):
+        parts.append(f"### Losses of rank 0\n\n{_table(('step', 'loss', 'reference', 'candidate', 'same'), losses)}")
+    if seconds := text.flatten_seconds(result):
+        rows = [(name, f"{value:.3f}") for name, value in seconds]
+        parts.append(f"### Seconds\n\n{_table(('part', 'seconds'), rows)}")
+    if result.passes:
+        headers = tuple(dict.fromkeys(name for entry in result.passes for name in entry))
+        rows = [tuple(entry.get(name, "") for name in headers) for entry in result.passes]
+        parts.append(f"### Passes\n\n{_table(headers, rows)}")
+    where = f"{result.world_size} ranks, {result.steps} steps, {result.device}, {result.backend}"
+    return "\n\n".join([where, *parts])
+
+
+def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:
+    reference, candidate = result.losses["reference"], result.losses["candidate"]
+    for step in range(min(max(len(reference), len(candidate)), MAX_LOSSES)):
+        left = reference[step] if step < len(reference) else "missing"
+        right = candidate[step] if step < len(candidate) else "missing"
+        value = f"{float.fromhex(left):.6f}" if step < len(reference) else ""
+        yield step, value, left, right, "yes" if left == right else "**no**"
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; a cell can neither end it nor open a tag."""
+    import pandas as pd
+
+    cells = [[_cell(value) for value in row] for row in rows]
+    frame = pd.DataFrame(cells, columns=[_cell(header) for header in headers], dtype=object)
+    return str(frame.to_markdown(index=False, disable_numparse=True))
+
+
+def _cell(value: Any) -> str:
+    escaped = html.escape(str(value), quote=False).replace("|", "\\|").replace("`", "\\`")
+    return re.sub(r"\s+", " ", escaped)
+
+
+def _fence(code: str) -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{code}\n{fence}"
+
+
+def _fold(summary: str, body: str) -> str:
+    return f"<details>\n<summary>{html.escape(summary)}</summary>\n\n{body}\n\n</details>"

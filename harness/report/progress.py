@@ -1,0 +1,137 @@
+"""What a run shows while it runs: live bars on a terminal, one line an event elsewhere.
+
+A pipe gets at most one step line every few seconds for each case, so that a log of an hour stays readable.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+
+from harness.records import CaseResult
+from harness.report import text
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+SECONDS_BETWEEN_STEP_LINES = 5.0
+
+Event = dict[str, Any]
+
+
+class Progress(Protocol):
+    """A display that is open for as long as a run lasts."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the terminal as it was."""
+
+    def on_event(self, event: Event) -> None:
+        """Show that a phase began or a step ended (steps count from 0)."""
+
+    def on_result(self, result: CaseResult) -> None:
+        """Show that a case is finished."""
+
+
+def make_progress(num_cases: int, stream: TextIO | None = None) -> Progress:
+    """The display that fits a stream (stdout unless given)."""
+    stream = stream or sys.stdout
+    return LiveProgress(num_cases, stream) if stream.isatty() else PlainProgress(num_cases, stream)
+
+
+PHASES = {"prepare": "trace and rewrite the graph", "prepared": "graph is ready", "start": "start ranks"}
+
+
+def describe_event(event: Event) -> str:
+    """An event as a phrase: `moe_seq graph (control): start ranks`."""
+    arm = f" ({event['arm']})" if event.get("arm") not in (None, "first") else ""
+    phase = str(event.get("phase", event["event"]))
+    what = f"step {event['step'] + 1} of {event['steps']}" if phase == "step" else PHASES.get(phase, phase)
+    system = f" {event['system']}" if event.get("system") else ""
+    return f"{event.get('case', '')}{system}{arm}: {what}"
+
+
+def describe_result(result: CaseResult) -> str:
+    """A finished case as a line."""
+    verdict = text.outcome(result) + ("" if result.as_expected else f", expected {text.expectation(result)}")
+    return f"{result.case.name}: {verdict} in {text.total_seconds(result):.1f} s"
+
+
+class PlainProgress:
+    """One flushed line an event, steps throttled."""
+
+    def __init__(self, num_cases: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_cases = num_cases
+        self.stream = stream
+        self.clock = clock
+        self.started = clock()
+        self.num_finished = 0
+        self.last_step_line: dict[Any, float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stream.flush()
+
+    def on_event(self, event: Event) -> None:
+        """Print a phase at once, a step when the last step line of its case is old enough."""
+        if event["event"] == "step":
+            now = self.clock()
+            if now - self.last_step_line.get(event.get("case"), self.started) < SECONDS_BETWEEN_STEP_LINES:
+                return
+            self.last_step_line[event.get("case")] = now
+        self._print(describe_event(event))
+
+    def on_result(self, result: CaseResult) -> None:
+        """Print a finished case and how many are left."""
+        self.num_finished += 1
+        self._print(f"{describe_result(result)} ({self.num_finished} of {self.num_cases} cases)")
+
+    def _print(self, line: str) -> None:
+        print(f"[{self.clock() - self.started:6.1f} s] {line}", file=self.stream, flush=True)
+
+
+class LiveProgress:
+    """A bar for all cases, and one for the case that runs."""
+
+    def __init__(self, num_cases: int, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self.progress = RichProgress(*columns, console=Console(file=stream, highlight=False), transient=True)
+        self.total = self.progress.add_task("cases", total=num_cases)
+        self.current: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def on_event(self, event: Event) -> None:
+        """Move the bar of the event's case."""
+        name = str(event.get("case", ""))
+        if name not in self.current:
+            self.current[name] = self.progress.add_task(name, total=None)
+        counts = {"completed": event["step"] + 1, "total": event["steps"]} if event["event"] == "step" else {}
+        self.progress.update(self.current[name], description=describe_event(event), **counts)
+
+    def on_result(self, result: CaseResult) -> None:
+        """Replace the case's bar by a line that stays."""
+        if result.case.name in self.current:
+            self.progress.remove_task(self.current.pop(result.case.name))
+        self.progress.advance(self.total)
+        self.progress.console.print(describe_result(result), markup=False)

@@ -1,0 +1,38 @@
+"""The exit status of a run: the worst of its cases, in the order 2, 3, 1, 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.errors import BitproofError, UsageError
+from harness.records import CaseResult, Verdict
+
+SUCCESS = 0
+UNEXPECTED = 1
+WRONG_CALL = 2
+UNJUDGED = 3
+
+WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
+
+
+def case_status(result: CaseResult) -> int:
+    """0 as expected, 3 not judged, 1 judged and not as expected."""
+    if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR):
+        return UNJUDGED
+    return SUCCESS if result.as_expected else UNEXPECTED
+
+
+def exit_status(results: Iterable[CaseResult]) -> int:
+    """The worst status of all cases. No case at all was not judged: 3."""
+    return worst([case_status(result) for result in results] or [UNJUDGED])
+
+
+def error_status(error: BitproofError) -> int:
+    """2 for a wrong call or case, 3 for everything that kept a case from being judged."""
+    return WRONG_CALL if isinstance(error, UsageError) else UNJUDGED
+
+
+def worst(statuses: Iterable[int]) -> int:
+    """The worst of some statuses. A status that is none of the four counts as not judged."""
+    known = (status if status in WORST_FIRST else UNJUDGED for status in statuses)
+    return min(known, key=WORST_FIRST.index)

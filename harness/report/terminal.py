@@ -1,0 +1,65 @@
+"""The table a run ends with, and a paragraph for each case that is not as expected."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from harness.records import CaseResult, Report, Verdict
+from harness.report import text
+
+COLORS = {
+    Verdict.EQUAL: "green",
+    Verdict.DIFFERENT: "yellow",
+    Verdict.NONDETERMINISTIC: "red",
+    Verdict.UNVERIFIED: "magenta",
+    Verdict.ERROR: "red",
+}
+PIPE_WIDTH = 200
+MAX_ERROR_CHARS = 4_000
+
+
+def print_report(report: Report, stream: TextIO | None = None) -> None:
+    """Print the verdict table and what went wrong. A pipe gets wide lines instead of wrapped ones."""
+    from rich.console import Console
+
+    stream = stream or sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    console.print(_table(report))
+    for result in report.cases:
+        if not result.as_expected:
+            console.print("\n".join(_paragraph(report, result)), markup=False, soft_wrap=True)
+
+
+def _table(report: Report) -> object:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE)
+    for header in ("case", "verdict", "expected"):
+        table.add_column(header, overflow="fold")
+    for header in ("compared", "mismatched", "seconds"):
+        table.add_column(header, justify="right")
+    table.add_column("first divergence", overflow="fold")
+    for result in report.cases:
+        color = COLORS[result.verdict] if not result.as_expected else "green"
+        table.add_row(
+            Text(result.case.name),
+            Text(text.outcome(result), style=color),
+            Text(text.expectation(result)),
+            str(sum(result.compared.values())),
+            str(sum(result.mismatched.values())),
+            f"{text.total_seconds(result):.1f}",
+            Text(text.locate(result.first_divergence)),
+        )
+    return table
+
+
+def _paragraph(report: Report, result: CaseResult) -> list[str]:
+    lines = [f"{result.case.name}: {text.outcome(result)}, expected {text.expectation(result)}"]
+    if result.first_divergence:
+        lines.append(f"  first divergence: {text.locate(result.first_divergence)}")
+    if result.error:
+        lines += [f"  {line}" for line in text.shorten(result.error, MAX_ERROR_CHARS).splitlines()]
+    return [*lines, f"  replay: {text.replay_command(report, result)}", ""]

@@ -1,0 +1,66 @@
+"""Small texts that every form of the report shares."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from harness.records import CaseResult, Divergence, Report
+
+
+def replay_command(report: Report, result: CaseResult) -> str:
+    """The command that runs one case again as this run did."""
+    return shlex.join(["bitproof", "run", "-k", result.case.name, *report.options])
+
+
+def expectation(result: CaseResult) -> str:
+    """The verdict a case should get, with the kinds that should differ: `DIFFERENT (grad, param)`."""
+    differs = f" ({', '.join(result.case.differs)})" if result.case.differs else ""
+    return f"{result.case.expected}{differs}"
+
+
+def outcome(result: CaseResult) -> str:
+    """The verdict a case got, with the kinds that differ at the first differing step."""
+    differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
+    return f"{result.verdict.value}{differs}"
+
+
+def systems(result: CaseResult) -> str:
+    """The two systems: `eager_chunked / graph`."""
+    return f"{result.case.reference} / {result.case.candidate}"
+
+
+def locate(divergence: Divergence | None) -> str:
+    """Where two systems first part: `step 0, rank 3, grad layers.1.moe.router.gate.weight`."""
+    if divergence is None:
+        return ""
+    return f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
+
+
+def total_seconds(result: CaseResult) -> float:
+    """The case's time: its `total` where one is given, else the sum of its parts."""
+    if isinstance(total := result.seconds.get("total"), (int, float)):
+        return float(total)
+    return sum((seconds for _, seconds in flatten_seconds(result)), 0.0)
+
+
+def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
+    """Every measured part of a case, nested ones as `passes.chunk`."""
+    parts = flatten(result.seconds)
+    return [(name, float(value)) for name, value in parts if isinstance(value, (int, float))]
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested values by dotted names: `packages.torch`."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        flat += flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return flat
+
+
+def shorten(text: str, limit: int) -> str:
+    """A long text's beginning and end, with a sentence about what was left out between."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit // 4, limit - limit // 4
+    return f"{text[:head]}\n... {len(text) - limit} characters left out; the rank logs have them ...\n{text[-tail:]}"

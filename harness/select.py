@@ -1,0 +1,123 @@
+"""Select cases by pytest's `-k` expressions: and, or, not, parentheses, and names as substrings.
+
+    expression: and_expr ("or" and_expr)*
+    and_expr:   not_expr ("and" not_expr)*
+    not_expr:   "not" not_expr | "(" expression ")" | name
+
+A name matches, whatever its letter case, when it is a substring of the case's name or family. Own,
+because pytest's evaluator is private; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from harness.case import Case
+from harness.errors import UsageError
+
+Predicate = Callable[[str], bool]
+Node = Callable[[Predicate], bool]
+
+
+def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
+    """The cases that match, in their order; all when the expression is None or blank.
+
+    Raises UsageError when the expression is not one, or when it matches nothing.
+    """
+    if expression is None or not expression.strip():
+        return list(cases)
+    evaluate = compile_expression(expression)
+    selected = [case for case in cases if evaluate(partial(_matches, case))]
+    if not selected:
+        raise UsageError(
+            "no case matches the expression",
+            expected="one that matches at least one of " + ", ".join(case.name for case in cases),
+            found=f"-k {expression!r}",
+        )
+    return selected
+
+
+def compile_expression(expression: str) -> Node:
+    """The expression as a function of a predicate over names. Raises UsageError that points at the column."""
+    return _Parser(expression).parse()
+
+
+def _matches(case: Case, name: str) -> bool:
+    return any(name.lower() in text.lower() for text in (case.name, case.family))
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    column: int
+
+
+_TOKENS = re.compile(
+    r"(?P<space>[ \t]+)|(?P<paren>[()])|(?P<name>(?:\w|:|\+|-|\.|\[|\]|\\|/)+)|(?P<other>.)", re.DOTALL
+)
+
+
+class _Parser:
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+        self.tokens = [_token(match) for match in _TOKENS.finditer(expression) if match.lastgroup != "space"]
+        self.tokens.append(_Token("end of input", "", len(expression) + 1))
+
+    def parse(self) -> Node:
+        node = self._or()
+        if self.tokens[0].kind != "end of input":
+            raise self._refuse(self.tokens[0], "and, or, or the end of the expression")
+        return node
+
+    def _or(self) -> Node:
+        left = self._and()
+        while self._accept("or"):
+            left = _either(left, self._and())
+        return left
+
+    def _and(self) -> Node:
+        left = self._not()
+        while self._accept("and"):
+            left = _both(left, self._not())
+        return left
+
+    def _not(self) -> Node:
+        if self._accept("not"):
+            inner = self._not()
+            return lambda matches: not inner(matches)
+        if self._accept("("):
+            inner = self._or()
+            if not self._accept(")"):
+                raise self._refuse(self.tokens[0], "a closing parenthesis")
+            return inner
+        if token := self._accept("name"):
+            return lambda matches: matches(token.text)
+        raise self._refuse(self.tokens[0], "not, an opening parenthesis or a name")
+
+    def _accept(self, kind: str) -> _Token | None:
+        return self.tokens.pop(0) if self.tokens[0].kind == kind else None
+
+    def _refuse(self, token: _Token, expected: str) -> UsageError:
+        found = repr(token.text) if token.text else token.kind
+        pointer = f"  {self.expression}\n  {' ' * (token.column - 1)}^"
+        return UsageError(
+            f"the -k expression is wrong at column {token.column}\n{pointer}", expected=expected, found=found
+        )
+
+
+def _token(match: re.Match[str]) -> _Token:
+    """Parentheses and keywords are kinds of their own; what no rule accepts is refused where it is met."""
+    text = match.group()
+    is_fixed = match.lastgroup == "paren" or text in ("and", "or", "not")
+    return _Token(text if is_fixed else str(match.lastgroup), text, match.start() + 1)
+
+
+def _either(left: Node, right: Node) -> Node:
+    return lambda matches: left(matches) or right(matches)
+
+
+def _both(left: Node, right: Node) -> Node:
+    return lambda matches: left(matches) and right(matches)

@@ -1,0 +1,207 @@
+"""One rank's run of one system: join the groups, build the system, take the steps, record, leave.
+
+Runs in a forked rank, or in a process that torchrun started; neither knows which.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.capture.recorder import Keep, Recorder
+from harness.capture.store import write_part
+from harness.case import Case, Kind
+from harness.determinism import set_determinism
+from harness.devices import Placement
+from harness.errors import UsageError
+from harness.faults import Fault, Injector
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.distributed_c10d import Store
+
+    from harness.faults import Wrap
+    from reference.parallel.mesh import Mesh
+
+    Observe = Callable[[Kind, str, torch.Tensor], None]
+
+Report = Callable[[dict[str, Any]], None]
+logger = logging.getLogger("harness")
+
+
+class System(Protocol):
+    """Something that can take training steps and show what each computed."""
+
+    def step(self, index: int, observe: Observe) -> None:
+        """Take one step; call `observe` for each loss, gradient, buffer, parameter and optimizer state as computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
+
+    `program` is the prepared graph when the host could make it before forking; `keep` makes the run
+    a replay that ends with the step of the tensor to keep. `local_rank`, where it is not the rank, chooses the GPU.
+    Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
+    `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
+    """
+
+    case: Case
+    system: str
+    placement: Placement
+    part: str
+    timeout: float
+    case_timeout: float
+    collective_timeout: float
+    fault: Fault | None = None
+    keep: Keep | None = None
+    program: Any = None
+    local_rank: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run takes."""
+        return self.case.steps if self.keep is None else self.keep.key.step + 1
+
+    def part_of(self, rank: int) -> Path:
+        """The file that a rank records into."""
+        return Path(self.part.format(rank=rank))
+
+
+def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
+    """Run one rank to its end. Events go to `report`: prepared, ready, step, end, done.
+
+    Whatever goes wrong is raised; process groups then stay as they are, for the caller to leave or to die with.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from reference.parallel.mesh import Mesh, join_groups, leave_groups
+
+    determinism = set_determinism(job.case.seed)
+    device = torch.device(job.placement.device_of(rank if job.local_rank is None else job.local_rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    program = job.program
+    if program is None and needs_program(job.system):
+        program = prepare_program(job.case, device)
+    report({"event": "prepared", "graph": describe_program(program)})
+    mesh = Mesh(rank=rank, parallelism=job.case.parallelism)
+    join_groups(mesh, device, store, backend=job.placement.backend, timeout=job.collective_timeout)
+    report({"event": "ready"})
+
+    injector = Injector(job.fault, rank)
+    system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
+    recorder = Recorder(rank, job.keep)
+    began = time.perf_counter()
+    for step in range(job.steps):
+        report({"event": "step", "step": step})
+        recorder.step = step
+        injector.begin_step(step)
+        system.step(step, recorder.observe)
+    injector.check_fired()
+    seconds = time.perf_counter() - began
+    report({"event": "end"})
+    write_part(job.part_of(rank), recorder.rows.items())
+    dist.barrier()  # a rank that left early would look to the others like one that died
+    logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)
+    report(
+        {
+            "event": "done",
+            "seconds": seconds,
+            "record_seconds": recorder.seconds,
+            "determinism": determinism,
+            "system": _describe_system(system),
+            "kept": recorder.rows[job.keep.key].digest if job.keep and job.keep.key in recorder.rows else None,
+        }
+    )
+    leave_groups()
+
+
+def preload() -> None:
+    """Import what every rank needs, once, before ranks are forked."""
+    import reference.step  # noqa: F401
+
+
+def leave() -> None:
+    """Leave the process groups, if this process ever joined them."""
+    from reference.parallel.mesh import leave_groups
+
+    leave_groups()
+
+
+def make_system(name: str, case: Case, mesh: Mesh, device: torch.device, program: Any, wrap: Wrap) -> System:
+    """Build a system by name: eager, eager_chunked, graph, or `package.module:factory`, called as factory(case, mesh).
+
+    Raises UsageError for any other name, or a factory that cannot be imported.
+    """
+    built_in: dict[str, Callable[[], System]] = {
+        "eager": lambda: _make_eager(case, mesh, device, False, wrap),
+        "eager_chunked": lambda: _make_eager(case, mesh, device, True, wrap),
+        "graph": lambda: _make_graph(case, mesh, device, program, wrap),
+    }
+    if name in built_in:
+        return built_in[name]()
+    system: System = _import_factory(name, list(built_in))(case, mesh)
+    if hasattr(system, "wrap_gradients"):
+        system.wrap_gradients(wrap)
+    return system
+
+
+def needs_program(system: str) -> bool:
+    """Whether a system runs a prepared graph."""
+    return system == "graph"
+
+
+def prepare_program(case: Case, device: torch.device) -> Any:
+    """Trace the case's training step and run the graph passes over it."""
+    from harness.graph_step import prepare
+
+    return prepare(case, device)
+
+
+def describe_program(program: Any) -> dict[str, Any] | None:
+    """What the manifest and the report say of a prepared graph; None when there is none."""
+    if program is None:
+        return None
+    passes = [getattr(entry, "to_dict", lambda entry=entry: entry)() for entry in getattr(program, "passes", [])]
+    return {"code_hash": program.code_hash, "passes": passes, "seconds": dict(getattr(program, "seconds", {}))}
+
+
+def _make_eager(case: Case, mesh: Mesh, device: torch.device, chunked: bool, wrap: Wrap) -> System:
+    from reference.step import make_eager
+
+    return make_eager(case, mesh, device, chunked, wrap)
+
+
+def _make_graph(case: Case, mesh: Mesh, device: torch.device, program: Any, wrap: Wrap) -> System:
+    from harness.graph_step import make_graph_system
+
+    return make_graph_system(case, mesh, device, program, wrap)
+
+
+def _import_factory(name: str, built_in: list[str]) -> Callable[[Case, Mesh], System]:
+    module, _, factory = name.partition(":")
+    if not factory:
+        raise UsageError(
+            f"unknown system {name!r}", expected=f"{', '.join(built_in)}, or package.module:factory", found=name
+        )
+    try:
+        found: Callable[[Case, Mesh], System] = getattr(importlib.import_module(module), factory)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"system {name} cannot be imported",
+            found=f"{type(error).__name__}: {error}",
+            fix="run from the folder that holds the package, or install it",
+        ) from error
+    return found
+
+
+def _describe_system(system: System) -> dict[str, Any]:
+    """What the system says of itself, such as its data's sha256."""
+    return dict(system.manifest()) if hasattr(system, "manifest") else {}

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.compare.align import align, merge_records, name_keys
+from harness.errors import RecordingError
+from harness.records import Key, Record
+
+W = Key(0, "grad", "w", 1)
+B = Key(0, "grad", "b", 1)
+LEFT = Record("0" * 32, "float32", (2,))
+RIGHT = Record("1" * 32, "float32", (2,))
+
+
+def test_records_of_one_key_pair_whatever_their_order():
+    alignment = align([(W, LEFT), (B, LEFT)], [(B, RIGHT), (W, RIGHT)])
+    assert alignment.pairs == {W: (LEFT, RIGHT), B: (LEFT, RIGHT)}
+    assert list(alignment.pairs) == [W, B]
+    assert alignment.gaps == []
+
+
+@pytest.mark.parametrize("other", [W._replace(step=1), W._replace(rank=0), W._replace(kind="param"), B])
+def test_every_part_of_the_key_counts(other):
+    alignment = align([(W, LEFT)], [(other, LEFT)])
+    assert alignment.pairs == {}
+    assert (alignment.missing, alignment.extra) == ((W,), (other,))
+
+
+def test_a_missing_and_an_extra_record_are_named():
+    assert align([(W, LEFT), (B, LEFT)], [(W, LEFT)]).gaps == ["the candidate lacks 1 record: step 0, rank 1, grad b"]
+    assert align([(W, LEFT)], [(W, LEFT), (B, LEFT)]).gaps == ["the reference lacks 1 record: step 0, rank 1, grad b"]
+
+
+def test_a_key_recorded_twice_is_named_even_when_both_records_agree():
+    assert align([(W, LEFT), (W, LEFT)], [(W, LEFT)]).gaps == [
+        "the reference recorded twice 1 record: step 0, rank 1, grad w"
+    ]
+
+
+def test_an_empty_side_is_named_once():
+    assert align([], [(W, LEFT)]).gaps == ["the reference recording is empty"]
+    assert align([], []).gaps == ["the reference recording is empty", "the candidate recording is empty"]
+
+
+def test_long_lists_of_keys_are_cut():
+    keys = [W._replace(step=step) for step in range(7)]
+    assert name_keys(keys).startswith("7 records: step 0, rank 1, grad w; ")
+    assert name_keys(keys).endswith("; and 2 more")
+
+
+def test_ranks_merge_into_one_recording_and_a_collision_is_refused():
+    assert merge_records([[(W, LEFT)], [(B, RIGHT)]]) == {W: LEFT, B: RIGHT}
+    with pytest.raises(RecordingError) as error:
+        merge_records([[(W, LEFT)], [(W, LEFT)]])
+    assert str(error.value) == (
+        "RecordingError: a key was recorded twice\n"
+        "  expected: one record a (step, rank, kind, name)\n"
+        "  found: 1 record: step 0, rank 1, grad w"
+    )

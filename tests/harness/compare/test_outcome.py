@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.compare.outcome import complete, result_of, result_of_error
+from harness.compare.verdict import compare, judge
+from harness.errors import ChunkError, PassError, RankError, RecordingError, TraceError
+from harness.records import Verdict
+
+
+def test_a_judged_case_becomes_a_result_with_its_facts(case, record, flip):
+    candidate = record()
+    flip(candidate, 0, "grad", "layers.0.b", 1)
+    judgement = judge(case, compare(record(), candidate, case))
+    result = result_of(case, judgement, device="cpu", backend="gloo", seconds={"trace": 1.0})
+    assert (result.verdict, result.steps, result.world_size) == (Verdict.DIFFERENT, 2, 2)
+    assert result.first_divergence.name == "layers.0.b"
+    assert result.seconds == {"trace": 1.0}
+    assert not result.as_expected
+
+
+@pytest.mark.parametrize("error", [ChunkError("x"), TraceError("x"), PassError("x"), RankError("x"), ValueError("x")])
+def test_a_failure_is_an_error_with_its_text(case, error):
+    result = result_of_error(case, error, device="cpu", backend="gloo")
+    assert result.verdict == Verdict.ERROR
+    assert result.error == f"{type(error).__name__}: x"
+
+
+def test_a_dead_rank_brings_its_traceback(case):
+    error = RankError("rank 3 raised", rank=3, traceback="Traceback ...\nValueError: no")
+    result = result_of_error(case, error, device="cpu", backend="gloo")
+    assert result.error == "RankError: rank 3 raised\n\nTraceback ...\nValueError: no"
+
+
+def test_a_damaged_recording_leaves_a_case_unverified(case):
+    result = result_of_error(case, RecordingError("truncated"), device="cpu", backend="gloo")
+    assert result.verdict == Verdict.UNVERIFIED
+
+
+def test_a_case_without_a_result_is_unverified_and_keeps_its_place(case, record):
+    judgement = judge(case, compare(record(), record(), case))
+    found = result_of(case, judgement, device="cpu", backend="gloo")
+    before, after = replace(case, name="before"), replace(case, name="after")
+    results = complete([before, case, after], [found], "interrupted", device="cpu", backend="gloo")
+    assert [(result.case.name, result.verdict) for result in results] == [
+        ("before", Verdict.UNVERIFIED),
+        ("tiny", Verdict.EQUAL),
+        ("after", Verdict.UNVERIFIED),
+    ]
+    assert results[0].error == "interrupted"

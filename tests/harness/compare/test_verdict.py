@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.compare.verdict import compare, judge
+from harness.records import Key, Recording, Verdict, zero_counts
+
+WHOLE = {"loss": 4, "grad": 8, "param": 4, "buffer": 8, "optimizer": 4}
+
+
+def test_equal_needs_every_record_and_counts_them(case, record):
+    comparison = compare(record(), record(), case)
+    assert comparison.verdict == Verdict.EQUAL
+    assert comparison.compared == WHOLE
+    assert comparison.mismatched == zero_counts()
+    assert (comparison.first_divergence, comparison.differing_kinds, comparison.reason) == (None, (), None)
+
+
+def test_one_flipped_bit_is_blamed_on_its_step_rank_kind_and_name(case, record, flip):
+    for key in record().records:
+        candidate = record()
+        flip(candidate, *key)
+        comparison = compare(record(), candidate, case)
+        first = comparison.first_divergence
+        assert comparison.verdict == Verdict.DIFFERENT
+        assert Key(first.step, first.kind, first.name, first.rank) == key
+        assert comparison.mismatched == zero_counts() | {key.kind: 1}
+        assert comparison.differing_kinds == (key.kind,)
+
+
+def test_the_first_divergence_follows_the_order_of_a_step(case, record, flip):
+    """Every prefix of the order differs, last first, and the newest is blamed each time."""
+    order = [
+        (0, "loss", "loss", 0),
+        (0, "loss", "loss", 1),
+        (0, "grad", "layers.0.w", 0),
+        (0, "grad", "layers.0.w", 1),
+        (0, "grad", "layers.0.b", 0),
+        (0, "buffer", "layers.0.moe.tokens_per_expert@before_optimizer", 1),
+        (0, "param", "layers.0.w", 0),
+        (0, "optimizer", "layers.0.w.exp_avg", 0),
+        (0, "buffer", "layers.0.moe.expert_bias@after_optimizer", 0),
+        (1, "loss", "loss", 0),
+    ]
+    candidate = record()
+    for place in reversed(order):
+        key = flip(candidate, *place)
+        first = compare(record(), candidate, case).first_divergence
+        assert Key(first.step, first.kind, first.name, first.rank) == key
+
+
+def test_differing_kinds_are_those_of_the_first_differing_step_on_any_rank(case, record, flip):
+    candidate = record()
+    flip(candidate, 0, "optimizer", "layers.0.w.exp_avg", 1)
+    flip(candidate, 0, "grad", "layers.0.b", 0)
+    flip(candidate, 1, "loss", "loss", 0)
+    comparison = compare(record(), candidate, case)
+    assert comparison.differing_kinds == ("grad", "optimizer")
+    assert comparison.mismatched == zero_counts() | {"loss": 1, "grad": 1, "optimizer": 1}
+
+
+def test_a_missing_record_is_never_equal(case, record):
+    for key in record().records:
+        candidate = record()
+        del candidate.records[key]
+        comparison = compare(record(), candidate, case)
+        assert comparison.verdict == Verdict.UNVERIFIED
+        place = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+        assert f"the candidate lacks 1 record: {place}" in comparison.reason
+
+
+def test_the_reason_for_a_missing_record_is_whole(case, record):
+    candidate = record()
+    del candidate.records[Key(1, "grad", "layers.0.b", 0)]
+    assert compare(record(), candidate, case).reason == (
+        "the evidence is incomplete\n  the candidate lacks 1 record: step 1, rank 0, grad layers.0.b"
+    )
+
+
+def test_an_extra_record_is_never_equal(case, record):
+    candidate = record()
+    candidate.records[Key(0, "grad", "ghost", 0)] = candidate.records[Key(0, "grad", "layers.0.w", 0)]
+    comparison = compare(record(), candidate, case)
+    assert comparison.verdict == Verdict.UNVERIFIED
+    assert comparison.reason == (
+        "the evidence is incomplete\n  the reference lacks 1 record: step 0, rank 0, grad ghost"
+    )
+
+
+def test_an_empty_recording_is_never_equal(case, record):
+    manifest = record().manifest
+    assert compare(Recording(manifest), record(), case).reason == (
+        "the evidence is incomplete\n  the reference recording is empty"
+    )
+    both = compare(Recording(manifest), Recording(manifest), case)
+    assert (both.verdict, both.compared) == (Verdict.UNVERIFIED, zero_counts())
+
+
+@pytest.mark.parametrize("kind", ["loss", "grad", "param", "optimizer"])
+def test_a_kind_that_both_sides_lack_is_never_equal(case, record, kind):
+    def without(recording):
+        recording.records = {key: value for key, value in recording.records.items() if key.kind != kind}
+        return recording
+
+    comparison = compare(without(record()), without(record()), case)
+    assert comparison.verdict == Verdict.UNVERIFIED
+    assert comparison.reason == (
+        f"the evidence is incomplete\n  no {kind} was compared at step 0, rank 0; step 0, rank 1; "
+        "step 1, rank 0; step 1, rank 1"
+    )
+
+
+def test_a_rank_or_a_step_that_both_sides_lack_is_never_equal(case, record):
+    for part in ("rank", "step"):
+        left, right = record(), record()
+        for recording in (left, right):
+            recording.records = {key: value for key, value in recording.records.items() if getattr(key, part) == 0}
+        comparison = compare(left, right, case)
+        assert comparison.verdict == Verdict.UNVERIFIED
+        assert "no loss was compared at " in comparison.reason
+
+
+def test_a_name_that_both_sides_drop_after_the_first_step_is_never_equal(case, record):
+    left, right = record(), record()
+    for recording in (left, right):
+        del recording.records[Key(1, "buffer", "layers.0.moe.expert_bias@after_optimizer", 1)]
+    assert compare(left, right, case).reason == (
+        "the evidence is incomplete\n  neither side recorded buffer layers.0.moe.expert_bias@after_optimizer "
+        "on rank 1 at step 1, though both did at others"
+    )
+
+
+def test_blank_digests_agree_about_nothing(case, record):
+    left, right = record(), record()
+    key = Key(0, "grad", "layers.0.w", 1)
+    for recording in (left, right):
+        recording.records[key] = recording.records[key]._replace(digest="")
+    assert compare(left, right, case).reason == (
+        "the evidence is incomplete\n  step 0, rank 1, grad layers.0.w has no digest of 32 hexadecimal digits"
+    )
+
+
+def test_records_outside_the_case_are_no_evidence(case, record):
+    left, right = record(), record()
+    for recording in (left, right):
+        for key in [key for key in recording.records if key.step == 1]:
+            recording.records[key._replace(step=2)] = recording.records[key]
+    comparison = compare(left, right, case)
+    assert comparison.verdict == Verdict.UNVERIFIED
+    assert "step 2, rank 0, grad layers.0.w is outside the case (2 steps, 2 ranks)" in comparison.reason
+
+
+def test_missing_evidence_outweighs_a_difference_that_is_still_named(case, record, flip):
+    candidate = record()
+    flip(candidate, 0, "loss", "loss", 1)
+    del candidate.records[Key(1, "grad", "layers.0.b", 0)]
+    comparison = compare(record(), candidate, case)
+    assert comparison.verdict == Verdict.UNVERIFIED
+    assert comparison.first_divergence.rank == 1
+
+
+def test_dtype_and_shape_mismatches_are_told_before_values(case, record, flip):
+    candidate = record()
+    flip(candidate, 0, "loss", "loss", 0)
+    key = flip(candidate, 1, "param", "layers.0.w", 1)
+    candidate.records[key] = candidate.records[key]._replace(dtype="bfloat16", shape=(8, 4))
+    comparison = compare(record(), candidate, case)
+    sentence = "step 1, rank 1, param layers.0.w: float32[4, 8] in the reference, bfloat16[8, 4] in the candidate"
+    assert comparison.layout_mismatches == (sentence,)
+    assert judge(case, comparison).error == f"dtypes or shapes differ\n  {sentence}"
+    assert comparison.first_divergence.kind == "loss"
+
+
+def test_a_dtype_that_differs_under_one_digest_is_a_difference(case, record):
+    candidate = record()
+    key = Key(0, "grad", "layers.0.w", 0)
+    candidate.records[key] = candidate.records[key]._replace(dtype="bfloat16")
+    comparison = compare(record(), candidate, case)
+    assert comparison.verdict == Verdict.DIFFERENT
+    first = comparison.first_divergence
+    assert (first.reference_type, first.candidate_type) == ("float32[4, 8]", "bfloat16[4, 8]")
+
+
+def test_recordings_of_another_case_are_not_comparable(case, record):
+    other = replace(case, seed=1, batch=replace(case.batch, seq_len=64))
+    candidate = record()
+    candidate.manifest["case"] = other.to_dict()
+    comparison = compare(record(), candidate, case)
+    assert (comparison.verdict, comparison.compared) == (Verdict.UNVERIFIED, zero_counts())
+    assert comparison.reason == (
+        "the recordings are not comparable\n"
+        "  the candidate was recorded with case.seed=1, the case says 0\n"
+        "  the candidate was recorded with case.batch.seq_len=64, the case says 32"
+    )
+
+
+def test_a_case_of_another_name_or_expectation_is_comparable(case, record):
+    candidate = record()
+    renamed = replace(case, name="other", family="x", candidate="mine", expected="DIFFERENT", differs=("grad",))
+    candidate.manifest["case"] = renamed.to_dict()
+    assert compare(record(), candidate, case).verdict == Verdict.EQUAL
+
+
+@pytest.mark.parametrize(("field", "value"), [("steps", 3), ("world_size", 16)])
+def test_another_number_of_steps_or_ranks_is_not_comparable(case, record, field, value):
+    reference = record()
+    reference.manifest[field] = value
+    assert compare(reference, record(), case).reason == (
+        f"the recordings are not comparable\n  the reference was recorded with {field}={value}, the case says 2"
+    )
+
+
+def test_a_manifest_without_a_case_is_not_comparable(case, record):
+    reference = Recording({}, record().records)
+    assert compare(reference, record(), case).reason == (
+        "the recordings are not comparable\n  the reference manifest does not say which case it recorded"
+    )
+
+
+def test_the_case_survives_json_in_a_manifest(case, record):
+    import json
+
+    candidate = record()
+    candidate.manifest = json.loads(json.dumps(candidate.manifest))
+    assert compare(record(), candidate, case).verdict == Verdict.EQUAL
+
+
+def test_without_controls_the_comparison_is_the_judgement(case, record):
+    judgement = judge(case, compare(record(), record(), case))
+    assert judgement.verdict == Verdict.EQUAL
+    assert judgement.control == {"reference": None, "candidate": None}
+    assert judgement.error is None
+
+
+def test_equal_controls_leave_the_verdict_alone(case, record, flip):
+    candidate = record()
+    flip(candidate, 0, "grad", "layers.0.b", 1)
+    same = compare(record(), record(), case)
+    judgement = judge(case, compare(record(), candidate, case), reference_control=same, candidate_control=same)
+    assert judgement.verdict == Verdict.DIFFERENT
+    assert judgement.control == {"reference": "EQUAL", "candidate": "EQUAL"}
+
+
+@pytest.mark.parametrize("main_differs", [False, True])
+def test_a_system_that_differs_from_itself_is_neither_equal_nor_different(case, record, flip, main_differs):
+    noisy = record()
+    flip(noisy, 1, "grad", "layers.0.b", 1)
+    control = compare(record(), noisy, case)
+    main = control if main_differs else compare(record(), record(), case)
+    judgement = judge(case, main, reference_control=compare(record(), record(), case), candidate_control=control)
+    assert judgement.verdict == Verdict.NONDETERMINISTIC
+    assert judgement.control == {"reference": "EQUAL", "candidate": "DIFFERENT"}
+    assert judgement.error == (
+        "control of candidate graph: two runs of one system differ, first at step 1, rank 1, grad layers.0.b"
+    )
+
+
+def test_a_control_without_evidence_makes_the_case_unverified(case, record, flip):
+    noisy = record()
+    flip(noisy, 1, "grad", "layers.0.b", 1)
+    judgement = judge(
+        case,
+        compare(record(), record(), case),
+        reference_control=compare(record(), noisy, case),
+        candidate_control=compare(record(), Recording(record().manifest), case),
+    )
+    assert judgement.verdict == Verdict.UNVERIFIED
+    assert judgement.control == {"reference": "DIFFERENT", "candidate": "UNVERIFIED"}
+    assert judgement.error == (
+        "control of candidate graph: the evidence is incomplete\n  the candidate recording is empty\n"
+        "control of reference eager_chunked: two runs of one system differ, first at step 1, rank 1, grad layers.0.b"
+    )
+
+
+def test_an_unverified_comparison_stays_so_whatever_the_controls_say(case, record, flip):
+    noisy = record()
+    flip(noisy, 0, "loss", "loss", 0)
+    main = compare(record(), Recording(record().manifest), case)
+    judgement = judge(case, main, reference_control=compare(record(), noisy, case))
+    assert judgement.verdict == Verdict.UNVERIFIED

@@ -1,0 +1,74 @@
+"""Results and a report made by hand: one of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.case import Case, Chunking
+from harness.records import CaseResult, Divergence, Report, Verdict
+from harness.report.status import exit_status
+
+COMPARED = {"loss": 160, "grad": 320, "param": 320, "buffer": 80, "optimizer": 640}
+LOSS = (10.5).hex()
+
+
+@pytest.fixture
+def make_result() -> Callable[..., CaseResult]:
+    def make(name: str = "moe_seq", verdict: str = "EQUAL", **facts: Any) -> CaseResult:
+        expected = facts.pop("expected", "EQUAL")
+        case = Case(
+            name=name,
+            family="chunking",
+            chunking=Chunking(dim="seq", modules="layers.*.moe"),
+            expected=expected,
+            differs=("grad", "param") if expected == "DIFFERENT" else (),
+        )
+        if verdict == "DIFFERENT":
+            facts = {
+                "mismatched": {"loss": 0, "grad": 3, "param": 2, "buffer": 0, "optimizer": 0},
+                "differing_kinds": ("grad", "param"),
+                "first_divergence": Divergence(step=0, rank=3, kind="grad", name="layers.1.moe.gate|w", max_ulp=1),
+                **facts,
+            }
+        values = {
+            "steps": 20,
+            "world_size": 8,
+            "device": "cpu",
+            "backend": "gloo",
+            "compared": dict(COMPARED),
+            "control": {"reference": "EQUAL", "candidate": "EQUAL"},
+            "losses": {"reference": [LOSS], "candidate": [LOSS]},
+            "seconds": {"trace": 2.0, "passes": {"chunk": 0.5}, "reference": 1.25},
+            "passes": [{"name": "chunk", "seconds": 0.5, "nodes_before": 10, "nodes_after": 20}],
+            **facts,
+        }
+        return CaseResult(case=case, verdict=Verdict(verdict), **values)
+
+    return make
+
+
+@pytest.fixture
+def make_report() -> Callable[..., Report]:
+    def make(*results: CaseResult, **facts: Any) -> Report:
+        environment = {"torch": "2.13.0", "device": "cpu", "backend": "gloo"}
+        values = {"run_id": "20260102T030405Z-abcdef", "environment": environment, **facts}
+        return Report(exit_status=exit_status(results), cases=list(results), **values)
+
+    return make
+
+
+@pytest.fixture
+def report(make_report, make_result) -> Report:
+    """One case as expected, one that differs, one that differs as it should, one error, one unverified."""
+    hostile = "Traceback ``` </details> ]]> \x1b[31m \x00 \ud800 \ufffe <b>&amp;"
+    return make_report(
+        make_result("good"),
+        make_result("bad", "DIFFERENT"),
+        make_result("meant", "DIFFERENT", expected="DIFFERENT"),
+        make_result("broken", "ERROR", error=hostile, losses={"reference": [], "candidate": []}),
+        make_result("lost", "UNVERIFIED", error="the candidate recording is empty"),
+        options=("--steps", "2"),
+    )

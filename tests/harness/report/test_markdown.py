@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from harness.report import markdown
+
+
+def test_the_verdict_table_comes_first_and_details_are_folded(report):
+    text = markdown.render(report)
+    header = text.index("| case")
+    assert header < text.index("<details>")
+    rows = [line for line in text[header : text.index("<details>")].splitlines() if line.startswith("|")]
+    assert [row.split("|")[1].strip() for row in rows[2:]] == ["good", "bad", "meant", "broken", "lost"]
+    assert text.count("<details>") == text.count("<summary>") == 6
+
+
+def test_the_headline_tells_the_exit_status_in_words(make_report, make_result):
+    assert "Exit status 0: every case got its expected verdict." in markdown.render(make_report(make_result()))
+    bad = make_report(make_result(verdict="DIFFERENT"))
+    assert "Exit status 1: some case did not get its expected verdict." in markdown.render(bad)
+    assert "No case was run." in markdown.render(make_report())
+
+
+def test_details_hold_losses_divergence_times_passes_environment_and_replay(make_report, make_result):
+    text = markdown.render(make_report(make_result(verdict="DIFFERENT"), options=("--steps", "2")))
+    squeezed = " ".join(text.split())
+    for part in (
+        "bitproof run -k moe_seq --steps 2",
+        "| 0 | 10.500000 | 0x1.5000000000000p+3 | 0x1.5000000000000p+3 | yes |",
+        "| max_ulp | 1 |",
+        "| passes.chunk | 0.500 |",
+        "| chunk | 0.5 | 10 | 20 |",
+        "| torch | 2.13.0 |",
+        "| grad | 320 | 3 |",
+        "| candidate | EQUAL |",
+    ):
+        assert part in squeezed
+
+
+def test_a_loss_that_one_side_lacks_is_told(make_report, make_result):
+    result = make_result(verdict="UNVERIFIED", losses={"reference": ["0x1p+0", "0x1p+1"], "candidate": ["0x1p+0"]})
+    assert "| 1 | 2.000000 | 0x1p+1 | missing | **no** |" in " ".join(markdown.render(make_report(result)).split())
+
+
+def test_cases_that_are_not_as_expected_are_told_first(report):
+    text = markdown.render(report)
+    assert text.index("<summary>bad: ") < text.index("<summary>good: ")
+
+
+def test_hostile_text_neither_ends_its_fence_nor_breaks_a_table(report):
+    text = markdown.render(report)
+    start = text.index("````text\nTraceback ```")
+    assert "</details>" in text[start : text.index("\n````\n", start)]
+    assert "layers.1.moe.gate\\|w" in text
+
+
+def test_a_long_error_is_cut_in_the_middle(make_report, make_result):
+    error = "START" + "x" * 100_000 + "END"
+    text = markdown.render(make_report(make_result(verdict="ERROR", error=error)))
+    assert len(text) < 2 * markdown.MAX_ERROR_CHARS
+    assert "START" in text and "END" in text
+    assert "84008 characters left out" in text
+
+
+def test_a_summary_stays_below_what_ci_systems_take(make_report, make_result):
+    results = [make_result(f"case{i}", "ERROR", error="x" * 50_000) for i in range(100)]
+    text = markdown.render(make_report(*results))
+    assert len(text.encode()) < 2**20
+    assert "more cases are left out here; report.json has them." in text
+    assert "| case99 " in text
+
+
+def test_results_outside_a_run_are_summarized_too(make_result):
+    assert "Exit status 1" in markdown.summarize([make_result(verdict="DIFFERENT")])

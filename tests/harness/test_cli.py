@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.case import Case, Chunking
+from harness.cli import main
+from harness.records import CaseResult, Report, Verdict
+from harness.report.write import prepare_run_dir, write_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def called(monkeypatch) -> list:
+    """What `bitproof run` would have run."""
+    calls = []
+    fake = types.ModuleType("harness.launch")
+    fake.RunOptions = types.SimpleNamespace
+    monkeypatch.setitem(sys.modules, "harness.launch", fake)
+    monkeypatch.setattr(harness, "launch", fake, raising=False)
+
+    def record(cases, options, report_dir, replay):
+        calls.append((cases, options, report_dir, replay))
+        return 1
+
+    monkeypatch.setattr("harness.cli.run_and_report", record)
+    return calls
+
+
+def test_list_shows_every_case_and_json_the_promised_fields(capsys):
+    assert main(["list"]) == 0
+    assert "moe_seq" in capsys.readouterr().out
+    assert main(["list", "-k", "moe_seq", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "name": "moe_seq",
+            "family": "chunking",
+            "expected": "EQUAL",
+            "reference": "eager_chunked",
+            "candidate": "graph",
+            "world_size": 8,
+            "steps": 20,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["list", "-k", "llama and"], "UsageError: the -k expression is wrong at column 10"),
+        (["list", "-k", "no_such_case"], "UsageError: no case matches the expression"),
+        (["run", "--steps", "0"], "Invalid value for '--steps'"),
+        (["run", "--device", "tpu"], "Invalid value for '--device'"),
+        (["run", "--stress"], "No such option"),
+        (["run", "--data", "no/such/file"], "UsageError: there is no such data file"),
+        (["run", "-k", "moe_seq", "--world-size", "3"], "CaseError: expert parallelism must divide the world size"),
+        (["run", "--early-grad-accumulation"], "CaseError: case unchunked does not chunk"),
+        (["report", "no/such/run"], "UsageError: there is no such run folder"),
+        (["report", ".", "--format", "html"], "expected: json or junit or md\n  found: 'html'"),
+        (["no_such_command"], "No such command"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_its_text_on_stderr(capsys, called, arguments, text):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert text in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert called == []
+
+
+def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_path):
+    data = tmp_path / "text.txt"
+    data.write_text("text")
+    line = (
+        f"run -k moe_seq --candidate mine --reference eager --steps 3 --world-size 4 --device cpu --no-control "
+        f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v"
+    )
+    assert main(line.split()) == 1
+    [(cases, options, report_dir, replay)] = called
+    assert [case.name for case in cases] == ["moe_seq"]
+    assert (cases[0].candidate, cases[0].reference, cases[0].steps) == ("mine", "eager", 3)
+    assert vars(options) == {"device": "cpu", "timeout": 30.0, "control": "never", "inject": "flip-bit", "verbose": True}
+    assert report_dir == tmp_path
+    assert (
+        replay
+        == (
+            f"--candidate mine --reference eager --steps 3 --world-size 4 --data {data} --inject flip-bit --device cpu "
+            "--early-grad-accumulation --no-control"
+        ).split()
+    )
+
+
+def test_run_without_options_takes_every_case_as_it_is(called):
+    assert main(["run", "-k", "not unequal"]) == 1
+    [(cases, options, report_dir, replay)] = called
+    assert [case.name for case in cases] == ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    assert vars(options) == {"device": "auto", "timeout": 600.0, "control": "when_different", "inject": None, "verbose": False}
+    assert (report_dir, replay) == (Path("reports"), [])
+
+
+def test_our_own_bug_ends_with_3_and_a_traceback(called, monkeypatch, capsys):
+    monkeypatch.setattr("harness.cli.run_and_report", lambda *arguments: 1 // 0)
+    assert main(["run"]) == 3
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_report_is_printed_again_in_every_form(tmp_path, capsys):
+    case = Case(name="moe_seq", family="x", chunking=Chunking(dim="seq", modules="*"))
+    result = CaseResult(
+        case=case, verdict=Verdict.ERROR, error="no", steps=1, world_size=8, device="cpu", backend="gloo"
+    )
+    run_dir = prepare_run_dir(tmp_path)
+    write_run(Report(run_id=run_dir.name, exit_status=3, environment={}, cases=[result]), run_dir)
+    for form, name in {"md": "report.md", "junit": "junit.xml", "json": "report.json"}.items():
+        assert main(["report", str(run_dir), "--format", form]) == 0
+        assert capsys.readouterr().out == (run_dir / name).read_text()
+    (run_dir / "report.json").write_text("{")
+    assert main(["report", str(run_dir)]) == 3
+    assert "RecordingError: a report is not JSON" in capsys.readouterr().err
+
+
+def test_doctor_ends_with_0_when_the_main_cases_can_run_and_3_otherwise(monkeypatch, capsys, tmp_path):
+    able = {"version": "2.13.0+cpu", "gloo": True, "nccl": False, "gpus": []}
+    monkeypatch.setattr("harness.doctor.available_gib", lambda: 24.0)
+    monkeypatch.setattr("harness.doctor.probe_torch", lambda: able)
+    assert main(["doctor", "--report-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("ok  main cases: transformer_batch, moe_batch, moe_seq can run\n")
+    monkeypatch.setattr("harness.doctor.probe_torch", lambda: able | {"version": "2.10.1"})
+    assert main(["doctor", "--report-dir", str(tmp_path)]) == 3
+    out = capsys.readouterr().out
+    assert "no  torch: 2.10.1, supported: 2.11 to 2.15; fix: install a supported torch\n" in out
+    assert out.endswith("no  main cases: transformer_batch, moe_batch, moe_seq cannot run, because of: torch\n")
+
+
+def test_listing_loads_neither_torch_nor_pandas_and_is_quick():
+    code = (
+        "import sys; from harness.cli import main; status = main(['list']); "
+        "assert not {'torch', 'pandas', 'numpy', 'pyarrow'} & set(sys.modules); sys.exit(status)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - began < 2.0
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "list", "-k", "nope"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("UsageError: no case matches")

@@ -1,0 +1,161 @@
+"""Systems small enough to run in milliseconds, each with one way to behave. Named as `tests.harness.toy_systems:steady`."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.case import Case
+from reference.parallel.mesh import Mesh
+
+BAD_STEP = 2
+BAD_RANK = 1
+
+
+class Toy:
+    """A linear model on every rank, whose gradients are summed over ranks. One grad a step has the name `weight`."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        self.rank = mesh.rank
+        self.world_size = case.parallelism.world_size
+        self.weight = torch.arange(6, dtype=torch.float32).reshape(2, 3) / 7
+        self.moment = torch.zeros_like(self.weight)
+        self.gradients: Any = self.plain_gradients
+
+    def wrap_gradients(self, wrap: Callable[[Any], Any]) -> None:
+        """Let a fault have the function that computes gradients."""
+        self.gradients = wrap(self.gradients)
+
+    def plain_gradients(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss (w . x)^2 and its gradient on this rank."""
+        product = (self.weight * x).sum()
+        gradients = [torch.empty_like(x) for _ in range(self.world_size)]
+        dist.all_gather(gradients, 2 * product * x)
+        return product.square(), {"weight": sum(gradients[1:], gradients[0])}
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        """One step of momentum descent."""
+        self.misbehave(index)
+        loss, gradients = self.gradients(torch.full((2, 3), 0.5 + index + self.rank / 8))
+        observe("loss", "loss", loss)
+        observe("grad", "weight", gradients["weight"])
+        self.moment = self.moment * 0.9 + gradients["weight"]
+        self.weight = self.weight - 1e-6 * self.moment
+        observe("param", "weight", self.weight)
+        observe("optimizer", "weight.moment", self.moment)
+
+    def misbehave(self, index: int) -> None:
+        """What sets a toy apart."""
+
+    def manifest(self) -> dict[str, Any]:
+        """What this rank read."""
+        return {"data_sha256": f"toy{self.rank}"}
+
+
+def steady(case: Case, mesh: Mesh) -> Toy:
+    """The same every time."""
+    return Toy(case, mesh)
+
+
+class OneBitOff(Toy):
+    """Has one other bit in its gradient, on one rank, from one step on."""
+
+    def plain_gradients(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, gradients = super().plain_gradients(x)
+        if self.rank == BAD_RANK and x[0, 0] > 0.5 + BAD_STEP:
+            gradients["weight"].view(torch.int32)[1, 2] ^= 1
+        return loss, gradients
+
+
+one_bit_off = OneBitOff
+
+
+class Noisy(Toy):
+    """Never the same twice."""
+
+    def misbehave(self, index: int) -> None:
+        self.weight = self.weight + random.SystemRandom().random()
+
+
+noisy = Noisy
+
+
+class Misbehaving(Toy):
+    """Does `deed` on one rank at one step."""
+
+    def misbehave(self, index: int) -> None:
+        if self.rank == BAD_RANK and index == BAD_STEP:
+            self.deed()
+
+    def deed(self) -> None:
+        """What it does."""
+
+
+class Raising(Misbehaving):
+    def deed(self) -> None:
+        raise ValueError("the toy is broken")
+
+
+class Killed(Misbehaving):
+    def deed(self) -> None:
+        print("a last word", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Leaving(Misbehaving):
+    def deed(self) -> None:
+        os._exit(0)
+
+
+class Hanging(Misbehaving):
+    def deed(self) -> None:
+        hang_here()
+
+
+def hang_here() -> None:
+    """A name to find in a stack."""
+    time.sleep(3600)
+
+
+class HostKiller(Misbehaving):
+    def deed(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3600)
+
+
+class Spawning(Misbehaving):
+    """Leaves a child of its own behind."""
+
+    def deed(self) -> None:
+        if os.fork() == 0:
+            time.sleep(3600)
+
+
+raising, killed, leaving, hanging, host_killer, spawning = Raising, Killed, Leaving, Hanging, HostKiller, Spawning
+
+
+class Lossless(Toy):
+    """Observes nothing at all."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        return None
+
+
+lossless = Lossless
+
+
+class OtherShape(Toy):
+    """Reports its weight flat: the same bytes under another shape."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        super().step(index, lambda kind, name, t: observe(kind, name, t.reshape(-1) if kind == "param" else t))
+
+
+other_shape = OtherShape

@@ -2,10 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 
 NAMES = {"transformer_batch", "moe_batch", "moe_seq"}
 
-report = json.load(open(sys.argv[1]))
+report = json.loads(Path(sys.argv[1]).read_text())
 cases = {case["name"]: case for case in report["cases"]}
 assert report["exit_status"] == 0 and set(cases) == NAMES, (report["exit_status"], sorted(cases))
 for name, case in cases.items():

@@ -58,5 +58,5 @@ def read_determinism() -> dict[str, Any]:
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
             "cuda_matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-            "mkldnn": bool(torch.backends.mkldnn.is_available()),  # type: ignore[no-untyped-call]
+            "mkldnn": bool(torch.backends.mkldnn.is_available()),
         }

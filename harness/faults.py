@@ -58,6 +58,7 @@ class KillRank(Fault):
     kind: ClassVar[str] = "kill-rank"
 
     def strike(self) -> None:
+        """Die as if killed from outside."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -68,6 +69,7 @@ class HangRank(Fault):
     kind: ClassVar[str] = "hang-rank"
 
     def strike(self) -> None:
+        """Never come back."""
         while True:
             time.sleep(3600)
 
@@ -79,6 +81,7 @@ class Raise(Fault):
     kind: ClassVar[str] = "raise"
 
     def strike(self) -> None:
+        """Fail as a defect in the system would."""
         raise RuntimeError(f"injected by {self}")
 
 

@@ -88,7 +88,8 @@ def make_graph_system(
     """A trainer whose gradients come from `program`. `wrap` may tamper with them."""
     trainer = Trainer(case, mesh, device)
     buffers = dict(trainer.model.named_buffers())
-    state = [*(trainer.parameters[name] for name in program.parameter_names), *(buffers[n] for n in program.buffer_names)]
+    state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
+    state += [buffers[name] for name in program.buffer_names]
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():

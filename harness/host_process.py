@@ -24,7 +24,7 @@ from harness.failures import tail
 OnEvent = Callable[[dict[str, Any]], None]
 
 
-class HostLost(Exception):
+class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
     """The host ended by itself, or fell silent and was killed. `error` tells the user."""
 
     def __init__(self, error: RankError, *, silent: bool) -> None:

@@ -44,7 +44,7 @@ def chunk_modules(model: nn.Module, chunking: Chunking) -> list[str]:
         )
     for name in names:
         module = model.get_submodule(name)
-        module.forward = _ChunkedForward(name, module.forward, chunking.dim)  # type: ignore[method-assign]
+        module.forward = _ChunkedForward(name, module.forward, chunking.dim)
     return names
 
 
@@ -154,10 +154,11 @@ def _half(x: Tensor, dim: int, index: int) -> Tensor:
 def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
     """The rows [first, first + extent / 2) of a BlockMask's batch; its mask_mod keeps seeing whole-batch indices."""
 
-    def rows(blocks: Tensor | None) -> Tensor | None:
-        if blocks is None or blocks.shape[0] == 1:
-            return blocks
-        return blocks.narrow(0, first, extent // 2)
+    def rows(blocks: Tensor) -> Tensor:
+        return blocks if blocks.shape[0] == 1 else blocks.narrow(0, first, extent // 2)
+
+    def rows_if_any(blocks: Tensor | None) -> Tensor | None:
+        return None if blocks is None else rows(blocks)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return mask.mask_mod(b + first, h, q, kv)
@@ -165,8 +166,8 @@ def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
     return BlockMask.from_kv_blocks(
         rows(mask.kv_num_blocks),
         rows(mask.kv_indices),
-        rows(mask.full_kv_num_blocks),
-        rows(mask.full_kv_indices),
+        rows_if_any(mask.full_kv_num_blocks),
+        rows_if_any(mask.full_kv_indices),
         BLOCK_SIZE=mask.BLOCK_SIZE,
         mask_mod=mask_mod,
         seq_lengths=mask.seq_lengths,

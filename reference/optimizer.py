@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def balance_experts(model: nn.Module, rate: float) -> None:
     Counts are summed over all ranks in one all-reduce, in rank order on gloo. An expert with fewer
     tokens than the mean gains `rate`, one with more loses it (https://arxiv.org/abs/2408.15664).
     """
-    layers = [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
     if not layers:
         return
     counts_ME = all_reduce(torch.stack([layer.tokens_per_expert for layer in layers]), FSDP)

@@ -7,7 +7,7 @@ replaceable part: eager autograd here, a compiled graph elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
         model = build_model(case.model)
     for module in model.modules():
         if hasattr(module, "exchange"):
-            module.exchange = ExpertExchange(mesh.size(EXPERT), EXPERT)
+            module.exchange = cast(Any, ExpertExchange(mesh.size(EXPERT), EXPERT))
     fully_shard(model, mesh, case.precision, case.seed, device)
     return model
 

@@ -60,7 +60,9 @@ def test_the_reference_imports_only_itself_and_the_floor():
 
 
 def test_the_graph_pipeline_does_not_know_the_reference():
-    assert offenders(lambda name: within(name, "harness.graph"), lambda _, imported: within(imported, "reference")) == []
+    assert (
+        offenders(lambda name: within(name, "harness.graph"), lambda _, imported: within(imported, "reference")) == []
+    )
 
 
 def test_only_the_pipeline_imports_passes():

@@ -86,7 +86,9 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
     """For each node the one whose storage its value shares: a view's and a written argument's owner; else itself."""
     owners: dict[Node, Node] = {}
     for node in nodes:
-        shared = node.all_input_nodes if node.target is operator.getitem else _arguments(node, _aliased_names(node.target))
+        shared = (
+            node.all_input_nodes if node.target is operator.getitem else _arguments(node, _aliased_names(node.target))
+        )
         owners[node] = owners[shared[0]] if shared else node
     return owners
 

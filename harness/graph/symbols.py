@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import sympy
@@ -93,6 +93,6 @@ def source_of(node: Node) -> str:
     return f"{origin}, {origin.source}" if origin.source else str(origin)
 
 
-def symbols_in(nodes: Iterator[Node]) -> set[sympy.Symbol]:
+def symbols_in(nodes: Iterable[Node]) -> set[sympy.Symbol]:
     """Every symbol in the values of `nodes`."""
     return set().union(*(free_symbols(node.meta.get("val")) for node in nodes))

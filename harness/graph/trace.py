@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from harness.errors import TraceError
+from harness.graph import symbols
 from harness.graph.origin import OriginRecorder
 
 log = logging.getLogger(__name__)
@@ -95,10 +96,10 @@ def trace_joint_step(
             return [loss, *torch.autograd.grad(loss, parameters, torch.full_like(loss, gradient_seed))]
 
     def recorded(*args: Any) -> list[Tensor]:
-        with recorder.recording(get_proxy_mode().tracer):
+        with recorder.recording(cast(Any, get_proxy_mode()).tracer):
             return joint_step(*args)
 
-    symbol = fake_inputs[0].shape[chunk_dim].node.expr
+    symbol = symbols.expression(fake_inputs[0].shape[chunk_dim])
     try:
         with fake_mode, torch.autograd.set_multithreading_enabled(False):
             module = make_fx(recorded, _error_on_data_dependent_ops=False)(fake_state, fake_inputs)
@@ -134,7 +135,7 @@ def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:
     return extent
 
 
-def _fake_state(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> FakeTensor:
+def _fake_state(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)
@@ -149,8 +150,8 @@ def _fake_input(
     sizes[dim] = DimDynamic.UNBACKED
     # torch 2.11 knows no bounds on unbacked dims; they only let tracing rule out sizes 0 and 1 earlier.
     known = {f.name for f in dataclasses.fields(StatelessSymbolicContext)}
-    options = {"shape_ids": {dim: "chunk"}, "unbacked_bounds": {dim: (max(extent // 2, 1), extent)}}
-    context = StatelessSymbolicContext(sizes, **{k: v for k, v in options.items() if k in known})
+    options: dict[str, Any] = {"shape_ids": {dim: "chunk"}, "unbacked_bounds": {dim: (max(extent // 2, 1), extent)}}
+    context: Any = StatelessSymbolicContext(sizes, **{k: v for k, v in options.items() if k in known})
     assert fake_mode.shape_env is not None
     with fake_mode.shape_env.ignore_fresh_unbacked_symbols():
         placeholder = torch.empty(x.shape, dtype=x.dtype, device=device)

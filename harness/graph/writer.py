@@ -46,7 +46,7 @@ class GraphWriter:
 
     def get_attr(self, source: Node, extent: int) -> Node:
         """Copy a reference to an attribute; a nested graph module is copied with the symbol at `extent`."""
-        value = getattr(self.source, source.target)
+        value = getattr(self.source, str(source.target))
         if isinstance(value, GraphModule):
             name = f"{source.target}_{extent}"
             if name not in self._nested:

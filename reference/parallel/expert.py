@@ -23,13 +23,13 @@ class AllToAll(torch.autograd.Function):
     """Uneven all-to-all of rows over a named group; the gradient travels the same way back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
         """`rows` (sum(sent), D) -> (sum(received), D)."""
         ctx.received, ctx.sent, ctx.group = received, sent, group
         return all_to_all(rows, received, sent, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """`grad` (sum(received), D) -> (sum(sent), D)."""
         return all_to_all(grad.contiguous(), ctx.sent, ctx.received, ctx.group), None, None, None
 

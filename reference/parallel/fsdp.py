@@ -13,7 +13,6 @@ so a module whose forward runs twice gathers twice and reduces twice, as in Simp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,14 +54,14 @@ class Unshard(torch.autograd.Function):
     """shard -> full parameter in the compute dtype; gradient -> this rank's rows of its sum over ranks."""
 
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, sharding: Sharding) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, shard: Tensor, sharding: Sharding) -> Tensor:
         """All-gather `shard` (rows_per_rank, ...) into (rows, ...)."""
         ctx.sharding = sharding
         full = all_gather(shard.to(sharding.compute), sharding.size, sharding.group)
         return full if full.shape[0] == sharding.rows else full.narrow(0, 0, sharding.rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Sum `grad` (rows, ...) over ranks; returns this rank's rows in float32."""
         sharding: Sharding = ctx.sharding
         padding = sharding.rows_per_rank * sharding.size - sharding.rows
@@ -128,5 +127,3 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
         return property(lambda module: Unshard.apply(module._parameters[name], shardings[name]))
 
     return type(f"Sharded{cls.__name__}", (cls,), {name: reader(name) for name in shardings})
-
-

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -61,9 +62,7 @@ class Mesh:
         }[group]
 
 
-def join_groups(
-    mesh: Mesh, device: torch.device, store: dist.Store, *, backend: str, timeout: float = 1800.0
-) -> None:
+def join_groups(mesh: Mesh, device: torch.device, store: dist.Store, *, backend: str, timeout: float = 1800.0) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
 
     `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. On gloo, sums are
@@ -78,7 +77,7 @@ def join_groups(
     for name in GROUP_NAMES:
         group = _new_subgroup(mesh.partition(name), mesh.rank, limit)
         _joined[name] = RankOrderGroup(group) if backend == "gloo" else group
-        _register_process_group(name, _joined[name])
+        _register_process_group(cast(Any, name), _joined[name])
 
 
 def leave_groups() -> None:
@@ -86,7 +85,7 @@ def leave_groups() -> None:
     if not dist.is_initialized():
         return
     for name in GROUP_NAMES:
-        _unregister_process_group(name)
+        _unregister_process_group(cast(Any, name))
     _joined.clear()
     dist.destroy_process_group()
 

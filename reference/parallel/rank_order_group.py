@@ -44,10 +44,10 @@ class RankOrderGroup(dist.ProcessGroup):
     """
 
     def __init__(self, gloo: dist.ProcessGroup) -> None:
-        super().__init__(gloo.rank(), gloo.size())
+        super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]
         self._gloo = gloo
 
-    def getBackendName(self) -> str:  # noqa: N802 (the name torch calls)
+    def getBackendName(self) -> str:  # the name torch calls
         """What `dist.get_backend` and error messages show."""
         return "gloo"
 
@@ -68,7 +68,7 @@ class RankOrderGroup(dist.ProcessGroup):
         _refuse_all_but_sum(opts)
         return _AllOf([self._all_reduce(x) for x in tensors])
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Sum each tensor over ranks in rank order, in place."""
         return self.allreduce_coalesced(tensors, opts)
 
@@ -87,11 +87,11 @@ class RankOrderGroup(dist.ProcessGroup):
         transfer = self._gloo.alltoall_base(received, _to_host(x), output_splits, input_splits)
         return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
 
-    all_gather_single = _allgather_base
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-    reduce_scatter_single = _reduce_scatter_base
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-    all_to_all_single = alltoall_base
+    all_gather_single = _allgather_base  # type: ignore[assignment]
+    all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
+    all_to_all_single = alltoall_base  # type: ignore[assignment]
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
         sent_WN = _to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous()

@@ -88,7 +88,13 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     [(cases, options, report_dir, replay)] = called
     assert [case.name for case in cases] == ["moe_seq"]
     assert (cases[0].candidate, cases[0].reference, cases[0].steps) == ("mine", "eager", 3)
-    assert vars(options) == {"device": "cpu", "timeout": 30.0, "control": "never", "inject": "flip-bit", "verbose": True}
+    assert vars(options) == {
+        "device": "cpu",
+        "timeout": 30.0,
+        "control": "never",
+        "inject": "flip-bit",
+        "verbose": True,
+    }
     assert report_dir == tmp_path
     assert (
         replay
@@ -103,7 +109,13 @@ def test_run_without_options_takes_every_case_as_it_is(called):
     assert main(["run", "-k", "not unequal"]) == 1
     [(cases, options, report_dir, replay)] = called
     assert [case.name for case in cases] == ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
-    assert vars(options) == {"device": "auto", "timeout": 600.0, "control": "when_different", "inject": None, "verbose": False}
+    assert vars(options) == {
+        "device": "auto",
+        "timeout": 600.0,
+        "control": "when_different",
+        "inject": None,
+        "verbose": False,
+    }
     assert (report_dir, replay) == (Path("reports"), [])
 
 

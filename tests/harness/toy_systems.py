@@ -1,4 +1,4 @@
-"""Systems small enough to run in milliseconds, each with one way to behave. Named as `tests.harness.toy_systems:steady`."""
+"""Systems that run in milliseconds, each with one way to behave. Named as `tests.harness.toy_systems:steady`."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-import torch
 from harness.errors import ChunkError
 from harness.graph import operators, symbols
 from harness.graph.chunk import refusals

@@ -42,7 +42,7 @@ def refuse_baked_view(node: Node, symbol: object) -> None:
     if node.target not in operators.SIZED_VIEWS:
         return
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
-    if carries(source, symbol) and not carries(value, symbol):  # type: ignore[arg-type]
+    if carries(source, symbol) and not carries(value, symbol):
         raise ChunkError(
             f"view `{node.name}` has a baked constant where the chunked dim should flow",
             expected=f"a size computed from x.shape; its input has {list(map(str, source.shape))}",

@@ -1,4 +1,4 @@
-"""Small models, the graphs traced from them, and the two ways to run a step: as a graph, and in eager chunks by hand."""
+"""Small models, graphs traced from them, and two ways to run a step: as a graph, and in eager chunks by hand."""
 
 # B batch, S sequence, D model dim
 

@@ -76,7 +76,9 @@ def test_a_module_that_runs_twice_gathers_and_reduces_twice():
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Count(TorchDispatchMode):
-        names: list[str] = []
+        def __init__(self):
+            super().__init__()
+            self.names = []
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             self.names.append(func._schema.name.split("::")[1])

@@ -50,7 +50,7 @@ def test_an_uneven_all_to_all_within_a_subgroup_moves_each_row_to_its_rank():
 
 def test_a_reduction_that_is_no_sum_is_refused():
     def body(mesh):
-        with pytest.raises(ValueError, match="a rank-order group takes sums only, not .*MAX"):
+        with pytest.raises(ValueError, match=r"a rank-order group takes sums only, not .*MAX"):
             torch.ops._c10d_functional.all_reduce(torch.ones(2), "max", FSDP)
         return True
 

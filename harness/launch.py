@@ -216,10 +216,13 @@ class CaseRun:
     def result(self) -> CaseResult:
         """Run the case. Whatever goes wrong with it becomes its result."""
         where = {"device": self.placement.device, "backend": self.placement.backend}
+        began = time.monotonic()
         try:
             judgement, recordings = self._judge()
         except BitproofError as error:
+            self.seconds["total"] = time.monotonic() - began
             return result_of_error(self.case, error, **where, seconds=self.seconds, passes=self.passes)
+        self.seconds["total"] = time.monotonic() - began
         losses = {role: recording.losses() for role, recording in recordings.items()}
         return result_of(self.case, judgement, **where, losses=losses, seconds=self.seconds, passes=self.passes)
 

@@ -25,10 +25,7 @@ class Verdict(enum.StrEnum):
 
 
 class Key(NamedTuple):
-    """The full name of one recorded tensor. Records pair by all four parts or not at all.
-
-    Ordered as a step runs: a key that sorts first was computed no later.
-    """
+    """The full name of one recorded tensor. Records pair by all four parts or not at all."""
 
     step: int
     kind: Kind

@@ -88,7 +88,7 @@ def breakdown(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "case": case["name"],
         **phases,
-        "in all": sum(phases.values()),
+        "in all": seconds["total"],
         "of which recording": record,
         "comparison / steps": f"{share:.1%}",
     }

@@ -1,0 +1,179 @@
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.capture import store
+from harness.capture.store import join_parts, read_recording, write_part, write_recording
+from harness.errors import RecordingError
+from harness.records import Key, Record
+
+MANIFEST = {"case": {"name": "toy"}, "system": "eager", "world_size": 2, "steps": 2}
+ROWS = [
+    (Key(0, "loss", "loss", 0), Record("0" * 32, "float32", (), "0x1.8000000000000p+1")),
+    (Key(0, "grad", "layers.0.w", 0), Record("a" * 32, "bfloat16", (2, 3))),
+    (Key(1, "buffer", "counts@after_optimizer", 1), Record("b" * 32, "int64", (0,))),
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_recording(tmp_path / "recording", MANIFEST, ROWS)
+    return tmp_path / "recording"
+
+
+def write_columns(folder, **changes):
+    """Replace columns of the recording, unchecked."""
+    table = store._table(ROWS)
+    for name, values in changes.items():
+        index = table.column_names.index(name)
+        table = table.set_column(index, table.schema.field(name), pa.array(values, table.schema.field(name).type))
+    pq.write_table(table, folder / "digests.parquet")
+
+
+def refusal(folder):
+    with pytest.raises(RecordingError) as error:
+        read_recording(folder)
+    return str(error.value)
+
+
+def test_a_recording_comes_back_as_it_was_written(folder):
+    recording = read_recording(folder)
+    assert list(recording.records.items()) == ROWS
+    assert recording.manifest == {"schema": 1} | MANIFEST
+    assert recording.losses() == ["0x1.8000000000000p+1"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["recording"]
+
+
+def test_parts_join_in_the_order_given(tmp_path):
+    write_part(tmp_path / "1", ROWS[2:])
+    write_part(tmp_path / "0", ROWS[:2])
+    join_parts(tmp_path / "joined", MANIFEST, [tmp_path / "0", tmp_path / "1"])
+    assert list(read_recording(tmp_path / "joined").records.items()) == ROWS
+
+
+def test_a_recording_is_replaced_whole(folder):
+    write_recording(folder, MANIFEST, ROWS[:1])
+    assert len(read_recording(folder).records) == 1
+
+
+def test_a_recording_that_could_not_be_written_leaves_the_old_one(folder):
+    with pytest.raises(TypeError):
+        write_recording(folder, MANIFEST | {"steps": object()}, ROWS[:1])
+    assert len(read_recording(folder).records) == 3
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["recording"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "digests.parquet"])
+def test_a_missing_file_is_refused(folder, name):
+    (folder / name).unlink()
+    assert refusal(folder) == (
+        f"RecordingError: {folder / name} cannot be read\n"
+        "  found: No such file or directory\n"
+        "  fix: record the system again, or name another folder"
+    )
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, -1])
+def test_truncated_digests_are_refused(folder, keep):
+    path = folder / "digests.parquet"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert refusal(folder).startswith(f"RecordingError: {path} is damaged\n  found: ArrowInvalid: ")
+
+
+def test_garbage_is_refused(folder):
+    path = folder / "digests.parquet"
+    path.write_bytes(b"\x80\x04\x95 not parquet" * 100)
+    assert refusal(folder).startswith(f"RecordingError: {path} is damaged")
+
+
+def test_no_flipped_byte_of_the_digests_is_read_as_another_recording(folder):
+    path = folder / "digests.parquet"
+    content = path.read_bytes()
+    original = read_recording(folder).records
+    for index in range(0, len(content), 7):
+        path.write_bytes(content[:index] + bytes([content[index] ^ 0x55]) + content[index + 1 :])
+        try:
+            found = read_recording(folder).records
+        except RecordingError as error:
+            assert str(path) in str(error)
+        else:
+            assert found == original, f"byte {index}"
+
+
+def test_wrong_columns_are_refused(folder):
+    path = folder / "digests.parquet"
+    pq.write_table(pa.table({"step": [1], "digest": ["x"]}), path)
+    assert refusal(folder) == (
+        f"RecordingError: {path} has the wrong columns\n"
+        "  expected: step: int32, rank: int32, kind: string, name: string, digest: string, dtype: string, "
+        "shape: list<element: int32>, value: string\n"
+        "  found: step: int64, digest: string"
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("step", [0, 0, 2], "step in 0..1"),
+        ("step", [0, 0, -1], "step in 0..1"),
+        ("rank", [0, 0, 2], "rank in 0..1"),
+        ("kind", ["loss", "grad", "weight"], "kind among loss, grad, param, buffer, optimizer"),
+        ("name", ["loss", "", "c"], "name of 1 to 1000 printable characters"),
+        ("name", ["loss", "\x1b[31m", "c"], "name of 1 to 1000 printable characters"),
+        ("digest", ["0" * 32, "a" * 31, "b" * 32], "digest of 32 hexadecimal digits"),
+        ("digest", ["0" * 32, "A" * 32, "b" * 32], "digest of 32 hexadecimal digits"),
+        ("dtype", ["float32", "../x", "int64"], "dtype by its name"),
+        ("shape", [[], [2, -3], [0]], "sizes that are not negative"),
+        ("value", [None, None, None], "a value for each loss and for nothing else"),
+        ("value", ["0x1.0p+0", "0x1.0p+0", None], "a value for each loss and for nothing else"),
+        ("value", ["3.0", None, None], "losses as hexadecimal floats"),
+    ],
+)
+def test_values_out_of_range_are_refused(folder, column, values, expected):
+    write_columns(folder, **{column: values})
+    assert refusal(folder) == (
+        f"RecordingError: {folder / 'digests.parquet'} holds a value out of range\n  expected: {expected}"
+    )
+
+
+def test_a_key_that_comes_twice_is_refused(folder):
+    write_recording(folder, MANIFEST, [*ROWS, ROWS[1]])
+    assert refusal(folder) == (
+        f"RecordingError: {folder / 'digests.parquet'} names a tensor twice\n"
+        "  expected: each (step, kind, name, rank) once"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"schema": 2}, "was written by another version of bitproof\n  expected: schema 1\n  found: schema 2"),
+        ({"steps": "2"}, "is no manifest\n  expected: steps, of type int\n  found: str"),
+        ({"steps": True}, "is no manifest\n  expected: steps, of type int\n  found: bool"),
+    ],
+)
+def test_a_manifest_of_another_kind_is_refused(folder, change, text):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert refusal(folder).startswith(f"RecordingError: {path} {text}")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[" * 100_000, "[1]", "\udcff"])
+def test_what_is_no_manifest_is_refused(folder, content):
+    path = folder / "manifest.json"
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    assert refusal(folder).startswith(f"RecordingError: {path} is ")
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(folder):
+    (folder / "digests.parquet").unlink()
+    os.mkfifo(folder / "digests.parquet")
+    assert refusal(folder) == f"RecordingError: {folder / 'digests.parquet'} is not a regular file"
+
+
+def test_a_file_too_large_is_refused_unread(folder, monkeypatch):
+    monkeypatch.setattr(store, "_MAX_DIGESTS_BYTES", 10)
+    assert refusal(folder).startswith(f"RecordingError: {folder / 'digests.parquet'} is too large")

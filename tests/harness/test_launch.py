@@ -1,0 +1,329 @@
+"""Runs of toy systems over real gloo ranks: what is found, who is blamed, and what is left behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.case import Case, Parallelism
+from harness.errors import CaseError, UsageError
+from harness.launch import RunOptions, record_system, run_cases
+from harness.records import Verdict
+
+TOYS = "tests.harness.toy_systems:"
+ROOT = Path(__file__).parents[2]
+
+
+def toy(candidate="steady", *, name="toy", reference="steady", world_size=2):
+    return Case(
+        name=name,
+        family="toy",
+        reference=TOYS + reference,
+        candidate=TOYS + candidate,
+        steps=4,
+        parallelism=Parallelism(world_size=world_size, ep=1),
+    )
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(monkeypatch, tmp_path_factory):
+    """No process, no port and no temporary file outlives any run of this module."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("BITPROOF_TEST_MARK", str(temporary))
+    yield
+    limit = time.monotonic() + 5
+    while (left := marked_processes(str(temporary))) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert left == []
+    assert list(temporary.iterdir()) == []
+
+
+def marked_processes(mark):
+    """Processes of this test, wherever in the tree they are: their environment tells."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("BITPROOF_TEST_MARK") == mark:
+                found.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+def run(tmp_path, case, on_event=lambda event: None, **options):
+    [result] = run_cases([case], RunOptions(device="cpu", **{"timeout": 60.0} | options), tmp_path, on_event)
+    return result
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_two_systems_that_agree_are_equal(tmp_path, world_size):
+    events = []
+    result = run(tmp_path, toy(world_size=world_size), events.append)
+    assert (result.verdict, result.error, result.first_divergence) == (Verdict.EQUAL, None, None)
+    count = 4 * world_size
+    assert result.compared == {"loss": count, "grad": count, "param": count, "buffer": 0, "optimizer": count}
+    assert result.control == {"reference": "EQUAL", "candidate": "EQUAL"}
+    assert result.losses["reference"] == result.losses["candidate"] != []
+    assert (result.device, result.backend) == ("cpu", "gloo")
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == [0, 1, 2, 3] * 4, "two systems, two runs each"
+
+
+def test_a_run_folder_holds_every_ranks_log_and_every_recording(tmp_path):
+    run(tmp_path, toy("one_bit_off"))
+    steady, other = (f"tests.harness.toy_systems-{name}" for name in ("steady", "one_bit_off"))
+    recordings = tmp_path / "recordings" / "toy"
+    assert {path.name for path in recordings.iterdir()} == {steady, f"{steady}.control", other, f"{other}.control"}
+    assert {path.name for path in (tmp_path / "logs" / "toy" / other).iterdir()} == {
+        f"rank{rank}{run}.log" for rank in (0, 1) for run in ("", ".control", ".replay")
+    }
+    manifest = json.loads((recordings / other / "manifest.json").read_text())
+    assert manifest["case"] == json.loads(json.dumps(toy("one_bit_off").to_dict()))
+    assert manifest["determinism"]["deterministic_algorithms"] is True
+    assert manifest["determinism"]["num_threads"] == 1
+    assert manifest["environment"]["OMP_NUM_THREADS"] == "1"
+    assert manifest["ranks"] == [{"data_sha256": "toy0"}, {"data_sha256": "toy1"}]
+
+
+def test_one_bit_is_blamed_at_its_step_rank_and_name(tmp_path):
+    result = run(tmp_path, toy("one_bit_off", world_size=3))
+    assert (result.verdict, result.error) == (Verdict.DIFFERENT, None)
+    first = result.first_divergence
+    assert (first.step, first.rank, first.kind, first.name) == (2, 1, "grad", "weight")
+    assert (first.elements_differing, first.elements, first.max_ulp) == (1, 6, 1)
+    assert int(first.reference_bits, 16) ^ int(first.candidate_bits, 16) == 1
+    assert result.differing_kinds == ("grad", "param", "optimizer") or "grad" in result.differing_kinds
+
+
+def test_a_replay_takes_no_step_beyond_the_first_difference(tmp_path):
+    events = []
+    run(tmp_path, toy("one_bit_off"), events.append, control=False)
+    replayed = [event["step"] for event in events if event["event"] == "step" and event["arm"] == "replay"]
+    assert replayed == [0, 1, 2] * 2
+
+
+def test_a_fault_is_put_into_the_candidate_alone(tmp_path):
+    result = run(tmp_path, toy(), inject="flip-bit:grad=weight,rank=0,step=3,bit=31,element=5")
+    first = result.first_divergence
+    assert (first.step, first.rank, first.kind, first.name) == (3, 0, "grad", "weight")
+    assert (first.elements_differing, int(first.reference_bits, 16) ^ int(first.candidate_bits, 16)) == (1, 1 << 31)
+    assert result.control == {"reference": "EQUAL", "candidate": "EQUAL"}
+
+
+def test_a_fault_that_names_no_gradient_is_an_error_and_never_equal(tmp_path):
+    result = run(tmp_path, toy(), inject="flip-bit:grad=wait,rank=0,step=3")
+    assert result.verdict == Verdict.ERROR
+    assert "UsageError: fault flip-bit:rank=0,step=3,grad=wait,bit=0,element=0 names no gradient" in result.error
+    assert "expected: a gradient such as weight" in result.error
+
+
+def test_a_fault_beyond_the_end_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(UsageError, match="fault raise:rank=0,step=4 never fires in case toy"):
+        run_cases([toy()], RunOptions(inject="raise:rank=0,step=4"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_bytes_under_another_shape_differ(tmp_path):
+    result = run(tmp_path, toy("other_shape"), control=False)
+    assert result.verdict == Verdict.DIFFERENT
+    first = result.first_divergence
+    assert (first.step, first.kind, first.reference_type, first.candidate_type) == (
+        0,
+        "param",
+        "float32[2, 3]",
+        "float32[6]",
+    )
+
+
+def test_a_system_that_differs_from_itself_is_nondeterministic(tmp_path):
+    result = run(tmp_path, toy("noisy"))
+    assert (result.verdict, result.control) == (
+        Verdict.NONDETERMINISTIC,
+        {"reference": "EQUAL", "candidate": "DIFFERENT"},
+    )
+
+
+def test_without_a_control_a_replay_that_does_not_repeat_is_nondeterministic(tmp_path):
+    result = run(tmp_path, toy("noisy"), control=False)
+    assert result.verdict == Verdict.NONDETERMINISTIC
+    assert result.error == (
+        "a replay of candidate tests.harness.toy_systems:noisy did not reproduce step 0, rank 0, loss loss: "
+        "its bits differ from the recorded ones"
+    )
+
+
+def test_systems_that_show_nothing_are_never_equal(tmp_path):
+    assert run(tmp_path, toy("lossless", reference="lossless")).verdict == Verdict.UNVERIFIED
+
+
+def test_a_rank_that_raises_is_blamed_with_its_traceback(tmp_path):
+    result = run(tmp_path, toy("raising", world_size=3))
+    assert result.verdict == Verdict.ERROR
+    head, _, traceback = result.error.partition("\n\n")
+    assert head == (
+        "RankError: rank 1 of tests.harness.toy_systems:raising raised at step 2\n"
+        "  found: ValueError: the toy is broken\n"
+        "  came from: logs/toy/tests.harness.toy_systems-raising/rank1.log\n"
+        "  replay: bitproof run -k toy"
+    )
+    assert traceback.startswith("Traceback (most recent call last):")
+    assert traceback.endswith("ValueError: the toy is broken")
+    log = tmp_path / "logs" / "toy" / "tests.harness.toy_systems-raising" / "rank1.log"
+    assert "the toy is broken" in log.read_text()
+
+
+def test_a_killed_rank_is_blamed_with_the_end_of_its_log(tmp_path):
+    result = run(tmp_path, toy("killed", world_size=3))
+    assert result.error == (
+        "RankError: rank 1 of tests.harness.toy_systems:killed was killed by signal 9 (SIGKILL) at step 2\n"
+        "  came from: logs/toy/tests.harness.toy_systems-killed/rank1.log\n"
+        "  replay: bitproof run -k toy\n"
+        "\n"
+        "a last word"
+    )
+
+
+def test_a_rank_that_leaves_without_a_word_is_blamed(tmp_path):
+    result = run(tmp_path, toy("leaving"))
+    assert result.error.startswith(
+        "RankError: rank 1 of tests.harness.toy_systems:leaving exited with status 0 before it finished at step 2\n"
+    )
+
+
+def test_a_hung_rank_is_shown_by_its_stack(tmp_path):
+    began = time.monotonic()
+    result = run(tmp_path, toy("hanging"), timeout=4.0)
+    assert time.monotonic() - began < 20
+    head, _, stacks = result.error.partition("\n\n")
+    assert (result.verdict, head) == (
+        Verdict.ERROR,
+        "RankError: tests.harness.toy_systems:hanging did not finish: the case ran longer than 4 s\n"
+        "  expected: every rank to finish\n"
+        "  found: ranks 0, 1 at step 2, unfinished\n"
+        "  fix: see below where the ranks were; if they were only slow, give a longer --timeout\n"
+        "  replay: bitproof run -k toy",
+    )
+    rank_0, rank_1 = stacks.split("\n\n")
+    assert "in all_gather" in rank_0
+    assert re.match(r"rank 1, logs/.*rank1\.log:\n  File .*toy_systems\.py\", line \d+ in hang_here\n", rank_1)
+    assert "harness/host.py" not in stacks
+
+
+@pytest.mark.parametrize("kind", ["kill-rank", "raise"])
+def test_a_fault_that_ends_a_rank_is_an_error_of_that_rank(tmp_path, kind):
+    result = run(tmp_path, toy(), inject=f"{kind}:rank=1,step=1")
+    assert result.error.startswith("RankError: rank 1 of tests.harness.toy_systems:steady ")
+    assert result.seconds["reference"] > 0, "the reference ran unharmed"
+
+
+def test_an_error_in_one_case_does_not_reach_the_next(tmp_path):
+    cases = [toy("raising", name="broken"), toy(name="whole")]
+    results = run_cases(cases, RunOptions(device="cpu", control=False), tmp_path)
+    assert [result.verdict for result in results] == [Verdict.ERROR, Verdict.EQUAL]
+
+
+def test_a_host_that_dies_makes_every_remaining_case_an_error(tmp_path):
+    cases = [toy(name="before"), toy("host_killer", name="during"), toy(name="after")]
+    before, during, after = run_cases(cases, RunOptions(device="cpu", control=False), tmp_path)
+    assert (before.verdict, during.verdict, after.verdict) == (Verdict.EQUAL, Verdict.ERROR, Verdict.ERROR)
+    assert during.error == after.error
+    assert during.error.startswith(
+        "RankError: the process that starts the ranks was killed by signal 9 (SIGKILL)\n"
+        "  came from: logs/host.log\n"
+        "  fix: see its last output below"
+    )
+
+
+def test_a_host_that_cannot_start_shows_its_output(tmp_path, monkeypatch):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "torch.py").write_text("raise ImportError('no torch here')")
+    monkeypatch.syspath_prepend(tmp_path / "broken")
+    result = run(tmp_path, toy())
+    assert result.verdict == Verdict.ERROR
+    assert "exited with status 1" in result.error
+    assert result.error.endswith("ImportError: no torch here")
+
+
+def test_an_unknown_system_is_an_error_that_names_the_known_ones(tmp_path):
+    result = run(tmp_path, replace(toy(), candidate="nonsense"))
+    assert "UsageError: unknown system 'nonsense'" in result.error
+    assert "expected: eager, eager_chunked, graph, or package.module:factory" in result.error
+
+
+def test_cuda_where_there_is_none_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(CaseError, match="the case asks for CUDA, and this machine offers none"):
+        list(run_cases([toy()], RunOptions(device="cuda"), tmp_path))
+
+
+def test_one_system_can_be_recorded_alone(tmp_path):
+    out = record_system(toy(), TOYS + "steady", RunOptions(device="cpu"), tmp_path / "out", tmp_path / "run")
+    assert {path.name for path in out.iterdir()} == {"manifest.json", "digests.parquet"}
+
+
+def test_children_that_a_rank_leaves_behind_are_ended(tmp_path):
+    assert run(tmp_path, toy("spawning"), control=False).verdict == Verdict.EQUAL
+
+
+def test_closing_the_results_early_ends_everything(tmp_path):
+    results = run_cases([toy(name="one"), toy(name="two")], RunOptions(device="cpu", control=False), tmp_path)
+    next(results)
+    results.close()
+
+
+def test_results_never_asked_for_cost_only_the_host_that_was_started(tmp_path):
+    run_cases([toy()], RunOptions(device="cpu"), tmp_path).close()
+
+
+def test_an_interrupt_in_the_middle_of_a_run_ends_everything(tmp_path):
+    def interrupt(event):
+        if event["event"] == "step":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, toy(), interrupt)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_command_ends_everything(tmp_path, number, leaves_nothing_behind):
+    code = (
+        "import sys; from pathlib import Path; from harness.launch import *; from tests.harness.test_launch import toy\n"
+        "show = lambda event: print(event['event'], event.get('step'), flush=True)\n"
+        "list(run_cases([toy('hanging')], RunOptions(device='cpu'), Path(sys.argv[1]), show))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        watchdog = threading.Timer(60, process.kill)
+        watchdog.start()
+        seen = 0
+        for line in process.stdout:
+            seen += line == "step 2\n"
+            if seen == 2:  # the reference's, then the hanging candidate's
+                break
+        time.sleep(0.3)
+        process.send_signal(number)
+        process.stdout.read()
+        code = process.wait()
+        watchdog.cancel()
+    assert seen == 2
+    assert code == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+    if number == signal.SIGKILL:  # nobody was left to remove the folder; the processes must be gone all the same
+        for path in Path(os.environ["TMPDIR"]).iterdir():
+            subprocess.run(["rm", "-r", str(path)], check=True)
+
+
+def test_the_command_process_loads_no_torch(tmp_path):
+    code = "import sys, harness.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -25,7 +25,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,oracle]'
 	touch $@
 
 $(VENV)/ready-dev: $(VENV)/ready

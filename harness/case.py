@@ -175,6 +175,21 @@ class Case:
                 found="chunking=None",
             )
 
+        self._check_chunks()
+
+    def _check_chunks(self) -> None:
+        if self.chunking is None:
+            return
+        field_name = "sequences" if self.chunking.dim == "batch" else "seq_len"
+        extent = getattr(self.batch, field_name)
+        if extent % 2:
+            raise CaseError(
+                f"case {self.name} cannot be split in two along {self.chunking.dim}",
+                expected=f"an even batch.{field_name}",
+                found=f"batch.{field_name}={extent}",
+                fix=f"choose {extent + 1}",
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """The case as plain JSON values, for a manifest or another process."""
         return dataclasses.asdict(self)

@@ -25,6 +25,19 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def keep_to_one_core(rank: int, num_ranks: int) -> None:
+    """Where ranks outnumber cores, give each one core to stay on.
+
+    Ranks that wait for each other hundreds of times a step otherwise migrate at every wait: eight ranks
+    on two cores take steps a sixth shorter so.
+    """
+    if sys.platform != "linux":
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if num_ranks > len(cores):
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
 def redirect_output(log: Path) -> None:
     """Send standard output and error of this process, C libraries included, to a log; input is empty from now on."""
     log.parent.mkdir(parents=True, exist_ok=True)

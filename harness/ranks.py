@@ -31,7 +31,7 @@ from harness.failures import (
     failure_of_exit,
     tail,
 )
-from harness.process import die_with_parent, redirect_output
+from harness.process import die_with_parent, keep_to_one_core, redirect_output
 from harness.worker import Job, run_rank
 
 GRACE_SECONDS = 0.5
@@ -225,6 +225,7 @@ def _run_child(job: Job, rank: int, store_path: Path, log: Path, writer: int, ho
     status = 1
     try:
         die_with_parent(host)
+        keep_to_one_core(rank, job.case.parallelism.world_size)
         redirect_output(log)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=False)

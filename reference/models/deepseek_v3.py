@@ -85,7 +85,8 @@ class DeepSeekV3(nn.Module):
 
 
 def _tiny() -> DeepSeekV3Config:
-    """The 671B model's every feature in miniature.
+    """The 671B model's features in miniature, but for the query latent: collectives make up most of a CPU step,
+    and it would add six parameters to gather.
 
     Dims that elementwise kernels run over are multiples of 64, so no row count leaves a vector kernel a tail;
     query/key and value head dims agree, by which attention on a CPU is one flash kernel.
@@ -98,7 +99,7 @@ def _tiny() -> DeepSeekV3Config:
         dense_hidden_dim=128,
         attention=LatentAttentionConfig(
             num_heads=4,
-            q_lora_rank=32,
+            q_lora_rank=0,
             kv_lora_rank=32,
             qk_nope_head_dim=8,
             qk_rope_head_dim=8,

@@ -1,0 +1,120 @@
+import json
+
+import pytest
+
+from harness.case import Batch, Case, Chunking, Parallelism, Precision
+from harness.errors import CaseError
+
+BATCH = Chunking(dim="batch", modules="layers.*")
+
+
+def refusal(call):
+    with pytest.raises(CaseError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_case_survives_the_trip_through_json():
+    case = Case(
+        name="some_case",
+        family="test",
+        chunking=Chunking(dim="seq", modules="layers.*.moe", early_grad_accumulation=True),
+        expected="DIFFERENT",
+        differs=("grad", "param"),
+        parallelism=Parallelism(world_size=4, ep=4),
+        precision=Precision(compute="float32"),
+    )
+    assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
+
+
+def test_a_case_from_json_with_a_field_nobody_knows_is_refused():
+    values = Case(name="a", family="b", chunking=BATCH).to_dict()
+    values["batch"]["sequence"] = 3
+    assert refusal(lambda: Case.from_dict(values)) == (
+        "CaseError: case.batch has unknown fields\n  expected: sequences, seq_len, data\n  found: sequence"
+    )
+
+
+def test_a_case_from_json_without_a_required_field_is_refused():
+    values = Case(name="a", family="b", chunking=BATCH).to_dict()
+    del values["name"]
+    assert refusal(lambda: Case.from_dict(values)).endswith("found: no name")
+
+
+@pytest.mark.parametrize("steps", ["3", 3.0, True, None])
+def test_a_case_from_json_with_a_value_of_another_type_is_refused(steps):
+    values = Case(name="a", family="b", chunking=BATCH).to_dict() | {"steps": steps}
+    assert refusal(lambda: Case.from_dict(values)) == (
+        f"CaseError: case.steps has the wrong type\n  expected: <class 'int'>\n  found: {steps!r}"
+    )
+
+
+def test_an_even_batch_can_be_chunked_and_an_odd_one_is_refused():
+    Case(name="even", family="test", chunking=BATCH, batch=Batch(sequences=6))
+    assert refusal(lambda: Case(name="odd", family="test", chunking=BATCH, batch=Batch(sequences=5))) == (
+        "CaseError: case odd cannot be split in two along batch\n"
+        "  expected: an even batch.sequences\n"
+        "  found: batch.sequences=5\n"
+        "  fix: choose 6"
+    )
+
+
+def test_an_odd_sequence_is_refused_only_where_it_is_chunked():
+    odd = Batch(seq_len=33)
+    Case(name="fine", family="test", chunking=BATCH, batch=odd)
+    by_sequence = Chunking(dim="seq", modules="layers.*.moe")
+    assert "found: batch.seq_len=33" in refusal(
+        lambda: Case(name="odd", family="test", chunking=by_sequence, batch=odd)
+    )
+
+
+def test_a_case_that_expects_a_difference_must_say_which():
+    Case(name="a", family="t", chunking=BATCH, expected="DIFFERENT", differs=("grad",))
+    assert "must list the kinds that differ" in refusal(
+        lambda: Case(name="a", family="t", chunking=BATCH, expected="DIFFERENT")
+    )
+    assert "must list the kinds that differ" in refusal(
+        lambda: Case(name="a", family="t", chunking=BATCH, differs=("grad",))
+    )
+    assert "lists unknown kinds" in refusal(
+        lambda: Case(name="a", family="t", chunking=BATCH, expected="DIFFERENT", differs=("gradient",))
+    )
+
+
+def test_a_chunked_reference_needs_to_know_how_to_chunk():
+    Case(name="a", family="t", reference="eager")
+    assert refusal(lambda: Case(name="a", family="t")) == (
+        "CaseError: case a runs eager_chunked but does not say how to chunk\n"
+        "  expected: chunking=Chunking(dim=..., modules=...)\n"
+        "  found: chunking=None"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "with space", "../escape", "9lives", "a-b"])
+def test_a_name_that_is_no_safe_folder_name_is_refused(name):
+    assert "a case name serves as a folder name" in refusal(lambda: Case(name=name, family="t", chunking=BATCH))
+
+
+@pytest.mark.parametrize("modules", ["", "layers..moe", "layers.*.", "layers.[0-9]", "layers. *"])
+def test_a_pattern_that_is_no_dotted_name_is_refused(modules):
+    assert "a chunking pattern is a dotted module name" in refusal(lambda: Chunking(dim="batch", modules=modules))
+
+
+@pytest.mark.parametrize(
+    "module, root",
+    [
+        ("layers.3", "layers.3"),
+        ("layers.3.moe.router", "layers.3"),
+        ("layers", None),
+        ("", None),
+        ("norm", None),
+        ("blocks.3", None),
+    ],
+)
+def test_a_star_stands_for_one_component(module, root):
+    assert BATCH.root_of(module) == root
+
+
+def test_experts_must_divide_the_ranks():
+    assert Parallelism(world_size=8, ep=4).expert_fsdp == 2
+    assert "expert parallelism must divide the world size" in refusal(lambda: Parallelism(world_size=8, ep=3))

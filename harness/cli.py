@@ -15,7 +15,6 @@ from typing import Annotated
 
 import typer
 
-from cases import all_cases
 from harness.case import Case
 from harness.errors import BitproofError, UsageError
 from harness.report.status import SUCCESS, UNJUDGED, error_status
@@ -52,7 +51,7 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the cases."""
-    rows = [_describe(case) for case in select(all_cases(), expression)]
+    rows = [_describe(case) for case in _selected(expression)]
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -102,7 +101,7 @@ def run_command(
         data=None if data is None else str(data),
         early_grad_accumulation=early_grad_accumulation,
     )
-    cases = [change_case(case, changes) for case in select(all_cases(), expression)]
+    cases = [change_case(case, changes) for case in _selected(expression)]
     from harness.launch import RunOptions
 
     options = RunOptions(
@@ -161,6 +160,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return UNJUDGED
     return SUCCESS
+
+
+def _selected(expression: str | None) -> list[Case]:
+    """The cases that an expression selects. Imported here: a case that contradicts itself is told as an error."""
+    from cases import all_cases
+
+    return list(select(all_cases(), expression))
 
 
 def _describe(case: Case) -> dict[str, str | int]:

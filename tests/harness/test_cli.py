@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -170,3 +171,25 @@ def test_the_module_is_the_command():
     )
     assert done.returncode == 2
     assert done.stderr.startswith("UsageError: no case matches")
+
+
+def test_a_case_that_contradicts_itself_ends_with_2_and_its_error(tmp_path):
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "__init__.py").write_text(
+        "from harness.case import Batch, Case, Chunking\n"
+        "Case(name='odd', family='mine', chunking=Chunking(dim='batch', modules='layers.*'), batch=Batch(sequences=3))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "harness", "list"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )
+    assert run.returncode == 2
+    assert run.stderr == (
+        "CaseError: case odd cannot be split in two along batch\n"
+        "  expected: an even batch.sequences\n"
+        "  found: batch.sequences=3\n"
+        "  fix: choose 4\n"
+    )

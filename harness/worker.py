@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     device = torch.device(job.placement.device_of(rank if job.local_rank is None else job.local_rank))
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if job.placement.shared and job.placement.backend == "nccl":
+        os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
     program = job.program
     if program is None and needs_program(job.system):
         program = prepare_program(job.case, device)

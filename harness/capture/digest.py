@@ -39,4 +39,5 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(b"")
     dense = tensor.resolve_conj().resolve_neg().contiguous().cpu()
-    return memoryview(dense.reshape(-1).view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
+    row = dense.as_strided((dense.numel(),), (1,))  # a dim of size 1 may keep any stride, even when contiguous
+    return memoryview(row.view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ Reading checks types, names, ranges and sizes, and refuses with RecordingError n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -38,7 +39,14 @@ _COLUMNS = pa.schema(
         pa.field("value", pa.string()),
     ]
 )
-_REQUIRED: dict[str, type] = {"schema": int, "case": dict, "system": str, "world_size": int, "steps": int}
+_REQUIRED: dict[str, type] = {
+    "schema": int,
+    "case": dict,
+    "system": str,
+    "world_size": int,
+    "steps": int,
+    "digests_sha256": str,
+}
 _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_DIGESTS_BYTES = 4 << 30
 _MAX_ROWS = 100_000_000
@@ -68,6 +76,14 @@ def read_recording(folder: Path) -> Recording:
     folder = Path(folder)
     manifest = _read_manifest(folder / MANIFEST)
     path = folder / DIGESTS
+    _check_file(path, _MAX_DIGESTS_BYTES)
+    if (found := _sha256(path)) != manifest["digests_sha256"]:
+        raise RecordingError(
+            f"{path} is damaged, or not the one that {MANIFEST} beside it was written with",
+            expected=f"sha256 {manifest['digests_sha256']}",
+            found=f"sha256 {found}",
+            fix="record the system again",
+        )
     table = _read_table(path)
     _check_values(path, table, manifest)
     columns = table.to_pydict()
@@ -99,14 +115,20 @@ def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table) -> No
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        text = json.dumps({"schema": SCHEMA} | manifest, indent=1, sort_keys=True)
-        (partial / MANIFEST).write_text(text + "\n", encoding="utf-8")
         pq.write_table(table, partial / DIGESTS, compression="zstd")
+        about = {"schema": SCHEMA} | manifest | {"digests_sha256": _sha256(partial / DIGESTS)}
+        (partial / MANIFEST).write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    """Parquet checks no content of its own: a flipped bit in it could pass for another digest."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def _element_bytes(tensor: Tensor) -> Tensor:
     import torch
 
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8).reshape(-1, tensor.element_size())
+    row = plain.as_strided((plain.numel(),), (1,))  # a dim of size 1 may keep any stride, even when contiguous
+    return row.view(torch.uint8).reshape(-1, tensor.element_size())
 
 
 def _hex(element: Tensor) -> str:

@@ -46,8 +46,12 @@ def test_a_failure_tells_class_and_first_line():
 
 @pytest.mark.parametrize(
     ("status", "what"),
-    [(-9, "was killed by signal 9 (SIGKILL)"), (-11, "was killed by signal 11 (SIGSEGV)")]
-    + [(0, "exited with status 0 before it finished"), (7, "exited with status 7 before it finished")],
+    [
+        (-9, "was killed by signal 9 (SIGKILL)"),
+        (-11, "was killed by signal 11 (SIGSEGV)"),
+        (0, "exited with status 0 before it finished"),
+        (7, "exited with status 7 before it finished"),
+    ],
 )
 def test_an_exit_tells_how(status, what, tmp_path):
     (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(30)))

@@ -95,6 +95,12 @@ def test_exactly_one_bit_flips_on_its_rank_at_its_step():
     assert torch.equal(gradients["w"], torch.ones(3, 2, dtype=torch.bfloat16)), "the system's own tensor is untouched"
 
 
+def test_the_systems_own_contiguous_gradient_is_left_alone():
+    _, gradients, found = flip(FlipBit(grad="v", rank=1, step=1, bit=31))
+    assert [step["v"].item() for step in found] == [1.0, -1.0, 1.0]
+    assert gradients["v"].item() == 1.0
+
+
 def test_no_other_rank_notices():
     injector, gradients, found = flip(FlipBit(grad="w", rank=0, step=1))
     injector.check_fired()

@@ -19,7 +19,7 @@ from pathlib import Path
 from harness.launch import RunOptions, run_cases
 from tests.harness.test_launch import toy
 cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), toy(name="again")]
-options = RunOptions(device="cpu", control=False, timeout=60.0)
+options = RunOptions(device="cpu", control="never", timeout=60.0)
 out = Path(sys.argv[1])
 lines = [(r.case.name, r.verdict, r.error, str(r.first_divergence)) for r in run_cases(cases, options, out)]
 (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(lines))
@@ -46,7 +46,8 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
     assert "step=2, rank=1, kind='grad', name='weight'" in leader[1][3]
     assert "elements_differing=1, elements=6, max_ulp=1" in leader[1][3]
     assert leader[2][2].startswith(
-        "RankError: rank 1 of tests.harness.toy_systems:raising raised at step 2\n  found: ValueError: the toy is broken\n"
+        "RankError: rank 1 of tests.harness.toy_systems:raising raised at step 2\n"
+        "  found: ValueError: the toy is broken\n"
     )
     assert not list(tmp_path.glob("bitproof-*"))
 

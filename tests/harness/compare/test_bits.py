@@ -112,3 +112,10 @@ def test_different_dtypes_or_shapes_are_refused_before_values():
         "  expected: float32[2]\n"
         "  found: bfloat16[2, 1]"
     )
+
+
+def test_one_element_that_kept_its_stride_is_compared_like_any_other():
+    strided = torch.arange(6.0).reshape(3, 2)[1:2, 1]
+    assert strided.is_contiguous() and strided.stride() == (2,)
+    assert bits_equal(strided, torch.tensor([3.0]))
+    assert not bits_equal(strided, torch.tensor([2.0]))

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case
 from harness.errors import RankError
 
 # What gloo, NCCL and torch's stores say when a peer went away.
@@ -69,7 +68,7 @@ def blame(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
 
-def error_of_failure(failure: Failure, case: Case, system: str, at: str, log: str) -> RankError:
+def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankError:
     """The error that names the rank to blame."""
     return RankError(
         f"rank {failure.rank} of {system} {failure.what} {at}",
@@ -77,11 +76,10 @@ def error_of_failure(failure: Failure, case: Case, system: str, at: str, log: st
         traceback=failure.details,
         found=failure.found,
         where=log,
-        replay=f"bitproof run -k {case.name}",
     )
 
 
-def error_of_hang(case: Case, system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
+def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time. `places` says where each unfinished rank was."""
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
@@ -94,7 +92,6 @@ def error_of_hang(case: Case, system: str, timeout: float, places: dict[int, str
         expected="every rank to finish",
         found=f"{found}, unfinished",
         fix="see below where the ranks were; if they were only slow, give a longer --timeout",
-        replay=f"bitproof run -k {case.name}",
     )
 
 

@@ -190,7 +190,7 @@ class Ranks:
 
     def _error(self, failure: Failure) -> RankError:
         rank = self.ranks[failure.rank]
-        return error_of_failure(failure, self.job.case, self.job.system, rank.place, _log_name(rank.log))
+        return error_of_failure(failure, self.job.system, rank.place, _log_name(rank.log))
 
     def _hang(self) -> RankError:
         """Ask every rank that lags for its stack, and tell."""
@@ -206,7 +206,7 @@ class Ranks:
         if len(lagging) > _NUM_STACKS:
             stacks.append(f"and {len(lagging) - _NUM_STACKS} more ranks, in their logs")
         places = {rank.rank: rank.place for rank in unfinished}
-        return error_of_hang(self.job.case, self.job.system, self.job.case_timeout, places, "\n\n".join(stacks))
+        return error_of_hang(self.job.system, self.job.case_timeout, places, "\n\n".join(stacks))
 
     def _kill(self) -> None:
         for rank in self.ranks:

@@ -235,12 +235,12 @@ class Team:
         primary = [failure for failure in failures if not failure.secondary]
         if silent and not primary:
             places = dict.fromkeys(silent, "silent")
-            self._lost = error_of_hang(run.case, run.system, self.options.timeout, places, "")
+            self._lost = error_of_hang(run.system, self.options.timeout, places, "")
             raise self._lost
         if failures:
             first = blame(failures)
             place = {f["failure"]["rank"]: f["place"] for f, _ in answers if "failure" in f}[first.rank]
-            error = error_of_failure(first, run.case, run.system, place, run.log_of(first.rank).name)
+            error = error_of_failure(first, run.system, place, run.log_of(first.rank).name)
             self._lost = error if silent else None
             raise error
         return [account for account, _ in answers], [content for _, content in answers]

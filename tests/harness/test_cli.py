@@ -177,7 +177,7 @@ def test_a_case_that_contradicts_itself_ends_with_2_and_its_error(tmp_path):
     (tmp_path / "cases").mkdir()
     (tmp_path / "cases" / "__init__.py").write_text(
         "from harness.case import Batch, Case, Chunking\n"
-        "Case(name='odd', family='mine', chunking=Chunking(dim='batch', modules='layers.*'), batch=Batch(sequences=3))\n"
+        "Case(name='odd', family='t', chunking=Chunking(dim='batch', modules='layers.*'), batch=Batch(sequences=3))\n"
     )
     run = subprocess.run(
         [sys.executable, "-m", "harness", "list"],

@@ -115,6 +115,35 @@ def run_command(
     raise typer.Exit(run_and_report(cases, options, report_dir, replay))
 
 
+@app.command("record")
+def record_command(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it.")],
+    system: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to record.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The recording's folder, which must not exist yet.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    device: Annotated[Device, typer.Option(help="Where ranks compute.")] = Device.AUTO,
+    report_dir: ReportDir = Path("reports"),
+    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for the run.")] = 600.0,
+) -> None:
+    """Record one system alone, to compare with a recording from another machine, commit or version."""
+    from harness.launch import RunOptions
+    from harness.recordings import named_case, record
+
+    options = RunOptions(device=device.value, timeout=timeout)
+    raise typer.Exit(record(named_case(_selected(None), case, steps), system, options, out, report_dir))
+
+
+@app.command("diff")
+def diff_command(
+    first: Annotated[Path, typer.Argument(metavar="DIR_A", help="A recording's folder.")],
+    second: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another.")],
+) -> None:
+    """Compare two recordings."""
+    from harness.recordings import diff
+
+    raise typer.Exit(diff(first, second))
+
+
 @app.command("report")
 def report_command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run's folder, such as reports/latest.")],

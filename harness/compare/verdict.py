@@ -136,11 +136,11 @@ def _contradictions(side: str, recording: Recording, case: Case) -> Iterator[str
         return
     expected = {"case": case.to_dict(), "steps": case.steps, "world_size": case.parallelism.world_size}
     found = {"steps": case.steps, "world_size": case.parallelism.world_size, **recording.manifest}
-    for path, (want, have) in _leaf_differences({name: (expected[name], found[name]) for name in expected}):
+    for path, (want, have) in leaf_differences({name: (expected[name], found[name]) for name in expected}):
         yield f"the {side} was recorded with {path}={have!r}, the case says {want!r}"
 
 
-def _leaf_differences(values: dict[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+def leaf_differences(values: dict[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Paths of JSON values, such as `case.batch.seq_len`, at which two trees differ."""
     for name, (left, right) in values.items():
         path = f"{prefix}{name}"
@@ -148,7 +148,7 @@ def _leaf_differences(values: dict[str, tuple[Any, Any]], prefix: str = "") -> I
             continue
         if isinstance(left, dict) and isinstance(right, dict):
             names = [*left, *(name for name in right if name not in left)]
-            yield from _leaf_differences({name: (left.get(name), right.get(name)) for name in names}, f"{path}.")
+            yield from leaf_differences({name: (left.get(name), right.get(name)) for name in names}, f"{path}.")
         elif json.dumps(left, default=repr) != json.dumps(right, default=repr):
             yield path, (left, right)
 

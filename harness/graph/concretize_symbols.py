@@ -55,7 +55,7 @@ def _check_guards(context: PassContext) -> None:
                     f"a condition that tracing relied on is false for {context.chunk_symbol.symbol} = {extent}",
                     expected=str(guard.condition),
                     found=f"{context.chunk_symbol.symbol} = {extent}",
-                    where=guard.reason,
+                    where=guard.source,
                     fix="choose a size for which the model takes the traced path in every chunk",
                 )
     log.debug("%d deferred conditions hold for %s", len(context.guards), extents)
@@ -67,7 +67,7 @@ def _written_with_numbers(module: GraphModule, symbol: Any, extent: int) -> Grap
 
     def read(node: Node) -> Any:
         if symbols.is_scalar_of(node.meta.get("val"), symbol):
-            return symbols.number(node.meta["val"], symbol, extent)
+            return symbols.number_of(node, symbol, extent)
         return env[node]
 
     for node in module.graph.nodes:

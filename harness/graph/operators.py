@@ -77,6 +77,12 @@ def is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def reads_data(target: Any) -> bool:
+    """Whether an operator's result has sizes or scalars that depend on data: fresh symbols."""
+    tags = getattr(target, "tags", ())
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a call writes in place, told from its schema."""
     return _arguments(node, _aliased_names(node.target, True))
@@ -93,7 +99,7 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
     return owners
 
 
-def _arguments(node: Node, names: frozenset[str]) -> list[Node]:
+def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
     """The nodes among the arguments of these names, lists of tensors included."""
     if not names:
         return []
@@ -105,11 +111,11 @@ def _arguments(node: Node, names: frozenset[str]) -> list[Node]:
 
 
 @functools.cache
-def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> frozenset[str]:
+def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> tuple[str, ...]:
     """The names of an operator's arguments that its result may alias, or, with `written`, that it writes."""
     schema = getattr(target, "_schema", None)
     infos = {argument.name: argument.alias_info for argument in schema.arguments} if schema else {}
-    return frozenset(name for name, info in infos.items() if info is not None and (info.is_write or not written))
+    return tuple(name for name, info in infos.items() if info is not None and (info.is_write or not written))
 
 
 def has_effects(node: Node) -> bool:

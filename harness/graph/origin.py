@@ -13,6 +13,7 @@ What the engine does between autograd nodes, adding gradients, has no origin: `m
 from __future__ import annotations
 
 import bisect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 Direction = Literal["forward", "backward"]
 
 META_KEY = "origin"
+
+_NOT_THE_USERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, __file__))
 
 
 class Origin(NamedTuple):
@@ -78,7 +81,7 @@ class OriginRecorder:
     def before_backward(self, loss: torch.Tensor) -> None:
         """Hook every autograd node that backward from `loss` will run."""
         self._in_backward = True
-        for autograd_node in _reachable(loss.grad_fn):
+        for autograd_node in _reachable(loss.grad_fn) if loss.grad_fn else ():
             origin = self._forward_origin(autograd_node._sequence_nr())
             autograd_node.register_prehook(self._setter(origin))
             autograd_node.register_hook(self._setter(None))
@@ -132,10 +135,16 @@ def _reachable(root: Any) -> list[Any]:
 
 
 def _user_line(frame: FrameType | None) -> str | None:
-    """The innermost line outside torch and this package's tracer, as folder/file.py:line."""
+    """The innermost line of a running stack that is the user's."""
     while frame is not None:
-        path = frame.f_code.co_filename
-        if "/torch/" not in path and "/harness/graph/" not in path and not path.startswith("<"):
-            return f"{'/'.join(path.rsplit('/', 3)[1:])}:{frame.f_lineno}"
+        if line := user_line(frame.f_code.co_filename, frame.f_lineno):
+            return line
         frame = frame.f_back
     return None
+
+
+def user_line(path: str, line: int) -> str | None:
+    """A line outside torch, this package and generated code, as folder/folder/file.py:line; else None."""
+    if path.startswith((*_NOT_THE_USERS, "<")):
+        return None
+    return f"{'/'.join(path.rsplit('/', 3)[1:])}:{line}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
-from harness.errors import BitproofError
 from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
 from harness.graph.concretize_symbols import concretize_symbols
@@ -54,7 +53,7 @@ def run_pipeline(
             module = run_pass(module, context)
             seconds = time.perf_counter() - start
             verify(module)
-        except BitproofError as error:
+        except Exception as error:
             error.add_note(f"  in pass: {run_pass.__name__}")
             raise
         report = PassReport(run_pass.__name__, seconds, before, len(module.graph.nodes))

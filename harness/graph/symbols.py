@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from harness.errors import ChunkError
 
@@ -64,6 +65,20 @@ def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
     if isinstance(value, torch.SymBool):
         return bool(result)
     return float(result) if isinstance(value, torch.SymFloat) else int(result)
+
+
+def number_of(node: Node, symbol: sympy.Symbol, extent: int) -> int | float | bool:
+    """The value of a scalar's node when the symbol is `extent`, rounded as Python rounds.
+
+    Integers are exact, but sympy reorders floats: it makes (n * 0.1) * 0.7 into n * 0.07.
+    """
+    value = node.meta["val"]
+    if isinstance(value, torch.SymInt) or (isinstance(value, SYMBOLIC_SCALARS) and node.op == "placeholder"):
+        return number(value, symbol, extent)
+    if not isinstance(value, SYMBOLIC_SCALARS):
+        return value
+    args, kwargs = map_arg((node.args, node.kwargs), lambda x: number_of(x, symbol, extent))
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 @functools.lru_cache(maxsize=4096)

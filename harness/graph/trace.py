@@ -6,14 +6,16 @@ on its value, so whatever a chunk influences carries the symbol, and nothing els
 
 1. Make fake tensors; the chunked dim of every input becomes one unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, every node stamped with its origin.
-3. Keep the conditions that tracing deferred: `concretize_symbols` checks each with real numbers.
+3. Refuse a step that fixed the symbol: `x.view(128, -1)` on 4 sequences of 32 tokens traces, as 4 sequences.
+4. Keep the conditions that tracing deferred: `concretize_symbols` checks each with real numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -28,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from harness.errors import TraceError
 from harness.graph import symbols
-from harness.graph.origin import OriginRecorder
+from harness.graph.origin import OriginRecorder, user_line
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +45,13 @@ class ChunkSymbol:
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition over the chunk symbol that tracing relied on without knowing the number."""
+    """A condition over the chunk symbol that tracing relied on without knowing the number.
+
+    `source` is the line that asked for it, None for the bounds within which everything was traced.
+    """
 
     condition: sympy.Basic
-    reason: str
+    source: str | None
 
 
 @dataclass
@@ -112,6 +117,7 @@ def trace_joint_step(
             fix="write the size as x.shape[...], never as int(...) or in an `if`",
         ) from error
     guards = _deferred_guards(fake_mode.shape_env, symbol)
+    _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
     log.debug("traced %d nodes, chunk symbol %s = %d, %d guards", len(module.graph.nodes), symbol, extent, len(guards))
     return JointGraph(
         module=module,
@@ -164,15 +170,31 @@ def _fake_input(
 def _swapped_state(model: nn.Module, state: dict[str, Tensor]) -> Any:
     from torch.nn.utils import stateless
 
-    with stateless._reparametrize_module(model, state):
+    with stateless._reparametrize_module(model, state, tie_weights=True):
         yield
+
+
+def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
+    """A size given as a number was taken as proof that the open dim has one size: nothing could be chunked."""
+    assert shape_env is not None
+    fixed = shape_env.replacements.get(symbol)
+    if fixed is None:
+        return
+    proofs = (guard.source for guard in guards if guard.condition == sympy.Eq(symbol, fixed))
+    raise TraceError(
+        f"the training step fixes the size of dim {dim} of its inputs, which must be left open",
+        expected=f"sizes computed from x.shape, so that dim {dim} may have any size",
+        found=f"a number that fits only {symbol} = {fixed}",
+        where=next(proofs, None),
+        fix="write the size as x.shape[...] or -1, not as a number",
+    )
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
     """Every deferred runtime assertion that involves the chunk symbol alone."""
     assert shape_env is not None
     return [
-        Guard(check.expr, check.msg if isinstance(check.msg, str) else "deferred while tracing")
+        Guard(check.expr, _innermost((frame.filename, frame.lineno) for frame in check.stack.summary()))
         for checks in shape_env.deferred_runtime_asserts.values()
         for check in checks
         if check.expr.free_symbols == {symbol}
@@ -180,10 +202,12 @@ def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[G
 
 
 def _innermost_user_line(error: BaseException) -> str | None:
-    traceback, line = error.__traceback__, None
-    while traceback is not None:
-        path = traceback.tb_frame.f_code.co_filename
-        if "/torch/" not in path and "/harness/graph/" not in path:
-            line = f"{'/'.join(path.rsplit('/', 3)[1:])}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return line
+    return _innermost((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
+
+
+def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
+    """The last of the user's lines below this module, among frames given outermost first; else None."""
+    found = None
+    for path, number in frames:
+        found = None if path == __file__ else user_line(path, number) or found
+    return found

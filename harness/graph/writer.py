@@ -9,6 +9,7 @@ of equal layout) give equal layouts, so each distinct call runs once; layers rep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
-from harness.graph import symbols
+from harness.graph import operators, symbols
 from harness.graph.origin import META_KEY, Origin
 
 CHUNK_KEY = "chunk"
@@ -36,7 +37,7 @@ class GraphWriter:
         self._fake_mode = FakeTensorMode(shape_env=_shape_env_without(symbol))
         self._known: dict[Any, Any] = {}
         self._layouts: dict[Any, int] = {}
-        self._layout_of: dict[Node, int | None] = {}
+        self._layout_of: dict[Node, int] = {}
         self._nested: dict[str, GraphModule] = {}
 
     def placeholder(self, source: Node) -> Node:
@@ -54,7 +55,7 @@ class GraphWriter:
             node = self.graph.create_node("get_attr", name, name=source.name)
             return self._finish(node, self._nested[name], source)
         node = self.graph.create_node("get_attr", source.target, name=source.name)
-        return self._finish(node, source.meta.get("val"), source)
+        return self._finish(node, self.resolved(source.meta.get("val"), extent), source)
 
     def call(
         self,
@@ -107,7 +108,7 @@ class GraphWriter:
             return value
 
         def concrete(size: Any) -> Any:
-            return symbols.number(size, self._symbol, extent) if isinstance(size, torch.SymInt) else size
+            return symbols.number(size, self._symbol, extent) if symbols.is_scalar_of(size, self._symbol) else size
 
         sizes, strides = [concrete(s) for s in value.shape], [concrete(s) for s in value.stride()]
         with self._fake_mode:
@@ -119,7 +120,7 @@ class GraphWriter:
         env: dict[Node, Any] = {}
         for node in module.graph.nodes:
             if node.op != "placeholder" and symbols.is_scalar_of(node.meta.get("val"), self._symbol):
-                env[node] = symbols.number(node.meta["val"], self._symbol, extent)
+                env[node] = symbols.number_of(node, self._symbol, extent)
             elif node.op == "placeholder":
                 env[node] = writer.placeholder(node)
             elif node.op == "get_attr":
@@ -139,40 +140,28 @@ class GraphWriter:
         return node
 
     def _evaluate(self, target: Any, args: Any, kwargs: Any) -> Any:
-        key = self._call_key(target, args, kwargs)
-        if key is not None and key in self._known:
-            return self._known[key]
-        values = map_arg((args, kwargs), lambda node: node.meta["val"])
+        if operators.reads_data(target):  # nodes may share a fake tensor, which remembers the symbols read from it
+            return self._run(target, args, kwargs, lambda node: self.resolved(node.meta["val"], self._extent))
+        key = target, self._argument_key(args), self._argument_key(tuple(kwargs.items()))
+        if key not in self._known:
+            self._known[key] = self._run(target, args, kwargs, lambda node: node.meta["val"])
+        return self._known[key]
+
+    def _run(self, target: Any, args: Any, kwargs: Any, value_of: Callable[[Node], Any]) -> Any:
         assert self._fake_mode.shape_env is not None
         with torch.no_grad(), self._fake_mode, self._fake_mode.shape_env.ignore_fresh_unbacked_symbols():
-            value = target(*values[0], **values[1])
-        if key is not None and not symbols.free_symbols(value):
-            self._known[key] = value
-        return value
-
-    def _call_key(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What decides the layout of a call's result; None when sizes depend on data."""
-        try:
-            return (target, self._argument_key(args), self._argument_key(tuple(kwargs.items())))
-        except _DataDependent:
-            return None
+            return target(*map_arg(args, value_of), **map_arg(kwargs, value_of))
 
     def _argument_key(self, argument: Any) -> Any:
         if isinstance(argument, Node):
-            layout = self._layout_of[argument]
-            if layout is None:
-                raise _DataDependent
-            return ("layout", layout)
+            return ("layout", self._layout_of[argument])
         if isinstance(argument, (tuple, list)):
             return tuple([self._argument_key(item) for item in argument])
         return (type(argument), argument)  # 1, 1.0 and True are equal, yet give different dtypes
 
-    def _layout(self, value: Any) -> int | None:
-        """A number that equal layouts share; None when the value's sizes depend on data."""
-        if symbols.free_symbols(value):
-            return None
-        key = _layout_key(value)
-        return self._layouts.setdefault(key, len(self._layouts))
+    def _layout(self, value: Any) -> int:
+        """A number that equal layouts share; sizes that depend on data are equal when their symbols are."""
+        return self._layouts.setdefault(_layout_key(value), len(self._layouts))
 
 
 def _shape_env_without(symbol: Any) -> ShapeEnv:
@@ -184,16 +173,14 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
     return shape_env
 
 
-class _DataDependent(Exception):  # noqa: N818 (a signal within this module, not an error)
-    pass
-
-
 def _layout_key(value: Any) -> Any:
     if isinstance(value, FakeTensor):
-        return (value.dtype, value.device, tuple(value.shape), value.stride(), value.storage_offset())
+        numbers = *value.shape, *value.stride(), value.storage_offset()
+        flags = value.is_conj(), value.is_neg()
+        return (value.dtype, value.device, flags, value.dim(), *map(symbols.expression, numbers))
     if isinstance(value, (tuple, list)):
         return tuple(_layout_key(item) for item in value)
-    return (type(value), id(value) if isinstance(value, GraphModule) else value)
+    return (type(value), id(value) if isinstance(value, GraphModule) else symbols.expression(value))
 
 
 def _name(source: Node, target: Any, chunk: int | None) -> str:

@@ -4,7 +4,8 @@ Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the ch
 Promises: the bits that the eager chunked reference computes; no value carries the symbol any more.
 Refuses:  collectives that are neither the experts' nor a gradient's own reduction; views with a baked
           constant; a live-out that is needed whole but cannot be joined; sequence chunks through
-          attention; in-place writes to chunked values; a pattern that matches nothing.
+          attention; in-place writes to a value that also lives split or joined; a parameter with two
+          uses; a pattern that matches nothing.
 
 The graph is read as an interpreter reads it, and a new one is written. A value is either one node of
 the new graph or a pair of nodes, one a chunk:
@@ -14,11 +15,13 @@ the new graph or a pair of nodes, one a chunk:
 2. Every other node is written once. A pair that it reads is joined on first use: concatenated along
    the chunked dim, or, a parameter's gradient, added (chunk 0 + chunk 1).
 3. Gradient additions of autograd itself, which no module owns, are written once a chunk where both
-   operands are pairs.
+   operands exist once a chunk; but not the sum of one parameter's uses, whose order would be another.
 4. Integers are not values: a size that depends on the symbol is written as a number at each use,
    the whole extent or half of it.
 5. Chunk 1 of a module waits until something needs it, so that a whole chunk runs before the next
-   and buffers are written in chunk order, as eager does.
+   and buffers are written and random numbers drawn in chunk order, as eager does.
+6. What a chosen module writes in place is no static state: its readers there run once a chunk, and
+   readers elsewhere wait for both.
 
 With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter,
 wait) belongs to no module, so rule 2 adds the chunks before it.
@@ -78,7 +81,15 @@ class _Chunker:
         self.held_back: list[Node] = []
         self.running: tuple[str, str] | None = None
         self.roots = {node: self._root_of_module(node) for node in self.graph.nodes}
-        self.gradients = set(gradient_outputs(self.graph.output_node()))
+        self.owners = operators.storage_owners(self.graph.nodes)
+        self.mutated = {
+            self.owners[written]
+            for node in self.graph.nodes
+            if self.roots[node]
+            for written in operators.written_arguments(node)
+        }
+        self.outputs = frozenset(gradient_outputs(self.graph.output_node()))
+        self.gradients = set(self.outputs)
         self.reductions: set[Node] = set()
         self._find_reductions()
 
@@ -118,26 +129,33 @@ class _Chunker:
         if root is None:
             return self._root_of_gradient_addition(node)
         inputs = node.all_input_nodes
-        influenced = any(
-            isinstance(self.env.get(x), Pair) or symbols.carries(x.meta.get("val"), self.symbol) for x in inputs
+        differs = (
+            operators.is_random(node)
+            or self._touches_mutated(node)
+            or any(isinstance(self.env.get(x), Pair) or symbols.carries(x.meta.get("val"), self.symbol) for x in inputs)
         )
-        return root if influenced else None
+        return root if differs else None
+
+    def _touches_mutated(self, node: Node) -> bool:
+        return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """Autograd adds gradients outside every module: once a chunk where both operands are pairs.
+        """Autograd adds gradients outside every module: once a chunk where both operands exist once a chunk.
 
-        Values that carry the symbol may come from two modules; others only from one, because the sum of
-        a parameter's gradients over chunks and modules has an order that this would change.
+        Values that carry the symbol may come from two modules, or be whole and split already. Others
+        may only come from one, and not be a parameter's whole gradient: with uses a and b, eager computes
+        ((b1 + a1) + b0) + a0 in one module, ((b1 + b0) + a1) + a0 in two; adding chunk by chunk gives neither.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != (None, "backward", None):
             return None
-        pairs = [self.env.get(x) for x in node.all_input_nodes]
-        if not pairs or not all(isinstance(pair, Pair) for pair in pairs):
-            return None
-        roots = [pair.root for pair in pairs if isinstance(pair, Pair)]
-        if len(set(roots)) == 1 or symbols.carries(node.meta["val"], self.symbol):
-            return roots[0]
-        return None
+        operands = node.all_input_nodes
+        roots = [pair.root for x in operands if isinstance(pair := self.env.get(x), Pair)]
+        if symbols.carries(node.meta["val"], self.symbol):
+            is_chunked = all(isinstance(self.env.get(x), Pair) or x in self.split for x in operands)
+            return roots[0] if roots and is_chunked else None
+        if roots and (len(roots) < len(operands) or len(set(roots)) > 1 or node in self.outputs):
+            raise refusals.refuse_second_use(node)
+        return roots[0] if roots else None
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -152,6 +170,9 @@ class _Chunker:
         elif (root := self._root_of_chunks(node)) is not None:
             self._write_once_a_chunk(node, root)
         else:
+            if operators.is_random(node) or self._touches_mutated(node):
+                self._write_held_back()
+            self._check_writes(node, None)
             args, kwargs = map_arg(node.args, self._whole), map_arg(node.kwargs, self._whole)
             self.env[node] = self.writer.call(node, args, kwargs, extent=self.whole)
 
@@ -159,21 +180,33 @@ class _Chunker:
         refusals.refuse_foreign_collective(node, self.reductions, self.expert_groups)
         refusals.refuse_attention_over_sequence(node, self.chunking.dim)
         refusals.refuse_baked_view(node, self.symbol)
-        for written in operators.written_arguments(node):
-            if isinstance(self.env[written], Pair) or symbols.carries(written.meta["val"], self.symbol):
-                refusals.refuse_write(node, written)
+        self._check_writes(node, root)
         if self.running != (root, origin_of(node).direction):
             self._write_held_back()
             self.running = (root, origin_of(node).direction)
         self.env[node] = Pair(root, self._write_chunk(node, root, 0))
         self.held_back.append(node)
 
+    def _check_writes(self, node: Node, root: str | None) -> None:
+        """Refuse to write in place to what has copies, or to what is chunked elsewhere than in `root`."""
+        for written in operators.written_arguments(node):
+            owner = self.owners[written]
+            stored = self.env.get(owner)
+            has_copies = any(self.owners[x] is owner for x in (*self.split, *self.joined))
+            if isinstance(stored, Pair):
+                is_at_home = stored.root == root
+            else:
+                is_at_home = root is None or not symbols.carries(owner.meta["val"], self.symbol)
+            if has_copies or not is_at_home:
+                refusals.refuse_write(node, written)
+
     def _write_chunk(self, node: Node, root: str, index: int) -> Node:
         def part(x: Node) -> Any:
             return self._part(x, root, index, node)
 
         args, kwargs = map_arg(node.args, part), map_arg(node.kwargs, part)
-        return self.writer.call(node, args, kwargs, extent=self.half, chunk=index)
+        target = aten.reshape.default if _needs_reshape(node, args) else node.target
+        return self.writer.call(node, args, kwargs, extent=self.half, chunk=index, target=target)
 
     def _write_held_back(self) -> None:
         """Write chunk 1 of everything whose chunk 0 stands alone so far."""
@@ -192,7 +225,7 @@ class _Chunker:
         """A value as a node that is written once reads it."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
-            return symbols.number(value, self.symbol, self.whole)
+            return symbols.number_of(node, self.symbol, self.whole)
         if node.op == "get_attr":
             return self.writer.get_attr(node, self.whole)
         stored = self.env[node]
@@ -202,20 +235,33 @@ class _Chunker:
         """A value as chunk `index` of a node reads it."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
-            return symbols.number(value, self.symbol, self.half)
+            return symbols.number_of(node, self.symbol, self.half)
         if node.op == "get_attr":
             return self.writer.get_attr(node, self.half)
         stored = self.env[node]
         if isinstance(stored, Pair):
-            if stored.root != root and not symbols.carries(value, self.symbol):
-                raise refusals.refuse_join(node, value)
+            if stored.root != root and not self._is_laid_out_as_half(node, stored):
+                whole = self._join(node, stored)
+                return self._split(node, whole, reader)[index] if symbols.carries(value, self.symbol) else whole
             part = (stored.first, stored.second)[index]
             assert part is not None, f"{reader.name} reads chunk {index} of {node.name} before it is written"
             return part
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
+    def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
+        """Whether chunks of one module can stand for the halves of their concatenation in another."""
+        value = node.meta["val"]
+        if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
+            return False
+        dim = symbols.require_chunk_dim(node, value, self.symbol, "hand from module to module")
+        is_forward = origin_of(node).direction == "forward"
+        return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
+
     def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
-        """Both halves of a live-in, contiguous, written where they are first read."""
+        """Both halves of a live-in, written where they are first read, laid out as eager has them.
+
+        A module's input is cut and made contiguous; a gradient is what the backward of `cat` gives, a view.
+        """
         if node not in self.split:
             dim = symbols.require_chunk_dim(node, node.meta["val"], self.symbol, "split live-in")
             first, second = (self._half(node, whole, dim, index, origin_of(reader)) for index in (0, 1))
@@ -227,17 +273,20 @@ class _Chunker:
         bounds = (dim, index * self.half, (index + 1) * self.half)
         write = partial(self.writer.call, node, extent=self.half, chunk=index, origin=origin)
         half = write((whole, *bounds), {}, target=aten.slice.Tensor)
-        if half.meta["val"].is_contiguous():
+        if half.meta["val"].is_contiguous() or origin_of(node).direction == "backward":
             return half
         return write((half,), {"memory_format": torch.contiguous_format}, target=aten.clone.default)
 
     def _join(self, node: Node, pair: Pair) -> Node:
         """The whole of a live-out, written on first use: a concatenation, or the sum of a gradient."""
-        if node not in self.joined:
-            if pair.second is None:
-                self._write_held_back()
-            if node not in self.joined:  # writing chunk 1 joins gradients
-                self.joined[node] = self._write_join(node, pair)
+        if pair.second is None:
+            self._write_held_back()
+        owner = self.owners[node]
+        if owner in self.mutated and isinstance(self.env.get(owner), Node):
+            assert pair.second is not None
+            return pair.second  # a buffer: one storage, which both chunks have written by now
+        if node not in self.joined:  # writing chunk 1 may have joined a gradient
+            self.joined[node] = self._write_join(node, pair)
         return self.joined[node]
 
     def _write_join(self, node: Node, pair: Pair) -> Node:
@@ -256,3 +305,9 @@ class _Chunker:
 
     def _counts(self) -> tuple[int, int, int]:
         return sum(isinstance(value, Pair) for value in self.env.values()), len(self.split), len(self.joined)
+
+
+def _needs_reshape(node: Node, args: Any) -> bool:
+    """Whether autograd's reshape of a gradient, traced on a contiguous one as a view, must copy here."""
+    is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
+    return is_gradient_view and not args[0].meta["val"].is_contiguous()

@@ -7,6 +7,7 @@ from torch.fx import Node
 
 from harness.errors import ChunkError
 from harness.graph import operators
+from harness.graph.origin import origin_of
 from harness.graph.symbols import carries, source_of
 
 
@@ -53,13 +54,25 @@ def refuse_baked_view(node: Node, symbol: object) -> None:
 
 
 def refuse_write(node: Node, written: Node) -> None:
-    """Refuse an in-place write to a value that exists once a chunk, or split, or joined."""
+    """Refuse an in-place write to a value that exists split or joined too, or that crosses a module's border."""
     raise ChunkError(
-        f"cannot write in place to `{written.name}` in `{node.name}`: it lives once a chunk, split or joined",
-        expected="in-place writes to buffers without the chunked dim",
+        f"cannot write in place to `{written.name}` in `{node.name}`: its elements live split or joined too",
+        expected="in-place writes to buffers without the chunked dim, or to what the same module computed",
         found=f"shape {list(map(str, written.meta['val'].shape))}",
         where=source_of(node),
         fix="write the update out of place",
+    )
+
+
+def refuse_second_use(addition: Node) -> ChunkError:
+    """One parameter's gradient is summed over chunks and over uses, in an order that chunks would change."""
+    uses = ", ".join(f"{x.name} in {origin_of(x)}" for x in addition.all_input_nodes)
+    return ChunkError(
+        f"cannot add the gradients of two uses of one parameter in `{addition.name}`: at least one is chunked",
+        expected="a parameter that is read once, in one chunked module (eager adds chunks and uses in another order)",
+        found=uses,
+        where=source_of(addition),
+        fix="read the parameter once in the module, or chunk modules that do not share it",
     )
 
 

@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
 
 from harness.case import Chunking
 from harness.graph.context import PassContext
 from harness.graph.operators import operator_name
+from harness.graph.origin import Origin
 from harness.graph.pipeline import build_pipeline, run_pipeline
-from harness.graph.trace import JointGraph, trace_joint_step
+from harness.graph.symbols import free_symbols
+from harness.graph.trace import ChunkSymbol, JointGraph, trace_joint_step
 
 CPU = torch.device("cpu")
 B, S, D = 4, 6, 8
@@ -156,6 +161,53 @@ def assert_as_eager(model: nn.Module, modules: str | None, dim: str = "batch", x
     return module
 
 
+# -- graphs by hand ---------------------------------------------------------------------------------
+
+
+class Sketch:
+    """A joint graph in the making: each call is run on fake values as it is added. `n` is the chunked size, 4."""
+
+    def __init__(self) -> None:
+        shape_env = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=shape_env)
+        self.graph = Graph()
+        with shape_env.ignore_fresh_unbacked_symbols():
+            self.n = shape_env.create_unbacked_symint()
+        self.symbol = ChunkSymbol(self.n.node.expr, B)
+        self.attributes: dict[str, Any] = {}
+
+    def placeholder(self, name: str, *sizes: Any, dtype: torch.dtype = torch.float32) -> Node:
+        node = self.graph.placeholder(name)
+        with self.mode:
+            node.meta["val"] = torch.empty(sizes, dtype=dtype)
+        return node
+
+    def call(self, target: Any, *args: Any, at: str | None = "layers.0", backward: bool = False, **kwargs: Any) -> Node:
+        """Add a call whose owner is the module `at`; None is for what autograd does by itself."""
+        values = map_arg((args, kwargs), lambda node: node.meta["val"])
+        with torch.no_grad(), self.mode:
+            value = target(*values[0], **values[1])
+        packet = getattr(target, "overloadpacket", target)
+        node = self.graph.create_node("call_function", target, args, kwargs, name=packet.__name__)
+        node.meta |= {"val": value, "origin": Origin(at, "backward" if backward else "forward")}
+        return node
+
+    def attribute(self, name: str, value: Any) -> Node:
+        self.attributes[name] = value
+        node = self.graph.get_attr(name)
+        node.meta["origin"] = Origin("layers.0", "forward")
+        return node
+
+    def finish(self, *outputs: Node) -> GraphModule:
+        """The graph; its outputs are the loss, then gradients."""
+        self.graph.output(list(outputs))
+        return GraphModule(self.attributes, self.graph)
+
+    def context(self, modules: str | None = None, dim: Any = "batch", early: bool = False) -> PassContext:
+        chunking = Chunking(dim=dim, modules=modules, early_grad_accumulation=early) if modules else None
+        return PassContext(chunk_symbol=self.symbol, chunking=chunking, expert_groups=frozenset({"EP"}))
+
+
 # -- looking at graphs ------------------------------------------------------------------------------
 
 
@@ -190,8 +242,6 @@ def calls(module: GraphModule, *operators: str) -> list[Node]:
 
 def symbols_left(module: GraphModule, symbol: Any) -> list[str]:
     """Nodes, in this graph and in those nested in it, whose value or arguments carry the symbol."""
-    from harness.graph.symbols import free_symbols
-
     graphs: Iterable[GraphModule] = (m for m in module.modules() if isinstance(m, GraphModule))
     return [
         node.name
@@ -199,3 +249,9 @@ def symbols_left(module: GraphModule, symbol: Any) -> list[str]:
         for node in nested.graph.nodes
         if symbol in free_symbols(node.meta.get("val")) or symbol in free_symbols(list(node.args))
     ]
+
+
+def line_of(function: Callable[..., Any], offset: int = 0) -> str:
+    """Where a function stands, as errors and origins name it."""
+    code = function.__code__
+    return f"{'/'.join(code.co_filename.rsplit('/', 3)[1:])}:{code.co_firstlineno + offset}"

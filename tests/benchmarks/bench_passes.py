@@ -1,0 +1,114 @@
+"""What chunking and concretizing cost, over a model's depth: `python tests/benchmarks/bench_passes.py`.
+
+Budget: chunk and concretize together take at most 0.5 s for 3 layers, and microseconds per output node
+stay flat from 3 to 24 layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from harness.case import Case, Chunking, Model, Parallelism
+from harness.graph.chunk import chunk
+from harness.graph.clean_up import clean_up
+from harness.graph.concretize_symbols import concretize_symbols
+from harness.graph.context import PassContext
+from harness.graph.trace import JointGraph, trace_joint_step
+from reference import models
+from reference.loss import cross_entropy
+from reference.models.deepseek_v3 import FLAVORS
+from reference.parallel.mesh import EXPERT, Mesh
+from reference.step import build_sharded_model
+
+DEPTHS = (3, 6, 12, 24)
+RUNS = 5
+BUDGET_SECONDS = 0.5
+CHUNKINGS = (
+    Chunking(dim="batch", modules="layers.*"),
+    Chunking(dim="batch", modules="layers.*", early_grad_accumulation=True),
+    Chunking(dim="seq", modules="layers.*.moe"),
+)
+
+
+@functools.cache
+def trace(num_layers: int, dim: Literal["batch", "seq"]) -> JointGraph:
+    """The tiny model's step, `num_layers` deep."""
+    flavors = dict(FLAVORS) | {"deep": replace(FLAVORS["tiny"], num_layers=num_layers)}
+    models.FAMILIES["deep"] = models.FAMILIES["deepseek_v3"]._replace(flavors=flavors)
+    case = Case(
+        name="bench",
+        family="bench",
+        reference="eager",
+        model=Model(family="deep", flavor="deep"),
+        parallelism=Parallelism(world_size=8, ep=2),
+    )
+    model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
+    shape = (case.batch.sequences, case.batch.seq_len)
+    inputs = [torch.empty(shape, dtype=torch.int64, device="meta") for _ in range(3)]
+
+    def loss_function(tokens_BS: Tensor, labels_BS: Tensor, positions_BS: Tensor) -> Tensor:
+        return cross_entropy(model(tokens_BS, positions_BS), labels_BS)
+
+    chunk_dim = ("batch", "seq").index(dim)
+    return trace_joint_step(
+        model, loss_function, inputs, chunk_dim=chunk_dim, gradient_seed=1 / 8, device=torch.device("cpu")
+    )
+
+
+def measure(num_layers: int, chunking: Chunking) -> tuple[float, float, int]:
+    """Median seconds of each pass, and how many nodes they leave."""
+    joint = trace(num_layers, chunking.dim)
+    context = PassContext(
+        chunk_symbol=joint.chunk_symbol,
+        chunking=chunking,
+        expert_groups=frozenset({EXPERT}),
+        guards=tuple(joint.guards),
+    )
+    source = clean_up(joint.module, context)
+    chunk_seconds, concretize_seconds = [], []
+    for _ in range(RUNS + 1):
+        start = time.perf_counter()
+        chunked = chunk(source, context)
+        middle = time.perf_counter()
+        result = concretize_symbols(chunked, context)
+        chunk_seconds.append(middle - start)
+        concretize_seconds.append(time.perf_counter() - middle)
+    return (
+        statistics.median(chunk_seconds[1:]),
+        statistics.median(concretize_seconds[1:]),
+        len(result.graph.nodes),
+    )
+
+
+def rows() -> Iterator[str]:
+    """The table, a line at a time."""
+    counts = f"{'layers':>6}{'chunk s':>10}{'concretize s':>14}{'both s':>9}{'nodes':>8}{'us/node':>9}"
+    yield f"{'modules':14}{'dim':7}{'early':7}" + counts
+    for chunking in CHUNKINGS:
+        early = "on" if chunking.early_grad_accumulation else "off"
+        for depth in DEPTHS:
+            first, second, nodes = measure(depth, chunking)
+            both = first + second
+            note = "" if depth > min(DEPTHS) or both <= BUDGET_SECONDS else f"  over {BUDGET_SECONDS} s"
+            yield (
+                f"{chunking.modules:14}{chunking.dim:7}{early:7}{depth:6}{first:10.3f}{second:14.3f}"
+                f"{both:9.3f}{nodes:8}{both / nodes * 1e6:9.0f}{note}"
+            )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for row in rows():
+        print(row, flush=True)

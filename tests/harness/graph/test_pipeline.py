@@ -1,0 +1,73 @@
+"""Which passes run, in which order; what each reports; and which one a failure names."""
+
+from __future__ import annotations
+
+import pytest
+from torch.fx import GraphModule
+
+from harness.errors import ChunkError, PassError
+from harness.graph.context import PassContext
+from harness.graph.pipeline import build_pipeline, run_pipeline
+from tests.harness.graph.graphs import Applied, D, Layers, context_of, parameter, trace
+
+
+@pytest.fixture
+def model() -> Layers:
+    return Layers(Applied(lambda m, x: x * m.w, w=parameter(D)))
+
+
+def names(context: PassContext) -> list[str]:
+    return [run_pass.__name__ for run_pass in build_pipeline(context)]
+
+
+def test_the_passes_of_a_chunked_and_of_an_unchunked_case(model: Layers) -> None:
+    joint = trace(model)
+    assert names(context_of(joint, "layers.*")) == ["clean_up", "chunk", "concretize_symbols"]
+    assert names(context_of(joint)) == ["clean_up", "concretize_symbols"]
+
+
+def test_every_pass_reports_its_nodes_before_and_after(model: Layers) -> None:
+    joint = trace(model)
+    context = context_of(joint, "layers.*")
+    traced = len(joint.module.graph.nodes)
+    module, reports = run_pipeline(joint.module, build_pipeline(context), context)
+    assert [report.name for report in reports] == ["clean_up", "chunk", "concretize_symbols"]
+    assert reports[0].nodes_before == traced
+    assert [r.nodes_after for r in reports[:-1]] == [r.nodes_before for r in reports[1:]]
+    assert reports[-1].nodes_after == len(module.graph.nodes)
+    assert reports[1].nodes_after > reports[1].nodes_before
+    assert all(report.seconds > 0 for report in reports)
+
+
+def test_a_refusal_names_its_pass(model: Layers) -> None:
+    joint = trace(model)
+    context = context_of(joint, "blocks.*")
+    with pytest.raises(ChunkError) as error:
+        run_pipeline(joint.module, build_pipeline(context), context)
+    assert error.value.__notes__ == ["  in pass: chunk"]
+
+
+def test_a_crash_names_its_pass(model: Layers) -> None:
+    def divide(module: GraphModule, context: PassContext) -> GraphModule:
+        raise ZeroDivisionError
+
+    joint = trace(model)
+    with pytest.raises(ZeroDivisionError) as error:
+        run_pipeline(joint.module, [divide], context_of(joint))
+    assert error.value.__notes__ == ["  in pass: divide"]
+
+
+def test_a_pass_that_leaves_a_bad_graph_is_blamed_for_it(model: Layers) -> None:
+    def forget(module: GraphModule, context: PassContext) -> GraphModule:
+        next(node for node in module.graph.nodes if node.op == "call_function").meta.clear()
+        return module
+
+    joint = trace(model)
+    with pytest.raises(PassError, match="lacks metadata") as error:
+        run_pipeline(joint.module, [forget], context_of(joint))
+    assert error.value.__notes__ == ["  in pass: forget"]
+
+
+def test_no_passes_leave_the_graph_as_it_is(model: Layers) -> None:
+    joint = trace(model)
+    assert run_pipeline(joint.module, [], context_of(joint)) == (joint.module, [])

@@ -5,9 +5,11 @@ This is the only module that knows the passes by name.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch.fx import GraphModule
@@ -42,16 +44,30 @@ def build_pipeline(context: PassContext) -> list[Pass]:
     ]
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A pass makes objects that stay; looking for garbage among them again and again would cost n log n."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def run_pipeline(
     module: GraphModule, passes: Sequence[Pass], context: PassContext
 ) -> tuple[GraphModule, list[PassReport]]:
     """Run the passes in order, verifying the graph after each. A failure names its pass."""
     reports = []
     for run_pass in passes:
-        before, start = len(module.graph.nodes), time.perf_counter()
+        before = len(module.graph.nodes)
         try:
-            module = run_pass(module, context)
-            seconds = time.perf_counter() - start
+            with _collector_paused():
+                start = time.perf_counter()
+                module = run_pass(module, context)
+                seconds = time.perf_counter() - start
             verify(module)
         except Exception as error:
             error.add_note(f"  in pass: {run_pass.__name__}")

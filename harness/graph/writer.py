@@ -16,6 +16,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
@@ -91,12 +92,14 @@ class GraphWriter:
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """The finished graph, with the attributes it refers to."""
+        """The finished graph, with the attributes it refers to. Its code is generated when first asked for:
+        what one pass writes, the next often writes again.
+        """
         attributes: dict[str, Any] = dict(self._nested)
         for node in self.graph.nodes:
             if node.op == "get_attr" and node.target not in attributes:
                 attributes[node.target] = getattr(self.source, node.target)
-        return GraphModule(attributes, self.graph)
+        return _LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
         """`value` with the chunk symbol replaced by `extent`, in sizes and strides, as a fake of this graph."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
 from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
+from harness.graph.pipeline import run_pipeline
 from harness.graph.trace import JointGraph, trace_joint_step
 from reference import models
 from reference.loss import cross_entropy
@@ -77,19 +77,9 @@ def measure(num_layers: int, chunking: Chunking) -> tuple[float, float, int]:
         guards=tuple(joint.guards),
     )
     source = clean_up(joint.module, context)
-    chunk_seconds, concretize_seconds = [], []
-    for _ in range(RUNS + 1):
-        start = time.perf_counter()
-        chunked = chunk(source, context)
-        middle = time.perf_counter()
-        result = concretize_symbols(chunked, context)
-        chunk_seconds.append(middle - start)
-        concretize_seconds.append(time.perf_counter() - middle)
-    return (
-        statistics.median(chunk_seconds[1:]),
-        statistics.median(concretize_seconds[1:]),
-        len(result.graph.nodes),
-    )
+    runs = [run_pipeline(source, [chunk, concretize_symbols], context)[1] for _ in range(RUNS + 1)][1:]
+    chunk_seconds, concretize_seconds = (statistics.median(run[i].seconds for run in runs) for i in (0, 1))
+    return chunk_seconds, concretize_seconds, runs[0][1].nodes_after
 
 
 def rows() -> Iterator[str]:

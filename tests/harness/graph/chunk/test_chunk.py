@@ -533,6 +533,22 @@ def test_a_parameter_read_in_a_chunked_and_in_a_whole_layer_is_refused() -> None
         chunked(trace(Layers(*layers)), "layers.0")
 
 
+def test_a_parameter_cast_outside_and_read_in_two_chunked_layers_is_refused() -> None:
+    class Casting(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            w = self.w.to(BF16)
+            return self.layers[1](self.layers[0](x, w), w)
+
+    class Multiplying(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return x.sin() @ w
+
+    model = Casting(Multiplying(), Multiplying())
+    model.w = parameter(D, D)
+    with pytest.raises(ChunkError, match="two uses of one parameter in `add`"):
+        chunked(trace(model, batch(BF16)), "layers.*")
+
+
 def test_a_cast_parameter_read_twice_in_one_chunked_layer_is_accepted() -> None:
     """Each chunk's own cast gathers both uses before the parameter sees them."""
 

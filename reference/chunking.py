@@ -97,7 +97,7 @@ class _ChunkedForward:
     def _halves(self, name: str, value: Any, extent: int) -> tuple[Any, Any]:
         if name == self.activation or _role(name) == "positions":
             if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[self.dim] == extent:
-                return _half(value, self.dim, 0), _half(value, self.dim, 1)
+                return _halves_of(value, self.dim)
         elif _role(name) == "masks":
             return self._mask_halves(name, value, extent)
         elif value is None:
@@ -145,10 +145,13 @@ def _role(argument: str) -> str | None:
     return "masks" if argument.startswith("attention_mask") else None
 
 
-def _half(x: Tensor, dim: int, index: int) -> Tensor:
-    """One half along `dim`, contiguous as a module's own input would be."""
-    half = x.shape[dim] // 2
-    return x.narrow(dim, index * half, half).contiguous()
+def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Both halves along `dim`, contiguous as a module's own input would be.
+
+    By `split`, whose backward concatenates. That of `narrow` adds halves padded with zeros, and -0.0 + 0.0 is 0.0.
+    """
+    first, second = x.split(x.shape[dim] // 2, dim)
+    return first.contiguous(), second.contiguous()
 
 
 def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:

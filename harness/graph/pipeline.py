@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from harness.errors import BitproofError
 from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
 from harness.graph.concretize_symbols import concretize_symbols
@@ -69,6 +70,9 @@ def run_pipeline(
                 module = run_pass(module, context)
                 seconds = time.perf_counter() - start
             verify(module)
+        except BitproofError as error:
+            error.where = ", ".join(filter(None, (error.where, f"pass {run_pass.__name__}")))
+            raise
         except Exception as error:
             error.add_note(f"  in pass: {run_pass.__name__}")
             raise

@@ -175,3 +175,9 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_patterns_there_are()
         "  found: no match\n"
         "  fix: correct `modules` in the case's Chunking"
     )
+
+
+def test_a_gradient_of_minus_zero_keeps_its_sign():
+    block, x = chunked(Block(lambda x: x * -1.0)), torch.ones(2, 1, 1, requires_grad=True)
+    (gradient,) = torch.autograd.grad(block(x), x, torch.zeros(2, 1, 1))
+    assert torch.signbit(gradient).all()

@@ -44,7 +44,7 @@ def test_a_refusal_names_its_pass(model: Layers) -> None:
     context = context_of(joint, "blocks.*")
     with pytest.raises(ChunkError) as error:
         run_pipeline(joint.module, build_pipeline(context), context)
-    assert error.value.__notes__ == ["  in pass: chunk"]
+    assert error.value.where is not None and error.value.where.endswith("pass chunk")
 
 
 def test_a_crash_names_its_pass(model: Layers) -> None:
@@ -65,7 +65,7 @@ def test_a_pass_that_leaves_a_bad_graph_is_blamed_for_it(model: Layers) -> None:
     joint = trace(model)
     with pytest.raises(PassError, match="lacks metadata") as error:
         run_pipeline(joint.module, [forget], context_of(joint))
-    assert error.value.__notes__ == ["  in pass: forget"]
+    assert error.value.where == "pass forget"
 
 
 def test_no_passes_leave_the_graph_as_it_is(model: Layers) -> None:

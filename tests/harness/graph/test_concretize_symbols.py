@@ -126,7 +126,7 @@ def test_a_condition_true_of_the_whole_and_false_of_the_half_is_refused_where_ch
         "PassError: a condition that tracing relied on is false for u0 = 2\n"
         "  expected: Eq(Mod(u0, 4), 0)\n"
         "  found: u0 = 2\n"
-        f"  came from: {line_of(check, 1)}\n"
+        f"  came from: {line_of(check, 1)}, pass concretize_symbols\n"
         "  fix: choose a size for which the model takes the traced path in every chunk"
     )
 

@@ -165,6 +165,7 @@ def test_a_pattern_that_matches_nothing_is_refused_naming_what_ran() -> None:
         "ChunkError: the chunking pattern 'blocks.*' matches no module of the graph\n"
         "  expected: a pattern over the modules that ran: layers.0, layers.1\n"
         "  found: no match\n"
+        "  came from: pass chunk\n"
         "  fix: correct `modules` in the case's Chunking"
     )
 
@@ -515,7 +516,7 @@ def test_a_parameter_tied_between_two_chunked_layers_is_refused() -> None:
         "  expected: a parameter that is read once, in one chunked module "
         "(eager adds chunks and uses in another order)\n"
         "  found: mm_2 in layers.1 (backward), mm_4 in layers.0 (backward)\n"
-        "  came from: no module (backward)\n"
+        "  came from: no module (backward), pass chunk\n"
         "  fix: read the parameter once in the module, or chunk modules that do not share it"
     )
 

@@ -144,7 +144,7 @@ def test_a_live_out_without_the_chunked_dim_that_is_read_whole_too_is_refused() 
         "ChunkError: live-out `mean` exists once a chunk but is also read whole, and does not carry the chunked dim\n"
         "  expected: a tensor with the chunked dim (concatenated) or a parameter gradient (added)\n"
         "  found: shape [], read by mul_1, mul_2, mul_5, mul_6\n"
-        f"  came from: layers.0 (forward), {line_of(remember, 1)}\n"
+        f"  came from: layers.0 (forward), {line_of(remember, 1)}, pass chunk\n"
         "  fix: keep its readers inside the chunked module, or choose a larger module"
     )
 
@@ -179,7 +179,7 @@ def test_writing_in_place_from_outside_to_what_a_chunked_module_computed_is_refu
         "ChunkError: cannot write in place to `_unsafe_view` in `mul_`: its elements live split or joined too\n"
         "  expected: in-place writes to buffers without the chunked dim, or to what the same module computed\n"
         "  found: shape ['u0', '6', '8']\n"
-        f"  came from: no module (forward), {line_of(double, 1)}\n"
+        f"  came from: no module (forward), {line_of(double, 1)}, pass chunk\n"
         "  fix: write the update out of place"
     )
 
@@ -234,7 +234,7 @@ def test_a_sequence_chunk_through_attention_is_refused() -> None:
         f"ChunkError: cannot chunk attention `{found}` along the sequence: every position reads earlier ones\n"
         "  expected: modules that treat each token alone, such as layers.*.moe\n"
         f"  found: {found}\n"
-        f"  came from: layers.0 (forward), {line_of(attend, 2)}\n"
+        f"  came from: layers.0 (forward), {line_of(attend, 2)}, pass chunk\n"
         "  fix: chunk along batch, or choose modules='layers.*.moe'"
     )
 

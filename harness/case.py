@@ -17,15 +17,16 @@ from harness.errors import CaseError
 Kind = Literal["loss", "grad", "param", "buffer", "optimizer"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 
-ExpectedVerdict = Literal["EQUAL", "DIFFERENT"]
+ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which model, and in which size."""
+    """Which model, in which size, and how it attends: "flex" masks documents apart with FlexAttention."""
 
     family: str = "deepseek_v3"
     flavor: str = "tiny"
+    attention: Literal["sdpa", "flex"] = "sdpa"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +64,16 @@ class Parallelism:
     """The ranks and how parameters lie on them.
 
     Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are
-    sharded over all `world_size` ranks, expert parameters over (world_size / ep, ep).
+    sharded over all `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor
+    parallelism, rank r has tensor coordinate r % tp and data coordinate r // tp; ep is then 1.
+
+    `shared_groups`: groups over the same ranks are one process-group object, as where meshes cache them.
     """
 
     world_size: int = 8
     ep: int = 2
+    tp: int = 1
+    shared_groups: bool = False
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or self.ep < 1 or self.world_size % self.ep:
@@ -76,6 +82,17 @@ class Parallelism:
                 expected="world_size >= 1 and a multiple of ep",
                 found=f"world_size={self.world_size}, ep={self.ep}",
             )
+        if self.tp < 1 or self.world_size % self.tp or (self.tp > 1 and self.ep > 1):
+            raise CaseError(
+                "tensor parallelism must divide the world size, and does not go with expert parallelism",
+                expected="world_size a multiple of tp, and tp = 1 or ep = 1",
+                found=f"world_size={self.world_size}, tp={self.tp}, ep={self.ep}",
+            )
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different data: all but those that share one model between them."""
+        return self.world_size // self.tp
 
     @property
     def expert_fsdp(self) -> int:
@@ -106,6 +123,45 @@ class Precision:
 
     compute: Literal["bfloat16", "float32"] = "bfloat16"
     reduce: Literal["bfloat16", "float32"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What the graph does with each activation that backward reads; eager saves all.
+
+    | policy      | saved                                                      | else                               |
+    |-------------|------------------------------------------------------------|------------------------------------|
+    | `none`      | everything                                                 |                                    |
+    | `selective` | compute-heavy operators, all-gathers, all-to-alls          | recomputed                         |
+    | `full`      | what enters a block                                        | recomputed                         |
+    | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
+    """
+
+    policy: Literal["none", "selective", "full", "offload"] = "none"
+    offload_gib: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("none", "selective", "full", "offload") or not self.offload_gib >= 0:
+            raise CaseError(
+                "unknown memory policy",
+                expected="policy none, selective, full or offload, and offload_gib >= 0",
+                found=f"policy={self.policy!r}, offload_gib={self.offload_gib}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The optional passes of the graph pipeline, and what runs the finished graph.
+
+    `isolate_groups` gives expert all-to-alls a process group of their own where they share one; `bucket`
+    joins the all-gathers and reduce-scatters of a block; `overlap` reorders so that one chunk's
+    all-to-all is in flight during the other chunk's compute.
+    """
+
+    isolate_groups: bool = False
+    bucket: bool = False
+    overlap: bool = False
+    backend: Literal["fx", "regional_inductor", "inductor"] = "fx"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +196,8 @@ class Case:
     parallelism: Parallelism = field(default_factory=Parallelism)
     batch: Batch = field(default_factory=Batch)
     precision: Precision = field(default_factory=Precision)
+    memory: Memory = field(default_factory=Memory)
+    pipeline: Pipeline = field(default_factory=Pipeline)
     optimizer: AdamW = field(default_factory=AdamW)
 
     def __post_init__(self) -> None:
@@ -180,6 +238,14 @@ class Case:
     def _check_chunks(self) -> None:
         if self.chunking is None:
             return
+        if self.parallelism.tp > 1 and "graph" in (self.reference, self.candidate):
+            raise CaseError(
+                f"case {self.name} chunks a graph with tensor parallelism",
+                expected="tp = 1 with chunking: a tensor-parallel all-reduce depends on the chunked dim, so it would "
+                "run once a chunk, and only expert collectives may",
+                found=f"tp={self.parallelism.tp}, chunking={self.chunking.modules!r}",
+                fix="leave out chunking, or set tp=1",
+            )
         field_name = "sequences" if self.chunking.dim == "batch" else "seq_len"
         extent = getattr(self.batch, field_name)
         if extent % 2:

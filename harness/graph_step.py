@@ -70,6 +70,7 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
         chunking=case.chunking,
         expert_groups=frozenset({EXPERT}),
         guards=tuple(joint.guards),
+        memory=case.memory,
     )
     module, reports = run_pipeline(joint.module, build_pipeline(context), context)
     return GraphProgram(

@@ -1,18 +1,25 @@
-"""What passes are told, besides the graph: nothing a pass needs is global."""
+"""What passes are told, besides the graph, and what they have to tell: nothing a pass needs is global."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from harness.case import Chunking
+from harness.case import Chunking, Memory
 from harness.graph.trace import ChunkSymbol, Guard
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """The settings of one case's pipeline. `expert_groups` names the groups whose collectives may run once a chunk."""
+    """The settings of one case's pipeline. `expert_groups` names the groups whose collectives may run once a chunk.
+
+    `facts` is where a pass puts what the report should say of it, as JSON values; the runner empties it
+    before each pass.
+    """
 
     chunk_symbol: ChunkSymbol
     chunking: Chunking | None = None
     expert_groups: frozenset[str] = frozenset()
     guards: tuple[Guard, ...] = field(default=())
+    memory: Memory = field(default_factory=Memory)
+    facts: dict[str, Any] = field(default_factory=dict)

@@ -92,11 +92,21 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
     """For each node the one whose storage its value shares: a view's and a written argument's owner; else itself."""
     owners: dict[Node, Node] = {}
     for node in nodes:
-        shared = (
-            node.all_input_nodes if node.target is operator.getitem else _arguments(node, _aliased_names(node.target))
-        )
-        owners[node] = owners[shared[0]] if shared else node
+        chain = []
+        while node not in owners:  # the nodes need not stand in topological order
+            shared = _sharing_arguments(node)
+            chain.append(node)
+            if not shared:
+                owners[node] = node
+            node = shared[0] if shared else node
+        owners.update(dict.fromkeys(chain, owners[node]))
     return owners
+
+
+def _sharing_arguments(node: Node) -> list[Node]:
+    if node.target is operator.getitem:
+        return node.all_input_nodes
+    return _arguments(node, _aliased_names(node.target))
 
 
 def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:

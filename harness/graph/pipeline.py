@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -28,12 +29,13 @@ Pass = Callable[[GraphModule, PassContext], GraphModule]
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did: seconds it took, verification left out, and nodes before and after."""
+    """What one pass did: seconds it took, verification left out, nodes before and after, and its own facts."""
 
     name: str
     seconds: float
     nodes_before: int
     nodes_after: int
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def build_pipeline(context: PassContext) -> list[Pass]:
@@ -64,6 +66,7 @@ def run_pipeline(
     reports = []
     for run_pass in passes:
         before = len(module.graph.nodes)
+        context.facts.clear()
         try:
             with _collector_paused():
                 start = time.perf_counter()
@@ -76,7 +79,7 @@ def run_pipeline(
         except Exception as error:
             error.add_note(f"  in pass: {run_pass.__name__}")
             raise
-        report = PassReport(run_pass.__name__, seconds, before, len(module.graph.nodes))
+        report = PassReport(run_pass.__name__, seconds, before, len(module.graph.nodes), dict(context.facts))
         log.debug("pass %s: %d -> %d nodes in %.3f s", report.name, before, report.nodes_after, seconds)
         reports.append(report)
     return module, reports

@@ -1,0 +1,82 @@
+"""What must run before what, and reordering a graph within that.
+
+A node waits for what it reads. It also waits for nodes it does not read: a write to a storage waits
+for all earlier readers and the earlier writer of that storage, a reader for the last writer, and a
+random draw for the draw before it. Two random draws never change places, nor do two writes of one
+buffer; everything else may.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+
+from harness.graph import operators
+
+
+def dependencies(graph: Graph) -> dict[Node, set[Node]]:
+    """For each node, the nodes that must run before it, in whatever order the graph stands now."""
+    owners = operators.storage_owners(graph.nodes)
+    readers: dict[Node, set[Node]] = {}
+    writer: dict[Node, Node] = {}
+    last_draw: Node | None = None
+    found: dict[Node, set[Node]] = {}
+    for node in graph.nodes:
+        before = found[node] = set(node.all_input_nodes)
+        written = {owners[x] for x in operators.written_arguments(node)}
+        for owner in {owners[x] for x in node.all_input_nodes}:
+            if owner in writer:
+                before.add(writer[owner])
+            if owner in written:
+                before |= readers.pop(owner, set())
+                writer[owner] = node
+            readers.setdefault(owner, set()).add(node)
+        if operators.is_random(node):
+            if last_draw is not None:
+                before.add(last_draw)
+            last_draw = node
+        before.discard(node)
+    return found
+
+
+def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> None:
+    """Put the nodes of a graph in topological order; of those that are ready, the one of the smallest key comes first.
+
+    By default the key is a node's present place, so nothing moves but what must. Placeholders stay
+    first and the output last. The order is the same on every rank, as the graph is.
+    """
+    nodes = list(module.graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    before = dependencies(module.graph)
+    after: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for node, needed in before.items():
+        for earlier in needed:
+            after[earlier].append(node)
+    waiting = {node: len(needed) for node, needed in before.items()}
+
+    def entry(node: Node) -> tuple[int, Any, int]:
+        rank = {"placeholder": 0, "output": 2}.get(node.op, 1)
+        return rank, place[node] if key is None or rank != 1 else key(node), place[node]
+
+    ready = [(*entry(node), node) for node in nodes if not waiting[node]]
+    heapq.heapify(ready)
+    order: list[Node] = []
+    while ready:
+        node = heapq.heappop(ready)[-1]
+        order.append(node)
+        for later in after[node]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(ready, (*entry(later), later))
+    assert len(order) == len(nodes), "a cycle: a pass made a node read what depends on it"
+    _place(order)
+
+
+def _place(order: list[Node]) -> None:
+    for earlier, later in itertools.pairwise(order):
+        if earlier.next is not later:
+            earlier.append(later)

@@ -41,8 +41,8 @@ class LatentAttentionConfig:
     @property
     def softmax_scale(self) -> float:
         """1 / sqrt(head dim), times YaRN's factor where YaRN is on."""
-        yarn = self.rope.yarn
-        return float(self.qk_head_dim**-0.5) * (yarn.attention_scale() if yarn else 1.0)
+        scaling = self.rope.scaling
+        return float(self.qk_head_dim**-0.5) * (scaling.attention_scale() if scaling else 1.0)
 
 
 class LatentAttention(nn.Module):

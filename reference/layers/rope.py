@@ -1,6 +1,7 @@
-"""Rotary position embedding from tables, with YaRN scaling of the frequencies.
+"""Rotary position embedding from tables, with two ways to stretch the frequencies for longer texts.
 
-Sources: RoPE, Su et al. 2021, arXiv:2104.09864; YaRN, Peng et al. 2023, arXiv:2309.00071.
+Sources: RoPE, Su et al. 2021, arXiv:2104.09864; YaRN, Peng et al. 2023, arXiv:2309.00071; Llama 3.1's
+scaling, published as code with the models (arXiv:2407.21783 tells of it in section 3.4.2).
 
 B batch, S sequence, H heads, R rotated head dim, P pairs (R / 2), L table length
 """
@@ -39,14 +40,55 @@ class Yarn:
         """
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 
+    def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
+        """The frequencies to use, from theta's own."""
+        dim = 2 * len(frequencies_P)
+
+        def pair_that_turns(times: float) -> float:
+            """The (fractional) pair whose angle turns this many times within the original length."""
+            return dim * math.log(self.original_seq_len / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+        low = max(math.floor(pair_that_turns(self.beta_fast)), 0)
+        high = min(math.ceil(pair_that_turns(self.beta_slow)), dim - 1)
+        pairs_P = torch.arange(dim // 2, dtype=torch.float32, device="cpu")
+        # The published ramp keeps a width of 0.001 pairs where both ends meet.
+        stretched_share_P = ((pairs_P - low) / max(high - low, 0.001)).clamp(0, 1)
+        return frequencies_P * (1 - stretched_share_P) + frequencies_P / self.factor * stretched_share_P
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """How Llama 3.1 reaches past `original_seq_len` tokens, `factor` times as far.
+
+    Frequencies that turn more than `high_freq_factor` times within the original length stay as they are,
+    those that turn less than `low_freq_factor` times are divided by `factor`, and those between are blended
+    linearly in the number of turns.
+    """
+
+    factor: float
+    original_seq_len: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def attention_scale(self) -> float:
+        """The softmax stays as it is."""
+        return 1.0
+
+    def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
+        """The frequencies to use, from theta's own."""
+        turns_P = self.original_seq_len * frequencies_P / (2 * math.pi)
+        width = self.high_freq_factor - self.low_freq_factor
+        kept_share_P = ((turns_P - self.low_freq_factor) / width).clamp(0, 1)
+        return (1 - kept_share_P) * frequencies_P / self.factor + kept_share_P * frequencies_P
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Table length in tokens, the base of the frequencies, and YaRN or None."""
+    """Table length in tokens, the base of the frequencies, and how they are stretched, if at all."""
 
     max_seq_len: int
     theta: float = 10000.0
-    yarn: Yarn | None = None
+    scaling: Yarn | Llama3Scaling | None = None
 
 
 class RotaryEmbedding(nn.Module):
@@ -95,21 +137,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotary_frequencies(dim: int, config: RopeConfig) -> Tensor:
-    """Each pair's angle per position, in radians: theta^(-2p / dim), blended by YaRN. float32 on the CPU, (P,)."""
+    """Each pair's angle per position, in radians: theta^(-2p / dim), then scaled. float32 on the CPU, (P,)."""
     exponents_P = torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim
     frequencies_P = 1.0 / config.theta**exponents_P
-    if config.yarn is None:
-        return frequencies_P
-
-    low = max(math.floor(_pair_that_turns(config.yarn.beta_fast, dim, config)), 0)
-    high = min(math.ceil(_pair_that_turns(config.yarn.beta_slow, dim, config)), dim - 1)
-    pairs_P = torch.arange(dim // 2, dtype=torch.float32, device="cpu")
-    # The published ramp keeps a width of 0.001 pairs where both ends meet.
-    stretched_share_P = ((pairs_P - low) / max(high - low, 0.001)).clamp(0, 1)
-    return frequencies_P * (1 - stretched_share_P) + frequencies_P / config.yarn.factor * stretched_share_P
-
-
-def _pair_that_turns(times: float, dim: int, config: RopeConfig) -> float:
-    """The (fractional) pair whose angle turns this many times within the original length."""
-    assert config.yarn is not None
-    return dim * math.log(config.yarn.original_seq_len / (times * 2 * math.pi)) / (2 * math.log(config.theta))
+    return config.scaling.scaled(frequencies_P, config.theta) if config.scaling else frequencies_P

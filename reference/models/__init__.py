@@ -12,7 +12,7 @@ from torch import nn
 
 from harness.case import Model
 from harness.errors import CaseError
-from reference.models import deepseek_v3
+from reference.models import deepseek_v3, llama3, qwen3_moe
 
 
 class Family(NamedTuple):
@@ -24,6 +24,8 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(deepseek_v3.DeepSeekV3, deepseek_v3.FLAVORS),
+    "llama3": Family(llama3.Llama3, llama3.FLAVORS),
+    "qwen3_moe": Family(qwen3_moe.Qwen3MoE, qwen3_moe.FLAVORS),
 }
 
 

@@ -1,21 +1,17 @@
 """DeepSeek-V3 (arXiv:2412.19437): latent attention, dense first layers, then mixtures of experts.
 
 Multi-token prediction is left out: it is another model's worth of code and no other kind of arithmetic.
-
-B batch, S sequence, D model dim, V vocabulary
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from torch import Tensor, nn
+from dataclasses import dataclass, replace
 
 from harness.errors import CaseError
 from reference.layers.attention import LatentAttention, LatentAttentionConfig
+from reference.layers.decoder import Block, Decoder
 from reference.layers.feed_forward import FeedForward
 from reference.layers.moe import MoE, MoEConfig
-from reference.layers.rms_norm import RMSNorm
 from reference.layers.rope import RopeConfig, Yarn
 from reference.layers.router import RoutingConfig
 
@@ -42,46 +38,20 @@ class DeepSeekV3Config:
             )
 
 
-class Block(nn.Module):
-    """Attention, then a dense layer or a mixture of experts; each normalizes its input and is added to it."""
-
-    def __init__(self, config: DeepSeekV3Config, layer: int) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.dim, eps=config.norm_eps)
-        self.attention = LatentAttention(config.dim, config.attention)
-        self.ffn_norm = RMSNorm(config.dim, eps=config.norm_eps)
-        self.is_dense = layer < config.num_dense_layers
-        if self.is_dense:
-            self.feed_forward = FeedForward(config.dim, config.dense_hidden_dim)
-        else:
-            self.moe = MoE(config.dim, config.moe)
-
-    def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Returns (B, S, D) in x's dtype."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, attention_masks)
-        h_BSD = self.ffn_norm(x_BSD)
-        x_BSD = x_BSD + (self.feed_forward(h_BSD) if self.is_dense else self.moe(h_BSD))
-        return x_BSD
-
-
-class DeepSeekV3(nn.Module):
+class DeepSeekV3(Decoder):
     """Token and position ids in, logits out, in the parameters' dtype."""
 
     def __init__(self, config: DeepSeekV3Config) -> None:
-        super().__init__()
+        blocks = (_block(config, layer) for layer in range(config.num_layers))
+        super().__init__(config.vocab_size, config.dim, blocks, norm_eps=config.norm_eps)
         self.config = config
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.dim, eps=config.norm_eps)
-        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, tokens_BS: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Returns logits_BSV."""
-        x_BSD = self.tok_embeddings(tokens_BS)
-        for block in self.layers:
-            x_BSD = block(x_BSD, positions_BS, attention_masks)
-        logits_BSV: Tensor = self.output(self.norm(x_BSD))
-        return logits_BSV
+
+def _block(config: DeepSeekV3Config, layer: int) -> Block:
+    is_dense = layer < config.num_dense_layers
+    feed_forward = FeedForward(config.dim, config.dense_hidden_dim) if is_dense else MoE(config.dim, config.moe)
+    attention = LatentAttention(config.dim, config.attention)
+    return Block(config.dim, attention, feed_forward, norm_eps=config.norm_eps)
 
 
 def _tiny() -> DeepSeekV3Config:
@@ -104,7 +74,7 @@ def _tiny() -> DeepSeekV3Config:
             qk_nope_head_dim=8,
             qk_rope_head_dim=8,
             v_head_dim=16,
-            rope=RopeConfig(max_seq_len=512, yarn=Yarn(factor=4.0, original_seq_len=128)),
+            rope=RopeConfig(max_seq_len=512, scaling=Yarn(factor=4.0, original_seq_len=128)),
         ),
         moe=MoEConfig(
             routing=RoutingConfig(
@@ -114,6 +84,27 @@ def _tiny() -> DeepSeekV3Config:
             num_shared_experts=1,
         ),
     )
+
+
+def _uneven() -> DeepSeekV3Config:
+    """`tiny`, but first dims that 8 ranks (or 4 that share an expert's shard) do not divide: shards are padded.
+
+    Of ten experts in two parts, rank 3 of 4 holds one padding row alone; so do three of 8 ranks of the router.
+    """
+    tiny = _tiny()
+    return replace(
+        tiny,
+        vocab_size=261,
+        dense_hidden_dim=132,
+        attention=replace(tiny.attention, kv_lora_rank=36),
+        moe=replace(tiny.moe, routing=replace(tiny.moe.routing, num_experts=10, num_groups=5)),
+    )
+
+
+def _many_experts() -> DeepSeekV3Config:
+    """`tiny` with 128 experts: more than a small batch has rows, so that most get none."""
+    tiny = _tiny()
+    return replace(tiny, moe=replace(tiny.moe, routing=replace(tiny.moe.routing, num_experts=128)))
 
 
 def _debugmodel() -> DeepSeekV3Config:
@@ -174,12 +165,14 @@ def _published_attention(*, num_heads: int, q_lora_rank: int, mscale: float, max
         qk_nope_head_dim=128,
         qk_rope_head_dim=64,
         v_head_dim=128,
-        rope=RopeConfig(max_seq_len=max_seq_len, yarn=Yarn(factor=40.0, original_seq_len=4096, mscale=mscale)),
+        rope=RopeConfig(max_seq_len=max_seq_len, scaling=Yarn(factor=40.0, original_seq_len=4096, mscale=mscale)),
     )
 
 
 FLAVORS: dict[str, DeepSeekV3Config] = {
     "tiny": _tiny(),
+    "uneven": _uneven(),
+    "many_experts": _many_experts(),
     "debugmodel": _debugmodel(),
     "16B": _16b(),
     "671B": _671b(),

@@ -41,7 +41,7 @@ def test_head_dims_that_differ_keep_the_models_shape(batch: int) -> None:
 def test_the_softmax_scale_takes_yarn_in() -> None:
     yarn = Yarn(factor=4.0, original_seq_len=8)
     assert CONFIG.softmax_scale == 12**-0.5
-    stretched = replace(CONFIG, rope=replace(CONFIG.rope, yarn=yarn))
+    stretched = replace(CONFIG, rope=replace(CONFIG.rope, scaling=yarn))
     assert stretched.softmax_scale == 12**-0.5 * yarn.attention_scale()
 
 

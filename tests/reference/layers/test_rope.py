@@ -54,7 +54,7 @@ def test_an_odd_head_dim_is_refused() -> None:
 def test_yarn_keeps_fast_pairs_divides_slow_ones_and_blends_between() -> None:
     plain = rotary_frequencies(64, RopeConfig(max_seq_len=16))
     yarn = Yarn(factor=40.0, original_seq_len=4096)
-    ratio = rotary_frequencies(64, RopeConfig(max_seq_len=16, yarn=yarn)) / plain
+    ratio = rotary_frequencies(64, RopeConfig(max_seq_len=16, scaling=yarn)) / plain
     torch.testing.assert_close(ratio[:11], torch.ones(11))
     torch.testing.assert_close(ratio[23:], torch.full((9,), 1 / 40))
     between = ratio[10:24]
@@ -67,7 +67,7 @@ def test_yarn_scales_the_softmax_as_published() -> None:
 
 
 def test_tables_built_on_meta_get_their_values_once_they_have_storage() -> None:
-    config = RopeConfig(max_seq_len=16, yarn=Yarn(factor=4.0, original_seq_len=8))
+    config = RopeConfig(max_seq_len=16, scaling=Yarn(factor=4.0, original_seq_len=8))
     with torch.device("meta"):
         rope = RotaryEmbedding(8, config)
     assert rope.cos_LP.is_meta

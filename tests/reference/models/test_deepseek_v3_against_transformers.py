@@ -60,7 +60,7 @@ def our_config(*, q_lora_rank: int, yarn: Yarn | None, num_groups: int, top_grou
             qk_nope_head_dim=8,
             qk_rope_head_dim=16,
             v_head_dim=8,
-            rope=RopeConfig(max_seq_len=64, yarn=yarn),
+            rope=RopeConfig(max_seq_len=64, scaling=yarn),
         ),
         moe=MoEConfig(
             routing=RoutingConfig(
@@ -81,7 +81,8 @@ def our_config(*, q_lora_rank: int, yarn: Yarn | None, num_groups: int, top_grou
 def their_model(config: DeepSeekV3Config) -> Any:
     attention, moe, routing = config.attention, config.moe, config.moe.routing
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": attention.rope.theta}
-    if yarn := attention.rope.yarn:
+    if yarn := attention.rope.scaling:
+        assert isinstance(yarn, Yarn)
         rope |= {
             "rope_type": "yarn",
             "factor": yarn.factor,

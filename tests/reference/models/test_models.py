@@ -19,7 +19,8 @@ def test_an_unknown_flavor_is_refused_listing_the_known_ones() -> None:
     with pytest.raises(CaseError) as refusal:
         build_model(Model(flavor="Tiny"))
     assert str(refusal.value) == (
-        "CaseError: unknown flavor of deepseek_v3: 'Tiny'\n  expected: one of tiny, debugmodel, 16B, 671B"
+        "CaseError: unknown flavor of deepseek_v3: 'Tiny'\n"
+        "  expected: one of tiny, uneven, many_experts, debugmodel, 16B, 671B"
     )
 
 

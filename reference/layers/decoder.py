@@ -1,0 +1,55 @@
+"""What all families share: the residual block, and the decoder from token ids to logits.
+
+B batch, S sequence, D model dim, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from reference.layers.feed_forward import FeedForward
+from reference.layers.moe import MoE
+from reference.layers.rms_norm import RMSNorm
+
+
+class Block(nn.Module):
+    """Attention, then a dense layer or a mixture of experts; each normalizes its input and is added to it."""
+
+    def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward | MoE, *, norm_eps: float) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(dim, eps=norm_eps)
+        self.attention = attention
+        self.ffn_norm = RMSNorm(dim, eps=norm_eps)
+        self.is_dense = isinstance(feed_forward, FeedForward)
+        if self.is_dense:
+            self.feed_forward = feed_forward
+        else:
+            self.moe = feed_forward
+
+    def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
+        """Returns (B, S, D) in x's dtype."""
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, attention_masks)
+        h_BSD = self.ffn_norm(x_BSD)
+        x_BSD = x_BSD + (self.feed_forward(h_BSD) if self.is_dense else self.moe(h_BSD))
+        return x_BSD
+
+
+class Decoder(nn.Module):
+    """Token and position ids in, logits out, in the parameters' dtype."""
+
+    def __init__(self, vocab_size: int, dim: int, blocks: Iterable[Block], *, norm_eps: float) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(vocab_size, dim)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = RMSNorm(dim, eps=norm_eps)
+        self.output = nn.Linear(dim, vocab_size, bias=False)
+
+    def forward(self, tokens_BS: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
+        """Returns logits_BSV."""
+        x_BSD = self.tok_embeddings(tokens_BS)
+        for block in self.layers:
+            x_BSD = block(x_BSD, positions_BS, attention_masks)
+        logits_BSV: Tensor = self.output(self.norm(x_BSD))
+        return logits_BSV

@@ -1,0 +1,103 @@
+"""Qwen3-MoE (arXiv:2505.09388): grouped-query attention with normalized heads, and experts in every layer.
+
+Routing is a softmax over all experts, whose top k weights are divided by their sum; no expert is shared.
+Experts are balanced by the bias that all mixtures here have; at zero, where it starts, routing is as published.
+
+Rotation pairs even with odd elements of a head; published checkpoints pair the halves of a head, so their
+query and key rows, and those norms' weights, come in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reference.layers.decoder import Block, Decoder
+from reference.layers.grouped_query_attention import GroupedQueryAttention, GroupedQueryConfig
+from reference.layers.moe import MoE, MoEConfig
+from reference.layers.rope import RopeConfig
+from reference.layers.router import RoutingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3MoEConfig:
+    """One size of the model."""
+
+    dim: int
+    num_layers: int
+    vocab_size: int
+    attention: GroupedQueryConfig
+    moe: MoEConfig
+    norm_eps: float = 1e-6
+
+
+class Qwen3MoE(Decoder):
+    """Token and position ids in, logits out, in the parameters' dtype."""
+
+    def __init__(self, config: Qwen3MoEConfig) -> None:
+        blocks = (_block(config) for _ in range(config.num_layers))
+        super().__init__(config.vocab_size, config.dim, blocks, norm_eps=config.norm_eps)
+        self.config = config
+
+
+def _block(config: Qwen3MoEConfig) -> Block:
+    attention = GroupedQueryAttention(config.dim, config.attention)
+    return Block(config.dim, attention, MoE(config.dim, config.moe), norm_eps=config.norm_eps)
+
+
+def _tiny() -> Qwen3MoEConfig:
+    """The published sizes' features in miniature; dims that elementwise kernels run over are multiples of 64."""
+    return _config(
+        dim=64,
+        num_layers=2,
+        vocab_size=264,
+        heads=(4, 2, 16),
+        experts=(8, 3, 64),
+        max_seq_len=512,
+    )
+
+
+def _debugmodel() -> Qwen3MoEConfig:
+    """Heads of published size on a narrow model with few experts."""
+    return _config(dim=256, num_layers=6, vocab_size=2048, heads=(4, 2, 128), experts=(16, 4, 256), max_seq_len=4096)
+
+
+def _config(
+    *,
+    dim: int,
+    num_layers: int,
+    heads: tuple[int, int, int],
+    experts: tuple[int, int, int],
+    vocab_size: int = 151936,
+    max_seq_len: int = 16384,
+) -> Qwen3MoEConfig:
+    """What all sizes share. `heads` are query heads, key/value heads, head dim; `experts` their number, top k, dim.
+
+    The tables' length is ours: the published 40,960 rows would go unused.
+    """
+    num_heads, num_kv_heads, head_dim = heads
+    num_experts, top_k, hidden_dim = experts
+    return Qwen3MoEConfig(
+        dim=dim,
+        num_layers=num_layers,
+        vocab_size=vocab_size,
+        attention=GroupedQueryConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rope=RopeConfig(max_seq_len=max_seq_len, theta=1000000.0),
+            qk_norm=True,
+        ),
+        moe=MoEConfig(
+            routing=RoutingConfig(num_experts=num_experts, top_k=top_k, score="softmax", norm=True),
+            hidden_dim=hidden_dim,
+            num_shared_experts=0,
+        ),
+    )
+
+
+FLAVORS: dict[str, Qwen3MoEConfig] = {
+    "tiny": _tiny(),
+    "debugmodel": _debugmodel(),
+    "30B-A3B": _config(dim=2048, num_layers=48, heads=(32, 4, 128), experts=(128, 8, 768)),
+    "235B-A22B": _config(dim=4096, num_layers=94, heads=(64, 4, 128), experts=(128, 8, 1536)),
+}

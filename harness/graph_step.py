@@ -61,7 +61,7 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
         loss_function,
         inputs,
         chunk_dim=DIM_INDEX[case.chunking.dim if case.chunking else "batch"],
-        gradient_seed=1 / case.parallelism.world_size,
+        gradient_seed=1 / case.parallelism.data_ranks,
         device=device,
     )
     trace_seconds = time.perf_counter() - start

@@ -21,7 +21,8 @@ from reference.models import build_model
 from reference.optimizer import ShardedAdamW, balance_experts
 from reference.parallel.expert import ExpertExchange
 from reference.parallel.fsdp import fully_shard
-from reference.parallel.mesh import EXPERT, Mesh
+from reference.parallel.mesh import EXPERT, FSDP, Mesh
+from reference.parallel.tensor import split_layers
 
 Observe = Callable[[Kind, str, Tensor], None]
 
@@ -30,15 +31,16 @@ GradientFunction = Callable[[StepInputs], tuple[Tensor, dict[str, Tensor]]]
 WrapGradients = Callable[[GradientFunction], GradientFunction]
 
 
-def loss_and_gradients(model: nn.Module, inputs: StepInputs, world_size: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """This rank's mean loss (float32, scalar) and its shards' gradients of the mean over all ranks.
+def loss_and_gradients(model: nn.Module, inputs: StepInputs, data_ranks: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """This rank's mean loss (float32, scalar) and its shards' gradients of the mean over all data ranks.
 
     The step that is traced and the step that eager runs are this one function. Gradients start from
-    1 / world_size and are summed over ranks by each parameter's own reduce-scatter.
+    1 / data_ranks and are summed over the ranks that read different data by each parameter's own
+    reduce-scatter.
     """
     parameters = dict(model.named_parameters())
     loss = cross_entropy(model(inputs.tokens_BS, inputs.positions_BS), inputs.labels_BS)
-    seed = torch.full_like(loss, 1 / world_size)
+    seed = torch.full_like(loss, 1 / data_ranks)
     gradients = torch.autograd.grad(loss, list(parameters.values()), seed)
     return loss, dict(zip(parameters, gradients, strict=True))
 
@@ -50,7 +52,7 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
     for module in model.modules():
         if hasattr(module, "exchange"):
             module.exchange = cast(Any, ExpertExchange(mesh.size(EXPERT), EXPERT))
-    fully_shard(model, mesh, case.precision, case.seed, device)
+    fully_shard(model, mesh, case.precision, case.seed, device, split_layers(model, mesh))
     return model
 
 
@@ -73,12 +75,13 @@ class Trainer:
         }
         self.optimizer = ShardedAdamW(self.parameters, case.optimizer)
         documents, self.data_sha256 = text_source(case.batch.data)
-        self.data = TextStream(documents, case.batch, rank=mesh.rank, world_size=mesh.parallelism.world_size)
+        data_ranks = mesh.parallelism.data_ranks
+        self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
         self.gradients: GradientFunction = self.eager_gradients
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and gradients by eager autograd."""
-        return loss_and_gradients(self.model, inputs, self.mesh.parallelism.world_size)
+        return loss_and_gradients(self.model, inputs, self.mesh.parallelism.data_ranks)
 
     def step(self, index: int, observe: Observe) -> None:
         """Take training step `index` (from 0), handing every value to `observe` as it stands then."""

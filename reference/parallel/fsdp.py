@@ -13,6 +13,7 @@ so a module whose forward runs twice gathers twice and reduces twice, as in Simp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +24,22 @@ from torch.nn import functional
 from harness.case import Precision
 from reference.init import initial_values
 from reference.parallel.collectives import all_gather, reduce_scatter
-from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, Mesh
+from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, TENSOR, Mesh
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one parameter lies on the ranks: rows [first, first + rows) over `size` ranks of `group`."""
+    """How one parameter lies on the ranks: the `rows` of one part of it over `size` ranks of `group`.
+
+    `part` is the part as `narrow` takes it: (dim, first, extent). The whole parameter is one part, unless
+    experts (dim 0) or tensor parallelism (dim 0 or 1) split it.
+    """
 
     group: str
     size: int
-    first: int
+    part: tuple[int, int, int]
     rows: int
     compute: torch.dtype
     reduce: torch.dtype
@@ -44,10 +49,10 @@ class Sharding:
         """Rows of one rank's shard, padding included."""
         return -(-self.rows // self.size)
 
-    def local_rows(self, coordinate: int) -> slice:
-        """The full parameter's rows that the rank at `coordinate` stores (fewer at the end, or none)."""
-        start = min(coordinate * self.rows_per_rank, self.rows)
-        return slice(self.first + start, self.first + min(start + self.rows_per_rank, self.rows))
+    def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
+        """The whole parameter's rows that the rank at `coordinate` stores (fewer at the end, or none)."""
+        start = coordinate * self.rows_per_rank
+        return whole.narrow(*self.part)[start : start + self.rows_per_rank]
 
 
 class Unshard(torch.autograd.Function):
@@ -72,48 +77,64 @@ class Unshard(torch.autograd.Function):
         return rows.to(torch.float32), None
 
 
-def fully_shard(model: nn.Module, mesh: Mesh, precision: Precision, seed: int, device: torch.device) -> None:
+def fully_shard(
+    model: nn.Module,
+    mesh: Mesh,
+    precision: Precision,
+    seed: int,
+    device: torch.device,
+    tensor_dims: Mapping[str, int] | None = None,
+) -> None:
     """Replace every parameter of `model`, in place, by this rank's shard, holding its initial values.
 
     Parameters below a module that has an `exchange` (the routed experts) are split over the expert
-    group first and sharded over the expert-FSDP group; all others are sharded over all ranks. On the
-    meta device no values are made.
+    group first and sharded over the expert-FSDP group. All others are sharded over the FSDP group, those
+    named in `tensor_dims` after a split over the tensor group along that dim. On the meta device no values
+    are made.
     """
     for prefix, module in model.named_modules():
         is_expert = hasattr(module, "exchange")
         shardings = {}
         for name, parameter in module.named_parameters(recurse=False):
-            sharding = shardings[name] = _sharding(parameter, mesh, precision, is_expert)
-            coordinate = mesh.coordinate(sharding.group)
-            shard = _initial_shard(f"{prefix}.{name}", parameter.shape, sharding, coordinate, seed, device)
+            dim = 0 if is_expert else (tensor_dims or {}).get(f"{prefix}.{name}")
+            part = _part(parameter.shape, dim, mesh, EXPERT if is_expert else TENSOR)
+            sharding = shardings[name] = _sharding(parameter.shape, part, mesh, precision, is_expert)
+            shard = _initial_shard(f"{prefix}.{name}", parameter.shape, sharding, mesh, seed, device)
             module.register_parameter(name, nn.Parameter(shard))
         if shardings:
             module.__class__ = _unsharding_class(type(module), shardings)
 
 
-def _sharding(parameter: Tensor, mesh: Mesh, precision: Precision, is_expert: bool) -> Sharding:
+def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[int, int, int]:
+    """This rank's part of a parameter that `group` splits evenly along `dim`; all of it where `dim` is None."""
+    if dim is None:
+        return 0, 0, shape[0]
+    extent = shape[dim] // mesh.size(group)
+    return dim, mesh.coordinate(group) * extent, extent
+
+
+def _sharding(
+    shape: torch.Size, part: tuple[int, int, int], mesh: Mesh, precision: Precision, is_expert: bool
+) -> Sharding:
     group = EXPERT_FSDP if is_expert else FSDP
-    first, rows = 0, parameter.shape[0]
-    if is_expert:
-        rows //= mesh.size(EXPERT)
-        first = rows * mesh.coordinate(EXPERT)
+    dim, _, extent = part
     return Sharding(
         group=group,
         size=mesh.size(group),
-        first=first,
-        rows=rows,
+        part=part,
+        rows=extent if dim == 0 else shape[0],
         compute=_DTYPES[precision.compute],
         reduce=_DTYPES[precision.reduce],
     )
 
 
 def _initial_shard(
-    name: str, shape: torch.Size, sharding: Sharding, coordinate: int, seed: int, device: torch.device
+    name: str, shape: torch.Size, sharding: Sharding, mesh: Mesh, seed: int, device: torch.device
 ) -> Tensor:
-    shard = torch.zeros(sharding.rows_per_rank, *shape[1:], dtype=torch.float32, device=device)
-    if device.type != "meta":
-        rows = initial_values(name, tuple(shape), seed)[sharding.local_rows(coordinate)]
-        shard[: len(rows)] = rows.to(device)
+    whole = torch.empty(shape, device="meta") if device.type == "meta" else initial_values(name, tuple(shape), seed)
+    rows = sharding.local_rows(whole, mesh.coordinate(sharding.group))
+    shard = torch.zeros(sharding.rows_per_rank, *rows.shape[1:], dtype=torch.float32, device=device)
+    shard[: len(rows)] = rows.to(device)
     return shard
 
 

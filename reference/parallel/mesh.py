@@ -4,9 +4,10 @@ A traced graph names its groups. Were those names different on each rank, as a D
 eight ranks could not run one graph; so a group is known here by what it is for, and every rank
 registers its own instance under that name.
 
-    fsdp    all ranks: shards of dense parameters, token counts
+    fsdp    ranks that hold the same part of dense parameters, all ranks unless tp > 1: their shards, token counts
     efsdp   ranks that hold the same experts: shards of expert parameters
     ep      ranks that share one set of experts between them: token exchange
+    tp      ranks that share each layer, and the text they read: sums of a layer's parts
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from reference.parallel.rank_order_group import RankOrderGroup
 FSDP = "fsdp"
 EXPERT_FSDP = "efsdp"
 EXPERT = "ep"
-GROUP_NAMES = (FSDP, EXPERT_FSDP, EXPERT)
+TENSOR = "tp"
+GROUP_NAMES = (FSDP, EXPERT_FSDP, EXPERT, TENSOR)
 
 _joined: dict[str, dist.ProcessGroup] = {}
 """This process's groups: torch's registry holds them by weak references alone."""
@@ -34,7 +36,10 @@ _joined: dict[str, dist.ProcessGroup] = {}
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place among all: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep."""
+    """One rank's place among all: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
+
+    Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp.
+    """
 
     rank: int
     parallelism: Parallelism
@@ -53,12 +58,13 @@ class Mesh:
 
     def partition(self, group: str) -> list[list[int]]:
         """Every instance of the named group: a partition of all ranks."""
-        world, ep = self.parallelism.world_size, self.parallelism.ep
+        world, ep, tp = self.parallelism.world_size, self.parallelism.ep, self.parallelism.tp
         ranks = range(world)
         return {
-            FSDP: [list(ranks)],
+            FSDP: [list(ranks[i::tp]) for i in range(tp)],
             EXPERT_FSDP: [list(ranks[i::ep]) for i in range(ep)],
             EXPERT: [list(ranks[i : i + ep]) for i in range(0, world, ep)],
+            TENSOR: [list(ranks[i : i + tp]) for i in range(0, world, tp)],
         }[group]
 
 

@@ -1,0 +1,24 @@
+"""What fake tensors lack: shapes of a grouped matrix product in float32.
+
+torch 2.13 multiplies groups in float32, but its shape function takes bfloat16 alone
+(`_meta_grouped_mm_common` in torch/_meta_registrations.py). A float32 product gets the layout that a bfloat16
+one has, whose rows may be padded to 16 bytes: no difference to rows of a multiple of 8 elements, as experts
+have. Importing this module is what teaches it; `harness.graph` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@register_op_impl(torch.ops.aten._grouped_mm.default)
+def grouped_mm(mode: FakeTensorMode, operator: Any, a: Tensor, b: Tensor, *others: Any, **options: Any) -> Any:
+    """The fake result of a float32 product; NotImplemented, which hands it back to torch, for all others."""
+    if a.dtype != torch.float32 or b.dtype != torch.float32:
+        return NotImplemented
+    return operator(a.bfloat16(), b.bfloat16(), *others, **options).float()

@@ -1,0 +1,31 @@
+"""The three chunkings at the edges: other numbers of ranks and rows, padded shards, idle experts, other dtypes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cases.chunking import moe_batch, moe_seq, transformer_batch
+from harness.case import Batch, Model, Parallelism, Precision
+
+FAMILY = "shapes"
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "world2": {"parallelism": Parallelism(world_size=2)},
+    "world4": {"parallelism": Parallelism(world_size=4)},
+    # No number of rows that 8 ranks divide, dense or expert: the last ranks hold padding, some of them nothing else.
+    "uneven": {"model": Model(flavor="uneven")},
+    # 16 tokens a rank reach 3 experts each: two ranks share 128 experts and have 96 rows for them.
+    "idle_experts": {"model": Model(flavor="many_experts"), "batch": Batch(sequences=2, seq_len=8)},
+    "batch2": {"batch": Batch(sequences=2)},
+    "batch8": {"batch": Batch(sequences=8)},
+    "float32": {"precision": Precision(compute="float32")},
+    "bf16_reduce": {"precision": Precision(reduce="bfloat16")},
+}
+"""What each variant changes, by the end of its name."""
+
+CASES = tuple(
+    replace(base, name=f"{base.name}_{suffix}", family=FAMILY, steps=5, **changes)
+    for suffix, changes in VARIANTS.items()
+    for base in (transformer_batch, moe_batch, moe_seq)
+)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.errors import CaseError
-from reference.layers.rope import RopeConfig, RotaryEmbedding, Yarn, rotary_frequencies
+from reference.layers.rope import Llama3Scaling, RopeConfig, RotaryEmbedding, Yarn, rotary_frequencies
 
 
 def test_each_even_odd_pair_turns_by_its_positions_angle() -> None:
@@ -76,3 +76,20 @@ def test_tables_built_on_meta_get_their_values_once_they_have_storage() -> None:
     built = RotaryEmbedding(8, config)
     assert torch.equal(rope.cos_LP, built.cos_LP)
     assert torch.equal(rope.sin_LP, built.sin_LP)
+
+
+def test_llama_3_keeps_fast_pairs_divides_slow_ones_and_blends_between_by_their_turns() -> None:
+    plain = rotary_frequencies(128, RopeConfig(max_seq_len=16, theta=500000.0))
+    scaling = Llama3Scaling(factor=8.0, original_seq_len=8192)
+    ratio = rotary_frequencies(128, RopeConfig(max_seq_len=16, theta=500000.0, scaling=scaling)) / plain
+    turns = 8192 * plain / (2 * math.pi)
+    fast, slow = turns > 4, turns < 1
+    assert (fast.sum(), slow.sum()) == (29, 29)
+    torch.testing.assert_close(ratio[fast], torch.ones(29))
+    torch.testing.assert_close(ratio[slow], torch.full((29,), 1 / 8))
+    share = (turns[29:35] - 1) / 3
+    torch.testing.assert_close(ratio[29:35], share + (1 - share) / 8)
+
+
+def test_llama_3_leaves_the_softmax_alone() -> None:
+    assert Llama3Scaling(factor=8.0, original_seq_len=8192).attention_scale() == 1.0

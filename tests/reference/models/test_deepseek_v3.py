@@ -1,8 +1,7 @@
-"""The model's tree, its shapes, its bits under a split, and how often it reads a parameter."""
+"""The model's tree, and its bits under a split."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -48,23 +47,6 @@ def test_rotary_tables_stay_out_of_the_state_dict(tiny: nn.Module) -> None:
     assert {name.rsplit(".", 1)[-1] for name in tiny.state_dict()} & BUFFERS == {"expert_bias", "tokens_per_expert"}
 
 
-def test_tokens_become_logits_in_the_parameters_dtype(tiny: nn.Module) -> None:
-    positions_BS = torch.arange(6).repeat(2, 1)
-    logits_BSV = tiny(torch.zeros(2, 6, dtype=torch.int64), positions_BS)
-    assert logits_BSV.shape == (2, 6, 264)
-    assert logits_BSV.dtype == torch.bfloat16
-
-
-def test_a_later_token_does_not_change_an_earlier_logit(tiny: nn.Module) -> None:
-    positions_BS = torch.arange(8).repeat(2, 1)
-    tokens_BS = torch.arange(16).view(2, 8)
-    changed_BS = tokens_BS.clone()
-    changed_BS[:, 5] = 99
-    before, after = tiny(tokens_BS, positions_BS), tiny(changed_BS, positions_BS)
-    assert torch.equal(bits(before[:, :5]), bits(after[:, :5]))
-    assert not torch.equal(bits(before[:, 5:]), bits(after[:, 5:]))
-
-
 def test_an_attention_mask_is_refused(tiny: nn.Module) -> None:
     tokens_BS = torch.zeros(2, 6, dtype=torch.int64)
     with pytest.raises(CaseError) as refusal:
@@ -94,37 +76,11 @@ def test_a_moe_split_in_two_gives_the_whole_ones_bits(tiny: nn.Module, dim: int,
     assert torch.equal(bits(whole_grad), bits(torch.cat(half_grads, dim)))
 
 
-def test_a_block_split_along_the_batch_gives_the_whole_ones_bits(tiny: nn.Module) -> None:
-    block = tiny.get_submodule("layers.1")
-    x_BSD, positions_BS = random_rows((4, 32, 64)), torch.arange(32).repeat(4, 1)
-    halves = [block(x, p) for x, p in zip(x_BSD.chunk(2), positions_BS.chunk(2), strict=True)]
-    assert torch.equal(bits(block(x_BSD, positions_BS)), bits(torch.cat(halves)))
-
-
 def test_a_block_split_along_the_sequence_does_not_since_attention_looks_back(tiny: nn.Module) -> None:
     block = tiny.get_submodule("layers.1")
     x_BSD, positions_BS = random_rows((4, 32, 64)), torch.arange(32).repeat(4, 1)
     halves = [block(x.contiguous(), p) for x, p in zip(x_BSD.chunk(2, 1), positions_BS.chunk(2, 1), strict=True)]
     assert not torch.equal(bits(block(x_BSD, positions_BS)), bits(torch.cat(halves, 1)))
-
-
-def test_each_parameter_is_read_once_in_a_forward(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once parameters are sharded, a second read is a second all-gather."""
-    owners = {id(module): name for name, module in tiny.named_modules()}
-    reads: Counter[str] = Counter()
-    ordinary = nn.Module.__getattr__
-
-    def counting(module: nn.Module, name: str) -> object:
-        value = ordinary(module, name)
-        if isinstance(value, nn.Parameter):
-            reads[f"{owners[id(module)]}.{name}"] += 1
-        return value
-
-    expected = {name: 1 for name, _ in tiny.named_parameters()}
-    monkeypatch.setattr(nn.Module, "__getattr__", counting)
-    tiny(torch.zeros(2, 4, dtype=torch.int64), torch.arange(4).repeat(2, 1))
-    monkeypatch.undo()
-    assert reads == expected
 
 
 def test_more_dense_layers_than_layers_are_refused() -> None:

@@ -1,48 +1,34 @@
 """The model computes what the published one computes: logits and gradients against another implementation.
 
-B batch, S sequence, E experts, H hidden dim of experts, D model dim
+E experts
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from reference.init import initialize
 from reference.layers.attention import LatentAttentionConfig
 from reference.layers.moe import MoEConfig
 from reference.layers.rope import RopeConfig, Yarn
 from reference.layers.router import RoutingConfig
-from reference.loss import cross_entropy
 from reference.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
+from tests.reference.models.transformers_peer import NAMES, assert_logits_and_gradients_agree, in_their_layout
 
 transformers = pytest.importorskip("transformers", reason="transformers is an optional test dependency")
 
-NAMES = {
-    "tok_embeddings": "model.embed_tokens",
-    "norm": "model.norm",
-    "output": "lm_head",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "wq": "q_proj",
+LATENT_NAMES = {
+    **NAMES,
     "wq_a": "q_a_proj",
     "q_norm": "q_a_layernorm",
     "wq_b": "q_b_proj",
     "wkv_a": "kv_a_proj_with_mqa",
     "kv_norm": "kv_a_layernorm",
     "wkv_b": "kv_b_proj",
-    "wo": "o_proj",
-    "attention": "self_attn",
-    "feed_forward": "mlp",
-    "moe": "mlp",
-    "router": "gate",
-    "w1": "gate_proj",
-    "w2": "down_proj",
-    "w3": "up_proj",
-    "layers": "model.layers",
 }
 
 
@@ -122,24 +108,6 @@ def their_model(config: DeepSeekV3Config) -> Any:
     return transformers.DeepseekV3ForCausalLM(theirs).float()
 
 
-def in_their_layout(ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our parameters (or gradients) under their names; of the experts, gate and up are one tensor."""
-    theirs = {}
-    for name, value in ours.items():
-        if ".experts.w" not in name:
-            theirs[".".join(NAMES.get(part, part) for part in name.split("."))] = value
-        elif name.endswith("w2"):
-            theirs[their_experts(name) + ".down_proj"] = value
-        elif name.endswith("w1"):
-            up_EHD = ours[name.removesuffix("w1") + "w3"]
-            theirs[their_experts(name) + ".gate_up_proj"] = torch.cat((value, up_EHD), dim=1)
-    return theirs
-
-
-def their_experts(name: str) -> str:
-    return f"model.layers.{name.split('.')[1]}.mlp.experts"
-
-
 YARN = Yarn(factor=4.0, original_seq_len=16, beta_fast=4.0, mscale=0.707)
 
 
@@ -157,22 +125,5 @@ def test_logits_and_gradients_agree_with_transformers(
         bias_E = 0.2 * torch.randn(8, generator=draw)
         ours.get_buffer(f"layers.{layer}.moe.expert_bias").copy_(bias_E)
         theirs.get_buffer(f"model.layers.{layer}.mlp.gate.e_score_correction_bias").copy_(bias_E)
-    parameters = in_their_layout(dict(ours.named_parameters()))
-    assert parameters.keys() == dict(theirs.named_parameters()).keys()
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            parameter.copy_(parameters[name])
-
-    tokens_BS = torch.randint(0, config.vocab_size, (2, 40), generator=draw)
-    labels_BS = torch.randint(0, config.vocab_size, (2, 40), generator=draw)
-    our_logits = ours(tokens_BS, torch.arange(40).repeat(2, 1))
-    their_logits = theirs(tokens_BS, use_cache=False).logits
-    torch.testing.assert_close(our_logits, their_logits, rtol=1e-4, atol=1e-5)
-
-    cross_entropy(our_logits, labels_BS).backward()
-    cross_entropy(their_logits, labels_BS).backward()
-    our_grads = in_their_layout({name: value.grad for name, value in ours.named_parameters() if value.grad is not None})
-    their_grads = {name: value.grad for name, value in theirs.named_parameters()}
-    assert our_grads.keys() == their_grads.keys()
-    # One dict at a time: a failure then names the parameter.
-    torch.testing.assert_close(our_grads, their_grads, rtol=1e-3, atol=1e-6)
+    layout = partial(in_their_layout, names=LATENT_NAMES)
+    assert_logits_and_gradients_agree(ours, theirs, config.vocab_size, layout)

@@ -1,4 +1,4 @@
-"""The whole training step traces with a batch or sequence dim of unknown size, bookkeeping included."""
+"""The whole training step of every family traces with a batch or sequence dim of unknown size, bookkeeping included."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from harness.case import Model
 from reference.loss import cross_entropy
-from reference.models import build_model
+from reference.models import FAMILIES, build_model
 
 
-def trace_step(flavor: str, dim: int) -> GraphModule:
+def trace_step(model: Model, dim: int) -> GraphModule:
     """Trace loss and gradients in bfloat16; `dim` of the three inputs is one unbacked symbol."""
     with torch.device("meta"):
-        model = build_model(Model(flavor=flavor))
+        module = build_model(model)
     shape_env = ShapeEnv()
     mode = FakeTensorMode(shape_env=shape_env)
 
@@ -40,13 +40,13 @@ def trace_step(flavor: str, dim: int) -> GraphModule:
 
     def step(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> list[Tensor]:
         tokens_BS, labels_BS, positions_BS = inputs
-        logits_BSV = torch.func.functional_call(model, {**parameters, **buffers}, (tokens_BS, positions_BS))
+        logits_BSV = torch.func.functional_call(module, {**parameters, **buffers}, (tokens_BS, positions_BS))
         loss = cross_entropy(logits_BSV, labels_BS)
         return [loss, *torch.autograd.grad(loss, list(parameters.values()))]
 
     with shape_env.ignore_fresh_unbacked_symbols():
-        parameters = {name: static(value, torch.bfloat16) for name, value in model.named_parameters()}
-        buffers = {name: static(value, value.dtype) for name, value in model.named_buffers()}
+        parameters = {name: static(value, torch.bfloat16) for name, value in module.named_parameters()}
+        buffers = {name: static(value, value.dtype) for name, value in module.named_buffers()}
         inputs = [unbacked() for _ in range(3)]
     # The mode stays on: attention's math kernel makes its causal mask out of nothing.
     with mode, torch.autograd.set_multithreading_enabled(False):
@@ -66,18 +66,20 @@ def symbols_of(graph_module: GraphModule) -> set[str]:
     }
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dim", [0, 1], ids=["batch", "sequence"])
-def test_the_tiny_step_traces_with_one_unbacked_dim_and_no_other_symbol(dim: int) -> None:
-    traced = trace_step("tiny", dim)
+def test_the_tiny_step_traces_with_one_unbacked_dim_and_no_other_symbol(family: str, dim: int) -> None:
+    traced = trace_step(Model(family=family), dim)
     assert len(symbols_of(traced)) == 1
 
 
-def test_the_trace_keeps_the_write_to_every_token_counter() -> None:
-    traced = trace_step("tiny", 0)
+@pytest.mark.parametrize(("family", "num_mixtures"), [("deepseek_v3", 2), ("qwen3_moe", 2), ("llama3", 0)])
+def test_the_trace_keeps_the_write_to_every_token_counter(family: str, num_mixtures: int) -> None:
+    traced = trace_step(Model(family=family), 0)
     writes = [node for node in traced.graph.nodes if node.target is torch.ops.aten.add_.Tensor]
-    assert len(writes) == 2, "one for each of tiny's two mixtures of experts"
+    assert len(writes) == num_mixtures
 
 
 @pytest.mark.parametrize("dim", [0, 1], ids=["batch", "sequence"])
 def test_attention_of_unequal_head_dims_traces_too(dim: int) -> None:
-    assert len(symbols_of(trace_step("debugmodel", dim))) == 1
+    assert len(symbols_of(trace_step(Model(flavor="debugmodel"), dim))) == 1

@@ -1,8 +1,11 @@
-import torch
+from dataclasses import replace
 
-from harness.case import Batch, Case, Chunking, Parallelism
+import torch
+from torch import nn
+
+from harness.case import Batch, Case, Chunking, Model, Parallelism
 from reference.parallel.mesh import Mesh
-from reference.step import make_eager
+from reference.step import StepInputs, loss_and_gradients, make_eager
 from tests.ranks import on_ranks
 
 TWO = Parallelism(world_size=2, ep=2)
@@ -67,3 +70,32 @@ def test_the_manifest_names_the_text():
 
     first, second = on_ranks(TWO, body)
     assert first == second and len(first["data_sha256"]) == 64
+
+
+def test_all_tensor_ranks_of_one_data_coordinate_read_one_text():
+    parallelism = Parallelism(world_size=4, ep=1, tp=2)
+    case = replace(CASE, model=Model(family="llama3"), parallelism=parallelism, reference="eager", chunking=None)
+
+    def body(mesh: Mesh):
+        return make_eager(case, mesh, CPU, False, lambda gradients: gradients).data.step(0).tokens_BS.tolist()
+
+    first, second, third, fourth = on_ranks(parallelism, body)
+    assert first == second != third == fourth
+
+
+def test_gradients_start_from_one_over_the_ranks_that_read_different_text():
+    model = nn.Embedding(257, 257)
+    tokens_BS = torch.zeros(1, 4, dtype=torch.int64)
+    inputs = StepInputs(tokens_BS, tokens_BS, tokens_BS)
+
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = model
+
+        def forward(self, tokens_BS, positions_BS):
+            return self.table(tokens_BS)
+
+    _, whole = loss_and_gradients(Scores(), inputs, 1)
+    _, quarter = loss_and_gradients(Scores(), inputs, 4)
+    assert torch.equal(quarter["table.weight"], whole["table.weight"] / 4)

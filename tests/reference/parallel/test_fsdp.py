@@ -59,6 +59,34 @@ def test_experts_are_split_over_the_expert_group_before_they_are_sharded():
     assert on_ranks(Parallelism(world_size=4, ep=2), body) == [low, high, low, high]
 
 
+def test_a_tensor_parallel_parameter_is_split_along_its_dim_before_it_is_sharded():
+    def body(mesh):
+        model = nn.ModuleDict({"out": nn.Linear(3, 6, bias=False), "in": nn.Linear(4, 5, bias=False)})
+        dims = {"out.weight": 0, "in.weight": 1}
+        fully_shard(model, mesh, Precision(compute="float32"), 7, CPU, dims)
+        shards = [list(parameter.shape) for parameter in model.parameters()]
+        (gradient,) = torch.autograd.grad(model["in"].weight.sum(), [model["in"]._parameters["weight"]])
+        return [model["out"].weight.tolist(), model["in"].weight.tolist(), shards, gradient.tolist()]
+
+    answers = on_ranks(Parallelism(world_size=4, ep=1, tp=2), body)
+    by_output, by_input = initial_values("out.weight", (6, 3), 7), initial_values("in.weight", (5, 4), 7)
+    shapes = [[2, 3], [3, 2]]  # 3 rows of 6, and 5 rows, over two ranks each
+    twos, padded = [[2.0, 2.0]] * 3, [[2.0, 2.0], [2.0, 2.0], [0.0, 0.0]]
+    low = [by_output[:3].tolist(), by_input[:, :2].tolist(), shapes]
+    high = [by_output[3:].tolist(), by_input[:, 2:].tolist(), shapes]
+    assert answers == [[*low, twos], [*high, twos], [*low, padded], [*high, padded]]
+
+
+def test_a_rank_may_hold_nothing_but_padding():
+    def body(mesh):
+        layer = sharded(mesh, nn.Linear(3, 5, bias=False))
+        (gradient,) = torch.autograd.grad(layer.weight.square().sum(), list(layer.parameters()))
+        return [next(layer.parameters()).tolist(), gradient.tolist()]
+
+    last = on_ranks(Parallelism(world_size=4, ep=1), body)[3]
+    assert last == [[[0.0] * 3] * 2] * 2
+
+
 def test_a_parameter_computes_in_bfloat16_and_reduces_in_float32():
     def body(mesh):
         layer = nn.ModuleDict({"part": nn.Linear(3, 2, bias=False)})

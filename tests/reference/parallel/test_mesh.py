@@ -2,7 +2,7 @@ import pytest
 import torch.distributed as dist
 
 from harness.case import Parallelism
-from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, GROUP_NAMES, Mesh
+from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, GROUP_NAMES, TENSOR, Mesh
 from tests.ranks import on_ranks
 
 
@@ -27,3 +27,11 @@ def test_groups_are_gone_after_leaving():
 
     assert on_ranks(Parallelism(world_size=2, ep=1), body) == [2, 2]
     assert not dist.is_initialized()
+
+
+def test_eight_ranks_with_four_tensor_ranks_each_read_two_texts():
+    mesh = Mesh(5, Parallelism(world_size=8, ep=1, tp=4))
+    assert mesh.partition(TENSOR) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert mesh.partition(FSDP) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert [mesh.coordinate(name) for name in (FSDP, TENSOR)] == [1, 1]
+    assert mesh.size(FSDP) == mesh.parallelism.data_ranks

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
+from cases.models import llama3_fsdp4_tp2
 from harness import graph_step
 from harness.case import Case, Chunking
+from harness.errors import ChunkError
+from harness.graph.origin import origin_of
 from harness.graph_step import GraphProgram, prepare
 from reference.models import model_config
 
@@ -82,3 +85,53 @@ def test_expert_all_to_alls_are_twice_those_of_the_unchunked_step(program: Graph
     once = collectives(prepare(unchunked, CPU))["all_to_all_single"]
     assert once == 5 * NUM_MOE_LAYERS, "counts, rows there and back; backward, back and there"
     assert collectives(program)["all_to_all_single"] == 2 * once
+
+
+@pytest.fixture(scope="module")
+def split_program() -> GraphProgram:
+    return prepare(llama3_fsdp4_tp2, CPU)
+
+
+def test_another_tensor_ranks_mesh_gives_the_same_code(
+    split_program: GraphProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = graph_step.Mesh
+    monkeypatch.setattr(graph_step, "Mesh", lambda rank, parallelism: mesh(5, parallelism))
+    assert prepare(llama3_fsdp4_tp2, CPU).code_hash == split_program.code_hash
+
+
+def test_each_split_layer_is_summed_once_forward_and_once_backward(split_program: GraphProgram) -> None:
+    reduces = [n for n in split_program.module.graph.nodes if "all_reduce" in str(n.target)]
+    num_split_layers = 2 * model_config(llama3_fsdp4_tp2.model).num_layers
+    assert Counter(origin_of(n).direction for n in reduces) == dict.fromkeys(("forward", "backward"), num_split_layers)
+    assert {n.args[1:] for n in reduces} == {("sum", "tp")}
+
+
+def test_gradients_start_from_one_over_the_data_ranks(split_program: GraphProgram, program: GraphProgram) -> None:
+    assert [seeds(p) for p in (split_program, program)] == [[1 / 4], [1 / 8]]
+
+
+def seeds(program: GraphProgram) -> list[object]:
+    return [n.args[1] for n in program.module.graph.nodes if str(n.target) == "aten.full_like.default"]
+
+
+def test_a_graph_with_tensor_parallel_sums_cannot_be_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case refuses such a case; a graph that gets past it is refused by the pass, by the group's name."""
+    monkeypatch.setattr(Case, "_check_chunks", lambda case: None)
+    case = replace(llama3_fsdp4_tp2, chunking=Chunking(dim="batch", modules="layers.*"))
+    with pytest.raises(ChunkError) as error:
+        prepare(case, CPU)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "ChunkError: cannot run collective `all_reduce` (all_reduce) once a chunk"
+    assert lines[1:3] == [
+        "  expected: a collective of the expert groups (ep), or a parameter gradient's own reduction",
+        "  found: group 'tp'",
+    ]
+    assert lines[3].startswith("  came from: layers.0.attention (forward), reference/parallel/")
+    assert lines[4].startswith("  fix: chunk only modules whose other collectives do not depend on the chunked dim")
+
+
+def test_modules_without_tensor_parallel_sums_can_be_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Case, "_check_chunks", lambda case: None)
+    case = replace(llama3_fsdp4_tp2, chunking=Chunking(dim="batch", modules="output"))
+    assert prepare(case, CPU).code_hash

@@ -3,15 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import cases
-from cases import chunking, unequal
+from cases import chunking, models, shapes, unequal
 from harness.case import Case
 from harness.errors import CaseError
 from harness.select import select
+from reference.models import build_model, model_config
 
 
 def test_cases_are_listed_by_name_in_order():
@@ -22,6 +24,26 @@ def test_cases_are_listed_by_name_in_order():
         "unchunked",
         "early_accumulation",
         "chunked_vs_unchunked",
+        "transformer_batch_qwen3_moe",
+        "moe_batch_qwen3_moe",
+        "moe_seq_qwen3_moe",
+        "transformer_batch_llama3",
+        "llama3_fsdp4_tp2",
+        "llama3_fsdp2_tp4",
+        *(
+            f"{chunking}_{variant}"
+            for variant in (
+                "world2",
+                "world4",
+                "uneven",
+                "idle_experts",
+                "batch2",
+                "batch8",
+                "float32",
+                "bf16_reduce",
+            )
+            for chunking in ("transformer_batch", "moe_batch", "moe_seq")
+        ),
     ]
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 
@@ -55,6 +77,56 @@ def test_cases_that_must_differ_say_in_what():
         assert (case.steps, case.reference) == (2, "eager_chunked")
     assert unequal.early_accumulation.chunking.early_grad_accumulation
     assert unequal.chunked_vs_unchunked.candidate == "eager"
+
+
+def test_other_models_run_5_steps_on_8_ranks_and_must_be_equal():
+    for case in models.CASES:
+        assert (case.steps, case.parallelism.world_size, case.expected) == (5, 8, "EQUAL")
+    assert {case.model.family for case in models.CASES} == {"qwen3_moe", "llama3"}
+
+
+def test_tensor_parallel_cases_split_eight_ranks_as_their_names_say():
+    for case, data_ranks, tp in ((models.llama3_fsdp4_tp2, 4, 2), (models.llama3_fsdp2_tp4, 2, 4)):
+        assert (case.parallelism.data_ranks, case.parallelism.tp) == (data_ranks, tp)
+        assert (case.reference, case.candidate, case.chunking) == ("eager", "graph", None)
+
+
+@pytest.mark.parametrize("base", [chunking.transformer_batch, chunking.moe_batch, chunking.moe_seq])
+def test_a_variant_changes_what_its_name_says_of_a_chunking_and_nothing_else(base):
+    for suffix, changes in shapes.VARIANTS.items():
+        case = cases.CASES[f"{base.name}_{suffix}"]
+        assert case == replace(base, name=case.name, family="shapes", steps=5, **changes)
+
+
+def test_a_shard_of_the_uneven_model_is_padded_or_padding_alone_for_dense_and_for_expert_parameters():
+    ranks, shards = 8, 4  # all, and those that share the parameters of half of the experts
+    model = build_model(cases.CASES["moe_seq_uneven"].model)
+    dense = {name: p.shape[0] for name, p in model.named_parameters() if ".experts." not in name}
+    assert {name for name, rows in dense.items() if rows % ranks} == {
+        "tok_embeddings.weight",
+        "output.weight",
+        "layers.0.feed_forward.w1.weight",
+        "layers.0.feed_forward.w3.weight",
+        *(f"layers.{layer}.attention.{name}.weight" for layer in range(3) for name in ("wkv_a", "kv_norm")),
+        *(f"layers.{layer}.moe.router.weight" for layer in (1, 2)),
+    }
+    assert holds_padding_alone(dense["layers.1.moe.router.weight"], ranks) == [5, 6, 7]
+    experts = {p.shape[0] // 2 for name, p in model.named_parameters() if ".experts." in name}
+    assert [holds_padding_alone(rows, shards) for rows in experts] == [[3]]
+
+
+def holds_padding_alone(rows: int, ranks: int) -> list[int]:
+    """The ranks whose shard of `rows` rows begins past the last row."""
+    return [rank for rank in range(ranks) if rank * -(-rows // ranks) >= rows]
+
+
+def test_some_experts_get_no_token_from_any_rank_of_their_group():
+    """By counting: there are more experts than rows that the ranks of one expert group route in a step."""
+    for chunked in ("transformer_batch", "moe_batch", "moe_seq"):
+        case = cases.CASES[f"{chunked}_idle_experts"]
+        routing = model_config(case.model).moe.routing
+        rows = case.batch.sequences * case.batch.seq_len * routing.top_k * case.parallelism.ep
+        assert rows < routing.num_experts
 
 
 @pytest.mark.parametrize(

@@ -118,3 +118,30 @@ def test_a_star_stands_for_one_component(module, root):
 def test_experts_must_divide_the_ranks():
     assert Parallelism(world_size=8, ep=4).expert_fsdp == 2
     assert "expert parallelism must divide the world size" in refusal(lambda: Parallelism(world_size=8, ep=3))
+
+
+def test_tensor_parallelism_goes_with_an_unchunked_graph_and_not_with_a_chunked_one():
+    split = Parallelism(ep=1, tp=2)
+    Case(name="a", family="b", reference="eager", parallelism=split)
+    assert refusal(lambda: Case(name="a", family="b", chunking=BATCH, parallelism=split)) == (
+        "CaseError: case a chunks a graph with tensor parallelism\n"
+        "  expected: tp = 1 with chunking: a tensor-parallel all-reduce depends on the chunked dim, so it would "
+        "run once a chunk, and only expert collectives may\n"
+        "  found: tp=2, chunking='layers.*'\n"
+        "  fix: leave out chunking, or set tp=1"
+    )
+
+
+def test_an_eager_step_may_be_chunked_with_tensor_parallelism():
+    split = Parallelism(ep=1, tp=2)
+    Case(name="a", family="b", candidate="eager", chunking=BATCH, parallelism=split)
+
+
+def test_tensor_parallelism_must_divide_the_ranks_and_excludes_expert_parallelism():
+    assert Parallelism(ep=1, tp=4).data_ranks == 2
+    for ep, tp in ((2, 2), (1, 3), (1, 0)):
+        assert refusal(lambda ep=ep, tp=tp: Parallelism(ep=ep, tp=tp)) == (
+            "CaseError: tensor parallelism must divide the world size, and does not go with expert parallelism\n"
+            "  expected: world_size a multiple of tp, and tp = 1 or ep = 1\n"
+            f"  found: world_size=8, tp={tp}, ep={ep}"
+        )

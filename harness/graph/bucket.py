@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
@@ -54,11 +55,22 @@ _TO_GRADIENT = _TO_GATHER | {aten.add.Tensor}
 
 
 class _Member(NamedTuple):
-    """One parameter's collective: its launch and wait, and the parameter's index among the graph's inputs."""
+    """One parameter's collective: its launch and wait, and the index of the parameter among the graph's inputs."""
 
     launch: Node
     wait: Node
-    index: int
+    parameter: int
+
+    @property
+    def source(self) -> Node:
+        """What the collective reads."""
+        return _source(self.launch)
+
+
+def _source(launch: Node) -> Node:
+    source = launch.args[0]
+    assert isinstance(source, Node)
+    return source
 
 
 class _Kind(NamedTuple):
@@ -74,8 +86,8 @@ class _Kind(NamedTuple):
     @property
     def meta(self) -> dict[str, Any]:
         """The metadata of what is written for the bucket, but for its values."""
-        marks = {RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk}
-        marks[META_KEY] = Origin(self.block, self.direction)
+        origin = Origin(self.block, self.direction)
+        marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk}
         return {key: mark for key, mark in marks.items() if mark is not None}
 
 
@@ -151,7 +163,7 @@ def _launches(graph: Graph, operator: str) -> Iterable[tuple[Node, Node]]:
     for launch in graph.nodes:
         if operators.is_collective(launch) and operators.operator_name(launch) == operator:
             waits = list(launch.users)
-            touched = {owners[launch.args[0]], owners[launch], *(owners[x] for x in _chain_to_input(launch))}
+            touched = {owners[launch], *(owners[x] for x in _chain_to_input(launch))}
             if len(waits) == 1 and operators.is_wait(waits[0]) and not touched & written:
                 yield launch, waits[0]
 
@@ -165,7 +177,7 @@ def _parameters(graph: Graph) -> dict[Node, int]:
 
 def _chain_to_input(launch: Node) -> list[Node]:
     """What an all-gather reads, back through casts and changes of shape: these, last first, then their input."""
-    chain = [launch.args[0]]
+    chain = [_source(launch)]
     while chain[-1].target in _TO_GATHER and len(chain[-1].all_input_nodes) == 1:
         chain.append(chain[-1].all_input_nodes[0])
     return chain
@@ -180,7 +192,7 @@ def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) 
     for member in gathers:
         kind = kind_of(member)
         casts = tuple((x.target, str(x.args[1:]), str(x.kwargs)) for x in _chain_to_input(member.launch)[:-1])
-        key = member.index, casts, kind if kind.recomputed else kind.group
+        key = member.parameter, casts, kind if kind.recomputed else kind.group
         same = first.setdefault(key, member)
         if same is not member:
             member.wait.replace_all_uses_with(same.wait)
@@ -189,7 +201,7 @@ def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) 
 
 def _sort(members: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Bucket]:
     buckets: dict[_Kind, list[_Member]] = {}
-    for member in sorted(members, key=lambda member: member.index):
+    for member in sorted(members, key=lambda member: member.parameter):
         buckets.setdefault(kind_of(member), []).append(member)
     return [_Bucket(kind, sorted_members) for kind, sorted_members in buckets.items()]
 
@@ -248,7 +260,7 @@ class _Writer:
         if len(members) == 1:
             anchor.prepend(members[0].launch)
             return members[0].launch
-        shards = [self._call(kind, aten.reshape.default, member.launch.args[0], [-1]) for member in members]
+        shards = [self._call(kind, aten.reshape.default, member.source, [-1]) for member in members]
         flat_N = self._call(kind, aten.cat.default, shards)
         return self._call(kind, members[0].launch.target, flat_N, *members[0].launch.args[1:])
 
@@ -257,7 +269,7 @@ class _Writer:
         kind, members = bucket
         if len(members) == 1:
             return
-        sizes = [member.launch.args[0].meta["val"].numel() for member in members]
+        sizes = [member.source.meta["val"].numel() for member in members]
         gathered = self._call(kind, c10d.wait_tensor.default, launch)
         rows_WN = self._call(kind, aten.view.default, gathered, [-1, sum(sizes)])
         self._hand_out(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
@@ -270,7 +282,7 @@ class _Writer:
             first.args = (*first.args[:-1], group)
             return first
         size = first.args[2]
-        rows = [self._call(kind, aten.reshape.default, member.launch.args[0], [size, -1]) for member in members]
+        rows = [self._call(kind, aten.reshape.default, member.source, [size, -1]) for member in members]
         rows_WN = self._call(kind, aten.cat.default, rows, 1)
         return self._call(kind, first.target, rows_WN, *first.args[1:-1], group)
 
@@ -300,5 +312,5 @@ class _Writer:
         return node
 
 
-def _fake_mode_of(values: Any) -> Any:
-    return next(x.fake_mode for x in tree_leaves(values) if isinstance(x, torch.Tensor))
+def _fake_mode_of(values: Any) -> FakeTensorMode:
+    return next(x.fake_mode for x in tree_leaves(values) if isinstance(x, FakeTensor))

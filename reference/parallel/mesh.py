@@ -100,15 +100,21 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     """Make and register a group over each part of `partition`, all ranks together; nothing when it exists already.
 
     All ranks call this for the same groups in the same order. `high_priority` runs its collectives on a
-    stream of high priority, on NCCL. Raises ValueError when the name stands for another partition.
+    stream of high priority, on NCCL. Raises ValueError when the name stands for another partition, and for
+    ranks that do not ascend, as torch would put them in order without a word.
     """
     partition = [list(ranks) for ranks in partition]
     if name in _joined:
         if _partitions[name] != partition:
             raise ValueError(f"group {name} exists, over {_partitions[name]}, not {partition}")
         return
+    if any(ranks != sorted(ranks) for ranks in partition):
+        raise ValueError(f"group {name} lists ranks out of order: {partition}")
     is_gloo = dist.get_backend() == "gloo"
-    options = None if is_gloo else dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
+    options: Any = None
+    if high_priority and not is_gloo:
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = _limits[0]
     groups = [dist.new_group(ranks, timeout=_limits[0], pg_options=options) for ranks in partition]
     rank = dist.get_rank()
     group = next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
@@ -122,7 +128,7 @@ def leave_groups() -> None:
     for name in _joined:
         _unregister_process_group(cast(Any, name))
     for registry in (_joined, _partitions, _limits):
-        registry.clear()  # type: ignore[attr-defined]
+        registry.clear()
     dist.destroy_process_group()
 
 

@@ -3,13 +3,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import cases
-from cases import chunking, unequal
-from harness.case import Case
+from cases import bucketing, chunking, process_groups, unequal
+from harness.case import Case, Pipeline
 from harness.errors import CaseError
 from harness.select import select
 
@@ -22,6 +23,12 @@ def test_cases_are_listed_by_name_in_order():
         "unchunked",
         "early_accumulation",
         "chunked_vs_unchunked",
+        "isolate_shared",
+        "isolate_distinct",
+        "transformer_batch_bucketed",
+        "moe_batch_bucketed",
+        "moe_seq_bucketed",
+        "unchunked_bucketed",
     ]
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 
@@ -55,6 +62,21 @@ def test_cases_that_must_differ_say_in_what():
         assert (case.steps, case.reference) == (2, "eager_chunked")
     assert unequal.early_accumulation.chunking.early_grad_accumulation
     assert unequal.chunked_vs_unchunked.candidate == "eager"
+
+
+def test_isolation_is_tried_on_one_object_and_on_two():
+    shared, distinct = process_groups.CASES
+    assert shared.pipeline.isolate_groups and shared.parallelism.shared_groups
+    assert distinct == replace(shared, name="isolate_distinct", parallelism=distinct.parallelism)
+    assert not distinct.parallelism.shared_groups
+    assert {case.parallelism.ep for case in process_groups.CASES} == {8}, "experts over all ranks, as parameters are"
+
+
+def test_every_chunking_case_is_also_bucketed():
+    for case, plain in zip(bucketing.CASES, chunking.CASES, strict=True):
+        assert case == replace(
+            plain, name=f"{plain.name}_bucketed", family="bucketing", steps=5, pipeline=Pipeline(bucket=True)
+        )
 
 
 @pytest.mark.parametrize(

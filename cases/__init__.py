@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import chunking, models, shapes, unequal
+from cases import bucketing, chunking, models, process_groups, shapes, unequal
 from harness.case import Case
 from harness.errors import CaseError
 
@@ -23,7 +23,16 @@ def collect(*families: Iterable[Case]) -> dict[str, Case]:
     return by_name
 
 
-CASES = collect(chunking.CASES, unequal.CASES, models.CASES, shapes.CASES)
+# The three main cases first, then one line a family.
+FAMILIES = (
+    chunking,
+    unequal,
+    models,
+    shapes,
+    process_groups,
+    bucketing,
+)
+CASES = collect(*(family.CASES for family in FAMILIES))
 
 
 def all_cases() -> tuple[Case, ...]:

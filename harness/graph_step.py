@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,12 @@ from torch.fx import GraphModule
 
 from harness.case import Case
 from harness.graph.context import PassContext
+from harness.graph.groups import EXPERT_ONLY, Group, GroupTable, derived_name
 from harness.graph.pipeline import build_pipeline, run_pipeline
 from harness.graph.trace import trace_joint_step
 from reference.chunking import DIM_INDEX
 from reference.loss import cross_entropy
-from reference.parallel.mesh import EXPERT, Mesh
+from reference.parallel.mesh import EXPERT, GROUP_NAMES, Mesh, ensure_group
 from reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model
 
 log = logging.getLogger(__name__)
@@ -35,13 +37,15 @@ log = logging.getLogger(__name__)
 class GraphProgram:
     """A step ready to run on any rank. `code_hash` names the generated code; it is equal on all ranks.
 
-    `seconds` holds "trace" and "passes" (a dict by pass name); `passes` one dict a pass, for the report.
+    `groups` are those, by name, that all ranks must make in this order before they run it. `seconds` holds
+    "trace" and "passes" (a dict by pass name); `passes` one dict a pass, for the report.
     """
 
     module: GraphModule
     parameter_names: list[str]
     buffer_names: list[str]
     code_hash: str
+    groups: Mapping[str, Group]
     seconds: dict[str, Any]
     passes: list[dict[str, Any]]
 
@@ -49,7 +53,8 @@ class GraphProgram:
 def prepare(case: Case, device: torch.device) -> GraphProgram:
     """Trace the case's step for tensors on `device` and run the pipeline. Raises TraceError, ChunkError, PassError."""
     start = time.perf_counter()
-    model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
+    mesh = Mesh(0, case.parallelism)
+    model = build_sharded_model(case, mesh, torch.device("meta"))
     shape = (case.batch.sequences, case.batch.seq_len)
     inputs = StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields))
 
@@ -68,9 +73,11 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
     context = PassContext(
         chunk_symbol=joint.chunk_symbol,
         chunking=case.chunking,
-        expert_groups=frozenset({EXPERT}),
+        expert_groups=frozenset({EXPERT, derived_name(EXPERT, EXPERT_ONLY)}),
         guards=tuple(joint.guards),
         memory=case.memory,
+        pipeline=case.pipeline,
+        groups=group_table(mesh),
     )
     module, reports = run_pipeline(joint.module, build_pipeline(context), context)
     return GraphProgram(
@@ -79,14 +86,27 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
         buffer_names=joint.buffer_names,
         code_hash=hashlib.sha256(module.code.encode()).hexdigest(),
         seconds={"trace": trace_seconds, "passes": {report.name: report.seconds for report in reports}},
+        groups=context.groups.made(),
         passes=[dataclasses.asdict(report) for report in reports],
+    )
+
+
+def group_table(mesh: Mesh) -> GroupTable:
+    """What passes are told of the mesh's groups; it is the same on every rank."""
+    return GroupTable(
+        {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
     )
 
 
 def make_graph_system(
     case: Case, mesh: Mesh, device: torch.device, program: GraphProgram, wrap: WrapGradients
 ) -> Trainer:
-    """A trainer whose gradients come from `program`. `wrap` may tamper with them."""
+    """A trainer whose gradients come from `program`. `wrap` may tamper with them.
+
+    All ranks call this together: it makes the groups that the program asks for.
+    """
+    for name, group in program.groups.items():
+        ensure_group(name, group.partition, high_priority=group.high_priority)
     trainer = Trainer(case, mesh, device)
     buffers = dict(trainer.model.named_buffers())
     state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.case import Chunking, Memory
+from harness.case import Chunking, Memory, Pipeline
+from harness.graph.groups import GroupTable
 from harness.graph.trace import ChunkSymbol, Guard
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """The settings of one case's pipeline. `expert_groups` names the groups whose collectives may run once a chunk.
+    """The settings of one case's pipeline. `expert_groups` names the groups whose collectives may run once a chunk,
+    among them those that isolation may make. `groups` is what is known of every group, and grows as passes add some.
 
     `facts` is where a pass puts what the report should say of it, as JSON values; the runner empties it
     before each pass.
@@ -22,4 +24,6 @@ class PassContext:
     expert_groups: frozenset[str] = frozenset()
     guards: tuple[Guard, ...] = field(default=())
     memory: Memory = field(default_factory=Memory)
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    groups: GroupTable = field(default_factory=GroupTable)
     facts: dict[str, Any] = field(default_factory=dict)

@@ -5,6 +5,7 @@ This is the only module that knows the passes by name.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import time
@@ -16,10 +17,12 @@ from typing import Any
 from torch.fx import GraphModule
 
 from harness.errors import BitproofError
+from harness.graph.bucket import bucket
 from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
 from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
+from harness.graph.isolate_process_groups import isolate_process_groups
 from harness.graph.verify import verify
 
 log = logging.getLogger(__name__)
@@ -43,8 +46,15 @@ def build_pipeline(context: PassContext) -> list[Pass]:
     return [
         clean_up,
         *([chunk] if context.chunking else []),
+        *([isolate_process_groups] if context.pipeline.isolate_groups else []),
+        *([_bound(bucket, blocks="layers.*")] if context.pipeline.bucket else []),
         concretize_symbols,
     ]
+
+
+def _bound(run_pass: Callable[..., GraphModule], **settings: Any) -> Pass:
+    """A pass with its settings; it keeps its name."""
+    return functools.update_wrapper(functools.partial(run_pass, **settings), run_pass)
 
 
 @contextmanager

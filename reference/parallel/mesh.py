@@ -8,6 +8,8 @@ registers its own instance under that name.
     efsdp   ranks that hold the same experts: shards of expert parameters
     ep      ranks that share one set of experts between them: token exchange
     tp      ranks that share each layer, and the text they read: sums of a layer's parts
+
+A rewritten graph may ask for more groups, over the ranks of these: `ensure_group` makes them.
 """
 
 from __future__ import annotations
@@ -30,8 +32,13 @@ EXPERT = "ep"
 TENSOR = "tp"
 GROUP_NAMES = (FSDP, EXPERT_FSDP, EXPERT, TENSOR)
 
+Partition = Sequence[Sequence[int]]
+
 _joined: dict[str, dist.ProcessGroup] = {}
 """This process's groups: torch's registry holds them by weak references alone."""
+_partitions: dict[str, Partition] = {}
+_limits: list[timedelta] = []
+"""How long the collectives of this process's groups wait: empty until it has joined any."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,12 @@ class Mesh:
             TENSOR: [list(ranks[i : i + tp]) for i in range(0, world, tp)],
         }[group]
 
+    def object_of(self, group: str) -> str:
+        """Which process-group object the named group is: the first name that stands for it."""
+        if not self.parallelism.shared_groups:
+            return group
+        return next(name for name in GROUP_NAMES if self.partition(name) == self.partition(group))
+
 
 def join_groups(mesh: Mesh, device: torch.device, store: dist.Store, *, backend: str, timeout: float = 1800.0) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
@@ -80,23 +93,51 @@ def join_groups(mesh: Mesh, device: torch.device, store: dist.Store, *, backend:
     dist.init_process_group(
         backend, store=store, rank=mesh.rank, world_size=world_size, timeout=limit, device_id=device_id
     )
+    _limits.append(limit)
     for name in GROUP_NAMES:
-        group = _new_subgroup(mesh.partition(name), mesh.rank, limit)
-        _joined[name] = RankOrderGroup(group) if backend == "gloo" else group
-        _register_process_group(cast(Any, name), _joined[name])
+        first = mesh.object_of(name)
+        if first == name:
+            ensure_group(name, mesh.partition(name))
+        else:
+            _register(name, mesh.partition(name), _joined[first])
+
+
+def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
+    """Make and register a group over each part of `partition`, all ranks together; nothing when it exists already.
+
+    All ranks call this for the same groups in the same order. `high_priority` runs its collectives on a
+    stream of high priority, on NCCL. Raises ValueError when the name stands for another partition, and for
+    ranks that do not ascend, as torch would put them in order without a word.
+    """
+    partition = [list(ranks) for ranks in partition]
+    if name in _joined:
+        if _partitions[name] != partition:
+            raise ValueError(f"group {name} exists, over {_partitions[name]}, not {partition}")
+        return
+    if any(ranks != sorted(ranks) for ranks in partition):
+        raise ValueError(f"group {name} lists ranks out of order: {partition}")
+    is_gloo = dist.get_backend() == "gloo"
+    options: Any = None
+    if high_priority and not is_gloo:
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = _limits[0]
+    groups = [dist.new_group(ranks, timeout=_limits[0], pg_options=options) for ranks in partition]
+    rank = dist.get_rank()
+    group = next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
+    _register(name, partition, RankOrderGroup(group) if is_gloo else group)
 
 
 def leave_groups() -> None:
-    """Undo `join_groups`; harmless when this rank never joined."""
+    """Undo `join_groups` and `ensure_group`; harmless when this rank never joined."""
     if not dist.is_initialized():
         return
-    for name in GROUP_NAMES:
+    for name in _joined:
         _unregister_process_group(cast(Any, name))
-    _joined.clear()
+    for registry in (_joined, _partitions, _limits):
+        registry.clear()
     dist.destroy_process_group()
 
 
-def _new_subgroup(partition: Sequence[Sequence[int]], rank: int, timeout: timedelta) -> dist.ProcessGroup:
-    """Create every group of a partition, as all ranks must, and return the one that holds `rank`."""
-    groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in partition]
-    return next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
+def _register(name: str, partition: Partition, group: dist.ProcessGroup) -> None:
+    _joined[name], _partitions[name] = group, partition
+    _register_process_group(cast(Any, name), group)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import cases
-from cases import chunking, models, shapes, unequal
-from harness.case import Case
+from cases import bucketing, chunking, models, process_groups, shapes, unequal
+from harness.case import Case, Pipeline
 from harness.errors import CaseError
 from harness.select import select
 from reference.models import build_model, model_config
@@ -44,6 +44,12 @@ def test_cases_are_listed_by_name_in_order():
             )
             for chunking in ("transformer_batch", "moe_batch", "moe_seq")
         ),
+        "isolate_shared",
+        "isolate_distinct",
+        "transformer_batch_bucketed",
+        "moe_batch_bucketed",
+        "moe_seq_bucketed",
+        "unchunked_bucketed",
     ]
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 
@@ -127,6 +133,21 @@ def test_some_experts_get_no_token_from_any_rank_of_their_group():
         routing = model_config(case.model).moe.routing
         rows = case.batch.sequences * case.batch.seq_len * routing.top_k * case.parallelism.ep
         assert rows < routing.num_experts
+
+
+def test_isolation_is_tried_on_one_object_and_on_two():
+    shared, distinct = process_groups.CASES
+    assert shared.pipeline.isolate_groups and shared.parallelism.shared_groups
+    assert distinct == replace(shared, name="isolate_distinct", parallelism=distinct.parallelism)
+    assert not distinct.parallelism.shared_groups
+    assert {case.parallelism.ep for case in process_groups.CASES} == {8}, "experts over all ranks, as parameters are"
+
+
+def test_every_chunking_case_is_also_bucketed():
+    for case, plain in zip(bucketing.CASES, chunking.CASES, strict=True):
+        assert case == replace(
+            plain, name=f"{plain.name}_bucketed", family="bucketing", steps=5, pipeline=Pipeline(bucket=True)
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cases.bucketing import transformer_batch_bucketed
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from cases.models import llama3_fsdp4_tp2
+from cases.process_groups import isolate_distinct, isolate_shared
 from harness import graph_step
 from harness.case import Case, Chunking
 from harness.errors import ChunkError
@@ -135,3 +137,31 @@ def test_modules_without_tensor_parallel_sums_can_be_chunked(monkeypatch: pytest
     monkeypatch.setattr(Case, "_check_chunks", lambda case: None)
     case = replace(llama3_fsdp4_tp2, chunking=Chunking(dim="batch", modules="output"))
     assert prepare(case, CPU).code_hash
+
+
+def groups_of(program: GraphProgram, operator: str) -> set[str]:
+    nodes = (node for node in program.module.graph.nodes if operator in str(node.target))
+    return {str(node.args[-1]) for node in nodes}
+
+
+def test_a_bucketed_step_gathers_and_reduces_each_block_once() -> None:
+    program = prepare(transformer_batch_bucketed, CPU)
+    outside_blocks = 3  # embedding, last norm, output
+    counts = collectives(program)
+    assert counts["all_gather_into_tensor"] == NUM_LAYERS + NUM_MOE_LAYERS + outside_blocks
+    assert counts["reduce_scatter_tensor"] == NUM_LAYERS + NUM_MOE_LAYERS + outside_blocks
+    assert groups_of(program, "all_gather") == {"fsdp", "efsdp"}
+    assert groups_of(program, "reduce_scatter") == set(program.groups) == {"fsdp.reduce", "efsdp.reduce"}
+    assert [group.partition for group in program.groups.values()] == [
+        (tuple(range(8)),),
+        ((0, 2, 4, 6), (1, 3, 5, 7)),
+    ]
+
+
+def test_a_shared_group_gives_up_its_all_to_alls_and_distinct_ones_keep_theirs() -> None:
+    shared, distinct = (prepare(case, CPU) for case in (isolate_shared, isolate_distinct))
+    assert groups_of(shared, "all_to_all") == {"ep.expert_only"}
+    assert shared.groups["ep.expert_only"].high_priority
+    assert groups_of(distinct, "all_to_all") == {"ep"}
+    assert not distinct.groups
+    assert shared.module.code.replace("ep.expert_only", "ep") == distinct.module.code

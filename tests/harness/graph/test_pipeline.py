@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch.fx import GraphModule
 
+from harness.case import Pipeline
 from harness.errors import ChunkError, PassError
 from harness.graph.context import PassContext
 from harness.graph.pipeline import build_pipeline, run_pipeline
@@ -24,6 +27,11 @@ def test_the_passes_of_a_chunked_and_of_an_unchunked_case(model: Layers) -> None
     joint = trace(model)
     assert names(context_of(joint, "layers.*")) == ["clean_up", "chunk", "concretize_symbols"]
     assert names(context_of(joint)) == ["clean_up", "concretize_symbols"]
+
+
+def test_the_optional_passes_run_between_chunk_and_concretize(model: Layers) -> None:
+    context = replace(context_of(trace(model), "layers.*"), pipeline=Pipeline(isolate_groups=True, bucket=True))
+    assert names(context) == ["clean_up", "chunk", "isolate_process_groups", "bucket", "concretize_symbols"]
 
 
 def test_every_pass_reports_its_nodes_before_and_after(model: Layers) -> None:

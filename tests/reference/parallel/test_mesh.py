@@ -1,8 +1,10 @@
 import pytest
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
 
 from harness.case import Parallelism
-from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, GROUP_NAMES, TENSOR, Mesh
+from reference.parallel import mesh as meshes
+from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, GROUP_NAMES, TENSOR, Mesh, ensure_group, leave_groups
 from tests.ranks import on_ranks
 
 
@@ -35,3 +37,63 @@ def test_eight_ranks_with_four_tensor_ranks_each_read_two_texts():
     assert mesh.partition(FSDP) == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert [mesh.coordinate(name) for name in (FSDP, TENSOR)] == [1, 1]
     assert mesh.size(FSDP) == mesh.parallelism.data_ranks
+
+
+def test_groups_are_objects_of_their_own_unless_the_case_shares_them():
+    def objects(**settings):
+        mesh = Mesh(0, Parallelism(world_size=4, **settings))
+        return [mesh.object_of(name) for name in (FSDP, EXPERT_FSDP, EXPERT)]
+
+    assert objects(ep=4) == [FSDP, EXPERT_FSDP, EXPERT]
+    assert objects(ep=4, shared_groups=True) == [FSDP, EXPERT_FSDP, FSDP], "experts over all ranks"
+    assert objects(ep=1, shared_groups=True) == [FSDP, FSDP, EXPERT], "expert parameters over all ranks"
+    assert objects(ep=2, shared_groups=True) == [FSDP, EXPERT_FSDP, EXPERT]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_names_of_one_object_are_registered_for_one_process_group(shared):
+    def body(mesh):
+        groups = [_resolve_process_group(name) for name in (FSDP, EXPERT_FSDP, EXPERT)]
+        return [groups[0] is groups[1], groups[0] is groups[2], groups[1] is groups[2]]
+
+    parallelism = Parallelism(world_size=2, ep=2, shared_groups=shared)
+    assert on_ranks(parallelism, body) == [[False, shared, False]] * 2
+
+
+def test_a_group_that_a_graph_asks_for_is_made_once():
+    def body(mesh):
+        ensure_group("extra", ((0,), (1, 2)))
+        first = _resolve_process_group("extra")
+        ensure_group("extra", [[0], [1, 2]], high_priority=True)
+        return [_resolve_process_group("extra") is first, first.size(), first.rank()]
+
+    assert on_ranks(Parallelism(world_size=3, ep=1), body) == [[True, 1, 0], [True, 2, 0], [True, 2, 1]]
+
+
+def test_ranks_out_of_order_are_refused():
+    def body(mesh):
+        with pytest.raises(ValueError, match=r"^group turned lists ranks out of order: \[\[1, 0\]\]$"):
+            ensure_group("turned", ((1, 0),))
+        return True
+
+    assert on_ranks(Parallelism(world_size=2, ep=1), body) == [True, True]
+
+
+def test_a_group_name_cannot_stand_for_other_ranks():
+    def body(mesh):
+        with pytest.raises(ValueError, match=r"^group ep exists, over \[\[0, 1\]\], not \[\[0\], \[1\]\]$"):
+            ensure_group(EXPERT, [[0], [1]])
+        return True
+
+    assert on_ranks(Parallelism(world_size=2, ep=2), body) == [True, True]
+
+
+def test_leaving_forgets_the_groups_that_a_graph_asked_for():
+    def body(mesh):
+        ensure_group("extra", mesh.partition(FSDP))
+        leave_groups()
+        with pytest.raises(RuntimeError, match="extra"):
+            _resolve_process_group("extra")
+        return [len(meshes._joined), len(meshes._partitions), len(meshes._limits)]
+
+    assert on_ranks(Parallelism(world_size=2, ep=1), body) == [[0, 0, 0]] * 2

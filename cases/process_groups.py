@@ -1,0 +1,25 @@
+"""Expert all-to-alls in a process group of their own, where they would share one with other collectives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cases.chunking import moe_batch
+from harness.case import Parallelism, Pipeline
+
+FAMILY = "process_groups"
+
+# Experts over all ranks: the expert group and the parameters' group are one object, so all-to-alls move out of it.
+isolate_shared = replace(
+    moe_batch,
+    name="isolate_shared",
+    family=FAMILY,
+    steps=5,
+    parallelism=Parallelism(world_size=8, ep=8, shared_groups=True),
+    pipeline=Pipeline(isolate_groups=True),
+)
+
+# Over the same ranks, but objects of their own: nothing changes.
+isolate_distinct = replace(isolate_shared, name="isolate_distinct", parallelism=Parallelism(world_size=8, ep=8))
+
+CASES = (isolate_shared, isolate_distinct)

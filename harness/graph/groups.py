@@ -1,0 +1,66 @@
+"""What passes know of process groups: which object each name stands for, and which ranks it joins.
+
+Passes run where no process group exists. They reason over this table, and leave in it the groups that
+ranks have to make before they run the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.errors import PassError
+
+Partition = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A name's process-group object, and the ranks of every instance of it, in the order of the group.
+
+    Names of equal `object` stand for one process group: their collectives wait for one another.
+    """
+
+    object: str
+    partition: Partition
+    high_priority: bool = False
+
+
+@dataclass
+class GroupTable:
+    """Every group by name. `derived` are the names that passes added, in the order in which ranks must make them."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    derived: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Group:
+        """The group of a name. Raises PassError when the table lacks it."""
+        if name not in self.groups:
+            raise PassError(
+                f"the graph names an unknown process group: {name}",
+                expected="one of " + (", ".join(self.groups) or "none: the pass was given no groups"),
+                found=name,
+                fix="list the group in the context's table of groups",
+            )
+        return self.groups[name]
+
+    def derive(self, source: str, purpose: str, *, high_priority: bool = False) -> str:
+        """The name of a group of its own over the same ranks as `source`, added when it is not there yet."""
+        name = derived_name(source, purpose)
+        if name not in self.groups:
+            self.groups[name] = Group(name, self[source].partition, high_priority)
+            self.derived.append(name)
+        return name
+
+    def made(self) -> Mapping[str, Group]:
+        """The groups that ranks must make, in order."""
+        return {name: self.groups[name] for name in self.derived}
+
+
+def derived_name(source: str, purpose: str) -> str:
+    """What a group over the ranks of `source` is called, the same on every rank: ep.expert_only."""
+    return f"{source}.{purpose}"
+
+
+EXPERT_ONLY = "expert_only"
+"""The purpose of a group that carries expert all-to-alls and nothing else."""

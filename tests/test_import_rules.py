@@ -9,7 +9,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOOR = {"harness", "harness.errors", "harness.case", "harness.records"}
-PASSES = {"harness.graph.chunk", "harness.graph.clean_up", "harness.graph.concretize_symbols"}
+PASSES = {
+    "harness.graph.chunk",
+    "harness.graph.clean_up",
+    "harness.graph.concretize_symbols",
+    "harness.graph.live_memory",
+    "harness.graph.offload",
+    "harness.graph.rematerialize",
+    "harness.graph.tag_memory",
+}
 
 
 def module_name(path: Path) -> str:

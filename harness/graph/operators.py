@@ -76,8 +76,14 @@ def group_name(node: Node) -> str:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers, so that its place among other such calls decides its values."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether a call draws random numbers, so that its place among other such calls decides its values.
+
+    Attention operators can drop out, and are tagged so; told to drop nothing, they draw nothing.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments}  # type: ignore[union-attr]
+    return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get("dropout_p") != 0.0
 
 
 def reads_data(target: Any) -> bool:

@@ -1,8 +1,8 @@
 """How many bytes a value's storage takes, with numbers for the sizes that stay open in the graph.
 
-The chunk symbol counts as the case's number. Rows that an all-to-all sends or receives depend on data:
-they are estimated as if routing were balanced, each rank sending and receiving an equal share of the
-rows that go in. A size that no all-to-all explains has no number.
+The chunk symbol counts as the case's number. How many rows an all-to-all sends to and receives from each
+rank, or how many a split gives to each part, depends on data: it is estimated as if routing were balanced,
+an equal share of the rows that go in. Any other size that depends on data has no number.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ class TensorBytes:
         self._symbols: dict[sympy.Basic, sympy.Basic] = {chunk_symbol.symbol: sympy.Integer(chunk_symbol.hint)}
         self._numbers: dict[Any, int | None] = {}
         for node in graph.nodes:
-            if operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single":
-                self._balance(node)
+            if operators.operator_name(node) == "all_to_all_single":
+                self._balance(node.args[0], *node.args[1:3])
+            elif node.target is torch.ops.aten.split_with_sizes.default:
+                self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
     def of(self, value: torch.Tensor) -> int | None:
         """Bytes from the first to the last element; None where a size has no number."""
@@ -39,12 +41,9 @@ class TensorBytes:
             extent += (size - 1) * stride
         return extent * value.element_size() if 0 not in sizes else 0
 
-    def _balance(self, all_to_all: Node) -> None:
-        rows, *splits = all_to_all.args[:3]
-        assert isinstance(rows, Node)
-        num_rows = self._number(rows.meta["val"].shape[0])
+    def _balance(self, rows: Any, *splits: Any, dim: Any = 0) -> None:
+        num_rows = self._number(rows.meta["val"].shape[dim])
         for sizes in splits:
-            assert isinstance(sizes, (list, tuple))
             for size in sizes:
                 symbol = symbols.expression(size.meta["val"]) if isinstance(size, Node) else None
                 if isinstance(symbol, sympy.Symbol) and symbol not in self._symbols and num_rows is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import bucketing, chunking, models, process_groups, shapes, unequal
+from cases import bucketing, chunking, memory, models, process_groups, shapes, unequal
 from harness.case import Case
 from harness.errors import CaseError
 
@@ -29,6 +29,7 @@ FAMILIES = (
     unequal,
     models,
     shapes,
+    memory,
     process_groups,
     bucketing,
 )

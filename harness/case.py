@@ -54,9 +54,14 @@ class Chunking:
 
     def root_of(self, module: str) -> str | None:
         """The chunked module that `module` is, or lies in: layers.1.moe of layers.1.moe.router; else None."""
-        wanted, parts = self.modules.split("."), module.split(".")[: self.modules.count(".") + 1]
-        fits = len(parts) == len(wanted) and all(w in ("*", part) for w, part in zip(wanted, parts, strict=True))
-        return ".".join(parts) if fits else None
+        return root_of(self.modules, module)
+
+
+def root_of(pattern: str, module: str) -> str | None:
+    """The module matching `pattern` that `module` is, or lies in; else None. `*` stands for one component."""
+    wanted, parts = pattern.split("."), module.split(".")[: pattern.count(".") + 1]
+    fits = len(parts) == len(wanted) and all(w in ("*", part) for w, part in zip(wanted, parts, strict=True))
+    return ".".join(parts) if fits else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,10 @@ PASSES = {
     "harness.graph.clean_up",
     "harness.graph.concretize_symbols",
     "harness.graph.isolate_process_groups",
+    "harness.graph.live_memory",
+    "harness.graph.offload",
+    "harness.graph.rematerialize",
+    "harness.graph.tag_memory",
 }
 
 

@@ -47,6 +47,9 @@ ATTENTION = {
 }
 """Names of operators, without overload, that mix the positions of a sequence."""
 
+COMPUTE_HEAVY = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"} | ATTENTION
+"""Names of operators, without overload, whose work grows faster than the bytes they read and write."""
+
 _FUNCTIONAL = "_c10d_functional"
 _COLLECTIVES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
 
@@ -73,8 +76,14 @@ def group_name(node: Node) -> str:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers, so that its place among other such calls decides its values."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether a call draws random numbers, so that its place among other such calls decides its values.
+
+    Attention operators can drop out, and are tagged so; told to drop nothing, they draw nothing.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments}  # type: ignore[union-attr]
+    return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get("dropout_p") != 0.0
 
 
 def reads_data(target: Any) -> bool:
@@ -89,12 +98,15 @@ def written_arguments(node: Node) -> list[Node]:
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:
-    """For each node the one whose storage its value shares: a view's and a written argument's owner; else itself."""
+    """For each node the one whose storage its value shares: a view's and a written argument's owner; else itself.
+
+    The results of one call count as one storage.
+    """
     owners: dict[Node, Node] = {}
     for node in nodes:
         chain = []
         while node not in owners:  # the nodes need not stand in topological order
-            shared = _sharing_arguments(node)
+            shared = sharing_arguments(node)
             chain.append(node)
             if not shared:
                 owners[node] = node
@@ -103,9 +115,10 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
     return owners
 
 
-def _sharing_arguments(node: Node) -> list[Node]:
-    if node.target is operator.getitem:
-        return node.all_input_nodes
+def sharing_arguments(node: Node) -> list[Node]:
+    """The arguments whose storage a call's result shares: told from its schema, but for two that do not say so."""
+    if node.target is operator.getitem or node.target is aten._unsafe_view.default or is_wait(node):
+        return node.all_input_nodes[:1]
     return _arguments(node, _aliased_names(node.target))
 
 

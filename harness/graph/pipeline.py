@@ -23,6 +23,10 @@ from harness.graph.clean_up import clean_up
 from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
 from harness.graph.isolate_process_groups import isolate_process_groups
+from harness.graph.live_memory import measure_memory
+from harness.graph.offload import offload
+from harness.graph.rematerialize import rematerialize
+from harness.graph.tag_memory import tag_memory
 from harness.graph.verify import verify
 
 log = logging.getLogger(__name__)
@@ -45,15 +49,25 @@ def build_pipeline(context: PassContext) -> list[Pass]:
     """The passes of a case, in order."""
     return [
         clean_up,
+        *(_memory_passes(context.memory.policy, blocks="layers.*")),
         *([chunk] if context.chunking else []),
         *([isolate_process_groups] if context.pipeline.isolate_groups else []),
-        *([_bound(bucket, blocks="layers.*")] if context.pipeline.bucket else []),
+        *([_bind(bucket, blocks="layers.*")] if context.pipeline.bucket else []),
         concretize_symbols,
+        measure_memory,
     ]
 
 
-def _bound(run_pass: Callable[..., GraphModule], **settings: Any) -> Pass:
-    """A pass with its settings; it keeps its name."""
+def _memory_passes(policy: str, *, blocks: str) -> list[Pass]:
+    """What makes a memory policy: nothing for `none`. `blocks` matches the modules whose inputs stay saved."""
+    if policy == "none":
+        return []
+    offloading = [_bind(offload, blocks=blocks)] if policy == "offload" else []
+    return [_bind(tag_memory, blocks=blocks), *offloading, rematerialize]
+
+
+def _bind(run_pass: Callable[..., GraphModule], **settings: Any) -> Pass:
+    """A pass with its settings, under its own name."""
     return functools.update_wrapper(functools.partial(run_pass, **settings), run_pass)
 
 

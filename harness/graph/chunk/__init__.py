@@ -79,7 +79,7 @@ class _Chunker:
         self.joined: dict[Node, Node] = {}
         self.split: dict[Node, tuple[Node, Node]] = {}
         self.held_back: list[Node] = []
-        self.running: tuple[str, str] | None = None
+        self.running: str | None = None
         self.roots = {node: self._root_of_module(node) for node in self.graph.nodes}
         self.owners = operators.storage_owners(self.graph.nodes)
         self.mutated = {
@@ -181,9 +181,9 @@ class _Chunker:
         refusals.refuse_attention_over_sequence(node, self.chunking.dim)
         refusals.refuse_baked_view(node, self.symbol)
         self._check_writes(node, root)
-        if self.running != (root, origin_of(node).direction):
+        if self.running != root:
             self._write_held_back()
-            self.running = (root, origin_of(node).direction)
+            self.running = root
         self.env[node] = Pair(root, self._write_chunk(node, root, 0))
         self.held_back.append(node)
 

@@ -80,3 +80,22 @@ def test_writes_and_random_draws_are_effects_and_computing_is_none(sketch: Sketc
     assert operators.has_effects(sketch.call(aten.rand.default, [8]))
     assert not operators.has_effects(sketch.call(aten.sin.default, x))
     assert not operators.has_effects(sketch.call(c10d.all_reduce.default, x, "sum", "TP"))
+
+
+def test_a_wait_and_an_unsafe_view_share_storage_although_their_schemas_do_not_say_so(sketch: Sketch) -> None:
+    x = sketch.placeholder("x", 8)
+    launch = sketch.call(c10d.all_gather_into_tensor.default, x, 2, "fsdp")
+    waited = sketch.call(c10d.wait_tensor.default, launch)
+    view = sketch.call(aten._unsafe_view.default, waited, [4, 4])
+    owners = operators.storage_owners(sketch.graph.nodes)
+    assert [owners[node] for node in (launch, waited, view)] == [launch] * 3
+
+
+def test_attention_draws_random_numbers_only_where_it_drops_something(sketch: Sketch) -> None:
+    q = sketch.placeholder("q", 2, 2, 4, 4)
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert not operators.is_random(sketch.call(attend, q, q, q))
+    assert not operators.is_random(sketch.call(attend, q, q, q, 0.0, True))
+    dropping = sketch.graph.call_function(attend, (q, q, q, 0.5))
+    assert operators.is_random(dropping)
+    assert operators.is_random(sketch.call(aten.bernoulli.default, q))

@@ -1,0 +1,122 @@
+"""Measure the bytes that live tensors take, step by step.
+
+Needs:    nothing.
+Promises: the graph as it was; in the facts, the peak of live bytes and where it lies.
+Refuses:  nothing.
+
+1. Find the storage of each value: a view has its base's, a call's results have one each.
+2. A storage lives from the call that makes it to the last call that reads it, a view of it, or the
+   tuple that holds it: that is when the generated code lets it go.
+3. Add up what lives at each call. Parameters, buffers and inputs are there before and after, and do not
+   count; copies in host memory count apart.
+
+Sizes that depend on data are estimated: see tensor_bytes.py. What an operator needs while it runs is
+not seen here, nor is what an allocator wastes.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from harness.graph import operators
+from harness.graph.activations import is_backward
+from harness.graph.context import PassContext
+from harness.graph.offload_operators import is_host_copy
+from harness.graph.tensor_bytes import MIB, TensorBytes
+from harness.graph.trace import ChunkSymbol
+
+Storage = tuple[Node, int]  # the call that makes it, and which of its results it is
+
+
+@dataclass(frozen=True)
+class LiveMemory:
+    """Bytes of live tensors: at most, when backward starts, and at most in host memory.
+
+    `peak_node` names the call during which the peak is reached; `num_unsized` counts tensors left out
+    because nothing tells their size.
+    """
+
+    peak: int
+    peak_node: str
+    at_backward: int
+    host_peak: int
+    num_unsized: int
+
+
+def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
+    """The pass: see the top of this file."""
+    found = live_memory(module.graph, context.chunk_symbol)
+    context.facts.update(
+        peak_mib=round(found.peak / MIB, 3),
+        peak_node=found.peak_node,
+        at_backward_mib=round(found.at_backward / MIB, 3),
+        host_peak_mib=round(found.host_peak / MIB, 3),
+        num_unsized=found.num_unsized,
+    )
+    return module
+
+
+def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
+    """Bytes of live tensors while the graph runs in the order in which it stands."""
+    storages = _storages(graph)
+    last_reader = {storage: node for node in graph.nodes for x in node.all_input_nodes for storage in storages[x]}
+    tensor_bytes = TensorBytes(graph, chunk_symbol)
+    live = peak = at_backward = host = host_peak = num_unsized = 0
+    peak_node = ""
+    size_of: dict[Storage, int] = {}
+    dying: dict[Node, list[Storage]] = {}
+    in_backward = False
+    for node in graph.nodes:
+        if is_backward(node) and not in_backward:
+            in_backward, at_backward = True, live
+        for storage in storages[node]:
+            if storage[0] is not node:
+                continue
+            size = _bytes_of(storage, tensor_bytes)
+            num_unsized += size is None
+            size_of[storage] = size or 0
+            dying.setdefault(last_reader.get(storage, node), []).append(storage)
+            if is_host_copy(node):
+                host += size_of[storage]
+            else:
+                live += size_of[storage]
+        if live > peak:
+            peak, peak_node = live, node.name
+        host_peak = max(host_peak, host)
+        for storage in dying.pop(node, ()):
+            if is_host_copy(storage[0]):
+                host -= size_of[storage]
+            else:
+                live -= size_of[storage]
+    return LiveMemory(peak, peak_node, at_backward, host_peak, num_unsized)
+
+
+def _storages(graph: Graph) -> dict[Node, list[Storage]]:
+    """The storages that each value keeps alive. Graph inputs and attributes have none that count."""
+    found: dict[Node, list[Storage]] = {}
+    for node in graph.nodes:
+        shared = operators.sharing_arguments(node)
+        if node.op != "call_function":
+            found[node] = []
+        elif node.target is operator.getitem and any(maker is node.args[0] for maker, _ in found[node.args[0]]):
+            found[node] = [found[node.args[0]][node.args[1]]]
+        elif shared:
+            found[node] = found[shared[0]]
+        else:
+            found[node] = [(node, index) for index in range(len(_results(node)))]
+    return found
+
+
+def _results(node: Node) -> tuple[Any, ...]:
+    value = node.meta["val"]
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _bytes_of(storage: Storage, tensor_bytes: TensorBytes) -> int | None:
+    value = _results(storage[0])[storage[1]]
+    return tensor_bytes.of(value) if isinstance(value, torch.Tensor) else 0

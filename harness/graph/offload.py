@@ -1,0 +1,90 @@
+"""Keep activations in host memory between forward and backward.
+
+Needs:    activations have tags (tag_memory); no activation tagged `offload` shares its storage with a saved one.
+Promises: same bits and strides; backward reads a copy that came back, and the value itself ends in forward.
+Refuses:  nothing.
+
+For each activation tagged `offload`:
+
+1. Begin to copy it to host memory after its last use in forward, and wait for that before the block after
+   the next begins, so that the copy runs beside a whole block.
+2. Begin to copy it back before the backward of the block that comes before the one that needs it.
+3. Wait for that just before backward first needs it, be it to recompute something else; hand backward the
+   copy, which names what it stands for.
+
+The copies belong to the activation's module, so where that runs once a chunk, so do they.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node
+
+from harness.graph import offload_operators, operators
+from harness.graph.activations import (
+    STANDS_FOR_KEY,
+    block_starts,
+    first_needs,
+    is_backward,
+    is_recomputed,
+    tag_of,
+)
+from harness.graph.context import PassContext
+from harness.graph.origin import META_KEY, origin_of
+
+
+def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
+    """The pass: see the top of this file. `blocks` is a pattern over module names, such as layers.*."""
+    graph = module.graph
+    nodes = list(graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    needs = first_needs(graph, is_recomputed)
+    last_uses = _last_uses(nodes)
+    forward_starts = block_starts(graph, blocks, lambda node: not is_backward(node))
+    backward_starts = block_starts(graph, blocks, is_backward)
+    first_backward = next((node for node in nodes if is_backward(node)), graph.output_node())
+    moved = [node for node in nodes if node in needs and tag_of(node) == "offload"]
+    for node in moved:
+        readers = [user for user in node.users if is_backward(user)]
+        last_use, need = last_uses[node], needs[node]
+        block = bisect.bisect_right(forward_starts, place[last_use], key=place.__getitem__)
+        end_of_next = (*forward_starts[block + 1 :], first_backward)[0]
+        block = bisect.bisect_right(backward_starts, place[need], key=place.__getitem__) - 1
+        start_ahead = backward_starts[max(block - 1, 0)] if block >= 0 else need
+
+        host = _call(node, offload_operators.OFFLOAD, (node,), "offload", before=last_use.next)
+        host = _call(node, offload_operators.WAIT_OFFLOAD, (host, node), "host", before=end_of_next)
+        device = node.meta["val"].device.type
+        copy = _call(node, offload_operators.RELOAD, (host, device), "reload", before=start_ahead)
+        copy = _call(node, offload_operators.WAIT_RELOAD, (copy,), "reloaded", before=need)
+        copy.meta[STANDS_FOR_KEY] = node.name
+        for reader in readers:
+            reader.replace_input_with(node, copy)
+    context.facts["offloaded_nodes"] = len(moved)
+    module.recompile()
+    return module
+
+
+def _last_uses(nodes: list[Node]) -> dict[Node, Node]:
+    """The last forward call that reads an activation or a view of it; the activation itself where none does."""
+    owners = operators.storage_owners(nodes)
+    last: dict[Node, Node] = {}
+    for node in nodes:
+        if node.op == "call_function" and not is_backward(node):
+            last.update({owners[x]: node for x in (node, *node.all_input_nodes)})
+    return {node: last[owners[node]] for node in nodes if owners[node] in last}
+
+
+def _call(activation: Node, target: Callable[..., Any], args: tuple[Any, ...], suffix: str, *, before: Node) -> Node:
+    graph = activation.graph
+    with graph.inserting_before(before):
+        node = graph.create_node("call_function", target, args, name=f"{activation.name}_{suffix}")
+    values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
+    with torch.no_grad(), detect_fake_mode(values):
+        node.meta = {"val": target(*values), META_KEY: origin_of(activation)}
+    return node

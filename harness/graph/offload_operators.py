@@ -1,0 +1,100 @@
+"""Operators that copy an activation to host memory and back, each copy begun in one call and awaited in another.
+
+    host = offload(x)              begin to copy x
+    host = wait_offload(host, x)   x may go after this
+    y = reload(host, device)       begin to copy back, to this process's current device of that type
+    y = wait_reload(y)             y may be read after this
+
+Bits, sizes and strides survive. On CUDA copies run on a stream of their own, through pinned memory. A copy's
+event hangs on the tensor that is being filled and dies with it, so a step that fails midway leaves nothing
+behind; and the allocator is told of the stream, so memory freed early is not reused while a copy runs. On
+the CPU there is nothing to overlap, but the copies are real: backward reads a second buffer.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+_library = torch.library.Library("bitproof", "DEF")
+_library.define("offload(Tensor x) -> Tensor")
+_library.define("wait_offload(Tensor(a) host, Tensor x) -> Tensor(a)")
+_library.define("reload(Tensor host, str device) -> Tensor")
+_library.define("wait_reload(Tensor(a) x) -> Tensor(a)")
+
+OFFLOAD = torch.ops.bitproof.offload.default
+WAIT_OFFLOAD = torch.ops.bitproof.wait_offload.default
+RELOAD = torch.ops.bitproof.reload.default
+WAIT_RELOAD = torch.ops.bitproof.wait_reload.default
+
+
+def is_host_copy(node: Node) -> bool:
+    """Whether a call makes a tensor in host memory."""
+    return node.target is OFFLOAD
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
+
+
+def _empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device, pin_memory=pin)
+
+
+def _copy_aside(source: Tensor, target: Tensor, device: torch.device) -> None:
+    """Copy on the device's copy stream, after what the current stream has been given so far."""
+    stream = _copy_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+        cast(Any, target).copied = stream.record_event()
+    (source if source.is_cuda else target).record_stream(stream)
+
+
+def _wait_for_copy(target: Tensor, device: torch.device) -> None:
+    torch.cuda.current_stream(device).wait_event(cast(Any, target).copied)
+
+
+def _offload(x: Tensor) -> Tensor:
+    host = _empty_like(x, "cpu", pin=x.is_cuda)
+    if x.is_cuda:
+        _copy_aside(x, host, x.device)
+    else:
+        host.copy_(x)
+    return host
+
+
+def _wait_offload(host: Tensor, x: Tensor) -> Tensor:
+    if x.is_cuda:
+        _wait_for_copy(host, x.device)
+    return host
+
+
+def _reload(host: Tensor, device: str) -> Tensor:
+    if device != "cuda":
+        return _empty_like(host, device).copy_(host)
+    current = torch.device(device, torch.cuda.current_device())
+    x = _empty_like(host, current)
+    _copy_aside(host, x, current)
+    return x
+
+
+def _wait_reload(x: Tensor) -> Tensor:
+    if x.is_cuda:
+        _wait_for_copy(x, x.device)
+    return x
+
+
+for _name, _run, _fake in (
+    ("offload", _offload, lambda x: _empty_like(x, "cpu")),
+    ("wait_offload", _wait_offload, lambda host, x: host),
+    ("reload", _reload, lambda host, device: _empty_like(host, device)),
+    ("wait_reload", _wait_reload, lambda x: x),
+):
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"bitproof::{_name}", _fake, lib=_library)

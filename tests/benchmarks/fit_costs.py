@@ -31,7 +31,7 @@ from harness.capture.machine import describe_machine
 from harness.case import Batch, Case, Model, Parallelism
 from harness.determinism import set_determinism
 from harness.graph import operators
-from harness.graph.overlap.costs import CostModel, Work, fit, work_of
+from harness.graph.overlap.costs import CostModel, Work, fit, launching, work_of
 from harness.graph_step import GraphProgram, make_graph_system, prepare
 from harness.process import keep_to_one_core
 from reference.data import Step as StepInputs
@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 RUNS = 3
 WARM_UP = 1
 EXPERT_RANKS = (2, 4, 8)
-SIZES = (("tiny", 32), ("debugmodel", 128))
+SIZES = (("tiny", 32), ("debugmodel", 64))
 
 Timed = tuple[Work, float]
 
@@ -70,7 +70,7 @@ def cases(ranks: int) -> Iterator[Case]:
 
 
 def measure(case: Case) -> list[Timed]:
-    """A point for every call of the case's step, and one more, `launch`, for each collective."""
+    """A point for every call of the case's step, and one more, its launch, for each collective."""
     program = prepare(case, CPU)
     owners = operators.storage_owners(program.module.graph.nodes)
 
@@ -123,7 +123,7 @@ class Timing(Interpreter):
         returned = time.perf_counter()
         work = work_of(n, self.owners[n] is not n, lambda x: result if x is n else self.env[x])
         if operators.is_collective(n):
-            self.points.append((Work("launch", 0), returned - start))
+            self.points.append((launching(work), returned - start))
             torch.ops._c10d_functional.wait_tensor(result)
             self.points.append((work, time.perf_counter() - returned))
         else:

@@ -85,7 +85,7 @@ def _only_wait(launch: Node) -> Node:
         raise PassError(
             f"cannot tell when the all-to-all `{launch.name}` must have arrived",
             expected="one wait, and no other reader but of its size",
-            found=f"{len(waits)} waits" + (f", and read by {', '.join(others)}" if others else ""),
+            found=f"waits: {len(waits)}; other readers: {', '.join(others) or 'none'}",
             where=source_of(launch),
         )
     return waits[0]

@@ -2,14 +2,14 @@
 
 A node is of one kind, and every kind has a line `seconds = fixed + per_unit * amount`:
 
-| kind                   | what                                                  | amount                    |
-|------------------------|-------------------------------------------------------|---------------------------|
-| `view`                 | rearranges without moving data, or computes a size     | 0                         |
-| `matmul`, `attention`  | products of matrices, attention                        | floating-point operations |
-| `host_sync`            | reads a number from the device                         | 0                         |
-| `memory`               | everything else                                        | bytes read and written    |
-| `launch`               | calls a collective, until the call returns             | 0                         |
-| `all_to_all_single/2`  | a collective of 2 ranks in flight, after its launch    | bytes sent by one rank    |
+| kind                           | what                                                | amount                    |
+|--------------------------------|-----------------------------------------------------|---------------------------|
+| `view`                         | rearranges without moving data, or computes a size  | 0                         |
+| `matmul`, `attention`          | products of matrices, attention                     | floating-point operations |
+| `host_sync`                    | reads a number from the device                      | 0                         |
+| `memory`                       | everything else                                     | bytes read and written    |
+| `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes given by one rank   |
+| `launch all_to_all_single/2`   | calling it, until the call returns                  | the same                  |
 
 A group size that was not measured takes the line of the nearest that was; a collective that does not
 tell its size, that of the largest.
@@ -172,8 +172,13 @@ def node_costs(graph: Graph, model: CostModel | None) -> dict[Node, Cost]:
         else:
             work = work_of(node, views[node] is not node, lambda x: x.meta.get("val"), sizes.number)
             seconds = model.seconds(work)
-            costs[node] = Cost(model.seconds(Work("launch", 0)), seconds) if is_collective else Cost(seconds, 0.0)
+            costs[node] = Cost(model.seconds(launching(work)), seconds) if is_collective else Cost(seconds, 0.0)
     return costs
+
+
+def launching(collective: Work) -> Work:
+    """The work of calling a collective, until the call returns."""
+    return Work(f"launch {collective.kind}", collective.amount)
 
 
 def work_of(node: Node, is_view: bool, value_of: Callable[[Node], Any], number: Callable[[Any], float] = float) -> Work:

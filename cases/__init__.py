@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import bucketing, chunking, memory, models, process_groups, shapes, unequal
+from cases import bucketing, chunking, memory, models, overlap, process_groups, shapes, unequal
 from harness.case import Case
 from harness.errors import CaseError
 
@@ -32,6 +32,7 @@ FAMILIES = (
     memory,
     process_groups,
     bucketing,
+    overlap,
 )
 CASES = collect(*(family.CASES for family in FAMILIES))
 

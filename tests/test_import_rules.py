@@ -17,6 +17,7 @@ PASSES = {
     "harness.graph.isolate_process_groups",
     "harness.graph.live_memory",
     "harness.graph.offload",
+    "harness.graph.overlap",
     "harness.graph.rematerialize",
     "harness.graph.tag_memory",
 }

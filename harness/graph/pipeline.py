@@ -25,6 +25,7 @@ from harness.graph.context import PassContext
 from harness.graph.isolate_process_groups import isolate_process_groups
 from harness.graph.live_memory import measure_memory
 from harness.graph.offload import offload
+from harness.graph.overlap import overlap
 from harness.graph.rematerialize import rematerialize
 from harness.graph.tag_memory import tag_memory
 from harness.graph.verify import verify
@@ -53,6 +54,7 @@ def build_pipeline(context: PassContext) -> list[Pass]:
         *([chunk] if context.chunking else []),
         *([isolate_process_groups] if context.pipeline.isolate_groups else []),
         *([_bind(bucket, blocks="layers.*")] if context.pipeline.bucket else []),
+        *([overlap] if context.pipeline.overlap else []),
         concretize_symbols,
         measure_memory,
     ]

@@ -50,6 +50,9 @@ def test_cases_are_listed_by_name_in_order():
         "moe_batch_bucketed",
         "moe_seq_bucketed",
         "unchunked_bucketed",
+        "transformer_batch_overlap",
+        "moe_batch_overlap",
+        "moe_seq_overlap",
     ]
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 

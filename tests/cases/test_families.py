@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cases
-from cases import chunking, unequal
+from cases import attention, chunking, unequal
 from harness.case import Case
 from harness.errors import CaseError
 from harness.select import select
@@ -22,6 +22,9 @@ def test_cases_are_listed_by_name_in_order():
         "unchunked",
         "early_accumulation",
         "chunked_vs_unchunked",
+        "transformer_batch_flex",
+        "moe_seq_flex",
+        "unchunked_flex",
     ]
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 
@@ -47,6 +50,13 @@ def test_the_main_cases_run_20_steps_on_8_ranks_in_pairs_of_experts():
         ("seq", "layers.*.moe"),
     ]
     assert (chunking.unchunked.reference, chunking.unchunked.chunking) == ("eager", None)
+
+
+def test_flex_cases_are_their_plain_namesakes_with_documents_a_line_long():
+    for case in attention.CASES:
+        plain = cases.CASES[case.name.removesuffix("_flex")]
+        assert (case.model.attention, case.batch.data, case.steps) == ("flex", "pydoc_lines", 5)
+        assert (case.chunking, case.reference, case.expected) == (plain.chunking, plain.reference, "EQUAL")
 
 
 def test_cases_that_must_differ_say_in_what():

@@ -65,13 +65,13 @@ def test_a_later_token_does_not_change_an_earlier_logit(tiny: nn.Module) -> None
     assert not torch.equal(bits(before[:, 5:]), bits(after[:, 5:]))
 
 
-def test_an_attention_mask_is_refused(tiny: nn.Module) -> None:
+def test_an_attention_mask_that_is_no_block_mask_is_refused(tiny: nn.Module) -> None:
     tokens_BS = torch.zeros(2, 6, dtype=torch.int64)
     with pytest.raises(CaseError) as refusal:
         tiny(tokens_BS, tokens_BS, attention_masks=torch.ones(6, 6))
     assert str(refusal.value) == (
-        "CaseError: attention masks are not supported yet\n"
-        "  expected: attention_masks=None, which means causal attention\n"
+        "CaseError: attention masks of this type are not supported\n"
+        "  expected: a BlockMask, or None, which means causal attention\n"
         "  found: Tensor"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import bucketing, chunking, memory, models, overlap, process_groups, shapes, unequal
+from cases import attention, bucketing, chunking, memory, models, overlap, process_groups, shapes, unequal
 from harness.case import Case
 from harness.errors import CaseError
 
@@ -33,6 +33,7 @@ FAMILIES = (
     process_groups,
     bucketing,
     overlap,
+    attention,
 )
 CASES = collect(*(family.CASES for family in FAMILIES))
 

@@ -26,9 +26,8 @@ from harness.graph.groups import EXPERT_ONLY, Group, GroupTable, derived_name
 from harness.graph.pipeline import build_pipeline, run_pipeline
 from harness.graph.trace import trace_joint_step
 from reference.chunking import DIM_INDEX
-from reference.loss import cross_entropy
 from reference.parallel.mesh import EXPERT, GROUP_NAMES, Mesh, ensure_group
-from reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model
+from reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model, mean_loss
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +57,8 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
     shape = (case.batch.sequences, case.batch.seq_len)
     inputs = StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields))
 
-    def loss_function(tokens_BS: Tensor, labels_BS: Tensor, positions_BS: Tensor) -> Tensor:
-        return cross_entropy(model(tokens_BS, positions_BS), labels_BS)
+    def loss_function(*tensors: Tensor) -> Tensor:
+        return mean_loss(model, case.model.attention, StepInputs(*tensors))
 
     joint = trace_joint_step(
         model,
@@ -84,7 +83,7 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
         module=module,
         parameter_names=joint.parameter_names,
         buffer_names=joint.buffer_names,
-        code_hash=hashlib.sha256(module.code.encode()).hexdigest(),
+        code_hash=_code_hash(module),
         seconds={"trace": trace_seconds, "passes": {report.name: report.seconds for report in reports}},
         groups=context.groups.made(),
         passes=[dataclasses.asdict(report) for report in reports],
@@ -96,6 +95,12 @@ def group_table(mesh: Mesh) -> GroupTable:
     return GroupTable(
         {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
     )
+
+
+def _code_hash(module: GraphModule) -> str:
+    """The hash of the generated code, that of graph modules nested in it included."""
+    codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
+    return hashlib.sha256("\0".join(codes).encode()).hexdigest()
 
 
 def make_graph_system(

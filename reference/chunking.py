@@ -23,6 +23,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from harness.case import Chunking
 from harness.errors import ChunkError
+from reference.layers.document_mask import mask_mod_of
 
 DIM_INDEX = {"batch": 0, "seq": 1}
 
@@ -163,16 +164,13 @@ def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
     def rows_if_any(blocks: Tensor | None) -> Tensor | None:
         return None if blocks is None else rows(blocks)
 
-    def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return mask.mask_mod(b + first, h, q, kv)
-
     return BlockMask.from_kv_blocks(
         rows(mask.kv_num_blocks),
         rows(mask.kv_indices),
         rows_if_any(mask.full_kv_num_blocks),
         rows_if_any(mask.full_kv_indices),
         BLOCK_SIZE=mask.BLOCK_SIZE,
-        mask_mod=mask_mod,
+        mask_mod=mask_mod_of(mask).from_row(first),
         seq_lengths=mask.seq_lengths,
     )
 

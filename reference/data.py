@@ -17,6 +17,7 @@ from harness.case import Batch
 from harness.errors import UsageError
 
 PYDOC = "pydoc"
+PYDOC_LINES = "pydoc_lines"
 DOCUMENT_START = 256
 """The token before each document. Tokens 0 to 255 are bytes, so a vocabulary needs at least 257."""
 
@@ -36,14 +37,17 @@ def text_source(data: str) -> tuple[list[bytes], str]:
     """The documents that `data` names, and the sha256 of the text in hexadecimal.
 
     `pydoc` is the documentation of the Python language that ships with CPython, one document a topic, in
-    alphabetical order; its text, and so its hash, changes with the Python version. Anything else is the path of
+    alphabetical order; its text, and so its hash, changes with the Python version. `pydoc_lines` is the same text
+    with each line that is not blank a document, so that even short rows hold several. Anything else is the path of
     a file, read as bytes of any encoding (./pydoc reads a file of that name). Raises UsageError when the file
     cannot be read.
     """
-    if data == PYDOC:
+    if data in (PYDOC, PYDOC_LINES):
         from pydoc_data.topics import topics
 
         documents = [topics[topic].encode() for topic in sorted(topics)]
+        if data == PYDOC_LINES:
+            documents = [line for document in documents for line in document.splitlines() if line.strip()]
         return documents, hashlib.sha256(b"\0".join(documents)).hexdigest()
     try:
         text = Path(data).read_bytes()

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from harness.case import Case, Kind
 from reference.chunking import chunk_modules
+from reference.data import DOCUMENT_START, TextStream, text_source
 from reference.data import Step as StepInputs
-from reference.data import TextStream, text_source
+from reference.layers.document_mask import document_mask
 from reference.loss import cross_entropy
 from reference.models import build_model
 from reference.optimizer import ShardedAdamW, balance_experts
@@ -31,15 +32,22 @@ GradientFunction = Callable[[StepInputs], tuple[Tensor, dict[str, Tensor]]]
 WrapGradients = Callable[[GradientFunction], GradientFunction]
 
 
-def loss_and_gradients(model: nn.Module, inputs: StepInputs, data_ranks: int) -> tuple[Tensor, dict[str, Tensor]]:
+def mean_loss(model: nn.Module, attention: str, inputs: StepInputs) -> Tensor:
+    """This rank's mean loss: what eager runs and what is traced, the attention mask included (see `case.Model`)."""
+    masks = document_mask(inputs.tokens_BS == DOCUMENT_START) if attention == "flex" else None
+    return cross_entropy(model(inputs.tokens_BS, inputs.positions_BS, masks), inputs.labels_BS)
+
+
+def loss_and_gradients(
+    model: nn.Module, attention: str, inputs: StepInputs, data_ranks: int
+) -> tuple[Tensor, dict[str, Tensor]]:
     """This rank's mean loss (float32, scalar) and its shards' gradients of the mean over all data ranks.
 
-    The step that is traced and the step that eager runs are this one function. Gradients start from
-    1 / data_ranks and are summed over the ranks that read different data by each parameter's own
-    reduce-scatter.
+    Gradients start from 1 / data_ranks and are summed over the ranks that read different data by each
+    parameter's own reduce-scatter.
     """
     parameters = dict(model.named_parameters())
-    loss = cross_entropy(model(inputs.tokens_BS, inputs.positions_BS), inputs.labels_BS)
+    loss = mean_loss(model, attention, inputs)
     seed = torch.full_like(loss, 1 / data_ranks)
     gradients = torch.autograd.grad(loss, list(parameters.values()), seed)
     return loss, dict(zip(parameters, gradients, strict=True))
@@ -81,7 +89,7 @@ class Trainer:
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and gradients by eager autograd."""
-        return loss_and_gradients(self.model, inputs, self.mesh.parallelism.data_ranks)
+        return loss_and_gradients(self.model, self.case.model.attention, inputs, self.mesh.parallelism.data_ranks)
 
     def step(self, index: int, observe: Observe) -> None:
         """Take training step `index` (from 0), handing every value to `observe` as it stands then."""

@@ -79,5 +79,5 @@ def _written_with_numbers(module: GraphModule, symbol: Any, extent: int) -> Grap
         elif node.op == "output":
             writer.output(node, args)
         elif not symbols.is_scalar_of(node.meta.get("val"), symbol):
-            env[node] = writer.call(node, args, kwargs, extent=extent)
+            env[node] = writer.call(node, args, kwargs)
     return writer.module()

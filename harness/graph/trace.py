@@ -7,7 +7,8 @@ on its value, so whatever a chunk influences carries the symbol, and nothing els
 1. Make fake tensors; the chunked dim of every input becomes one unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, every node stamped with its origin.
 3. Refuse a step that fixed the symbol: `x.view(128, -1)` on 4 sequences of 32 tokens traces, as 4 sequences.
-4. Keep the conditions that tracing deferred: `concretize_symbols` checks each with real numbers.
+4. Refuse nested graphs, which higher-order operators run, that do what passes would not see.
+5. Keep the conditions that tracing deferred: `concretize_symbols` checks each with real numbers.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from harness.errors import TraceError
-from harness.graph import symbols
+from harness.graph import operators, symbols
 from harness.graph.origin import OriginRecorder, user_line
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ def trace_joint_step(
         ) from error
     guards = _deferred_guards(fake_mode.shape_env, symbol)
     _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
+    _refuse_opaque_nested_graphs(module)
     log.debug("traced %d nodes, chunk symbol %s = %d, %d guards", len(module.graph.nodes), symbol, extent, len(guards))
     return JointGraph(
         module=module,
@@ -188,6 +190,32 @@ def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: 
         where=next(proofs, None),
         fix="write the size as x.shape[...] or -1, not as a number",
     )
+
+
+def _refuse_opaque_nested_graphs(module: GraphModule) -> None:
+    """Passes know a higher-order operator by its operands, so its nested graphs may only compute from those."""
+    for path, nested in module.named_modules():
+        for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
+            if hidden := _hidden_effect(nested, node):
+                name = path.split(".")[0]
+                [reader, *_] = (x for ref in module.graph.find_nodes(op="get_attr", target=name) for x in ref.users)
+                raise TraceError(
+                    f"nested graph `{path}` of {operators.operator_name(reader)} does more than compute from operands",
+                    expected="a pure function of what the operator is handed",
+                    found=f"`{node.name}`, {hidden}",
+                    where=symbols.source_of(reader),
+                    fix="hand the operator each tensor that its function reads; draw and write outside of it",
+                )
+
+
+def _hidden_effect(nested: GraphModule, node: Node) -> str | None:
+    if node.op == "get_attr" and isinstance(getattr(nested, str(node.target)), FakeTensor):
+        return "a tensor that its function closes over"
+    if operators.is_collective(node):
+        return "a collective"
+    if operators.is_random(node):
+        return "a random draw"
+    return "a write in place" if operators.written_arguments(node) else None
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -64,7 +63,6 @@ class GraphWriter:
         args: Any,
         kwargs: Any,
         *,
-        extent: int,
         chunk: int | None = None,
         target: Any = None,
         origin: Origin | None = None,
@@ -76,11 +74,7 @@ class GraphWriter:
         """
         target = target or source.target
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name(source, target, chunk))
-        if isinstance(target, HigherOrderOperator):
-            value = self.resolved(source.meta["val"], extent)
-        else:
-            value = self._evaluate(target, args, kwargs)
-        self._finish(node, value, source)
+        self._finish(node, self._evaluate(target, args, kwargs), source)
         if chunk is not None:
             node.meta[CHUNK_KEY] = chunk
         if origin is not None:
@@ -133,7 +127,7 @@ class GraphWriter:
                 if node.op == "output":
                     writer.output(node, args)
                 else:
-                    env[node] = writer.call(node, args, kwargs, extent=extent)
+                    env[node] = writer.call(node, args, kwargs)
         return writer.module()
 
     def _finish(self, node: Node, value: Any, source: Node) -> Node:
@@ -160,6 +154,8 @@ class GraphWriter:
             return ("layout", self._layout_of[argument])
         if isinstance(argument, (tuple, list)):
             return tuple([self._argument_key(item) for item in argument])
+        if isinstance(argument, dict):
+            return tuple([(name, self._argument_key(item)) for name, item in argument.items()])
         return (type(argument), argument)  # 1, 1.0 and True are equal, yet give different dtypes
 
     def _layout(self, value: Any) -> int:

@@ -14,10 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask
 
 from harness.errors import CaseError
+from reference.layers.document_mask import mask_mod_of
 from reference.layers.rms_norm import RMSNorm
 from reference.layers.rope import RopeConfig, RotaryEmbedding
+
+_KERNEL_OPTIONS = {"OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
+"""For compiled kernels: backward reads the forward's logsumexp, nobody its maxima. Eager math always gives both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +95,45 @@ class LatentAttention(nn.Module):
 
 
 def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:
-    """softmax(q k^T * scale) v over earlier positions and one's own. Returns (B, S, H, V).
+    """softmax(q k^T * scale) v over earlier positions and one's own, or over what a BlockMask lets see.
 
-    The one place where an attention kernel is chosen: FlexAttention and its masks come in here.
-    Raises CaseError when a mask is given.
+    The one place where an attention kernel is chosen: FlexAttention where there is a mask, else SDPA.
+    Returns (B, S, H, V). Raises CaseError for a mask of another type.
     """
-    if attention_masks is not None:
+    q_BHSQ, k_BHSQ, v_BHSV = (x.transpose(1, 2) for x in (q_BSHQ, k_BSHQ, v_BSHV))
+    if attention_masks is None:
+        y_BHSV = functional.scaled_dot_product_attention(q_BHSQ, k_BHSQ, v_BHSV, is_causal=True, scale=scale)
+    elif isinstance(attention_masks, BlockMask):
+        y_BHSV = _flex_attention(q_BHSQ, k_BHSQ, v_BHSV, scale, attention_masks)
+    else:
         raise CaseError(
-            "attention masks are not supported yet",
-            expected="attention_masks=None, which means causal attention",
+            "attention masks of this type are not supported",
+            expected="a BlockMask, or None, which means causal attention",
             found=type(attention_masks).__name__,
         )
-    y_BHSV = functional.scaled_dot_product_attention(
-        q_BSHQ.transpose(1, 2), k_BSHQ.transpose(1, 2), v_BSHV.transpose(1, 2), is_causal=True, scale=scale
-    )
     return y_BHSV.transpose(1, 2)
+
+
+def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:
+    """FlexAttention's operator itself: in eager its reference math, one operator (and one backward) in a trace.
+
+    Not `flex_attention`, which compiles with Dynamo on every eager call, warns that it does, and refuses
+    gradients on a CPU: a limit of the compiled kernel, not of the operator.
+    """
+    mask_mod = mask_mod_of(mask)
+    y_BHSV, _, _ = torch.ops.higher_order.flex_attention(
+        q_BHSQ,
+        k_BHSQ,
+        v_BHSV,
+        _same_score,
+        (*mask.as_tuple()[:-1], mask_mod.function),
+        scale,
+        _KERNEL_OPTIONS,
+        (),
+        mask_mod.captured,
+    )
+    return y_BHSV
+
+
+def _same_score(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    return score

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cases
-from cases import bucketing, chunking, models, process_groups, shapes, unequal
+from cases import attention, bucketing, chunking, models, process_groups, shapes, unequal
 from harness.case import Case, Pipeline
 from harness.errors import CaseError
 from harness.select import select
@@ -53,6 +53,9 @@ def test_cases_are_listed_by_name_in_order():
         "transformer_batch_overlap",
         "moe_batch_overlap",
         "moe_seq_overlap",
+        "transformer_batch_flex",
+        "moe_seq_flex",
+        "unchunked_flex",
     ]
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 
@@ -78,6 +81,13 @@ def test_the_main_cases_run_20_steps_on_8_ranks_in_pairs_of_experts():
         ("seq", "layers.*.moe"),
     ]
     assert (chunking.unchunked.reference, chunking.unchunked.chunking) == ("eager", None)
+
+
+def test_flex_cases_are_their_plain_namesakes_with_documents_a_line_long():
+    for case in attention.CASES:
+        plain = cases.CASES[case.name.removesuffix("_flex")]
+        assert (case.model.attention, case.batch.data, case.steps) == ("flex", "pydoc_lines", 5)
+        assert (case.chunking, case.reference, case.expected) == (plain.chunking, plain.reference, "EQUAL")
 
 
 def test_cases_that_must_differ_say_in_what():

@@ -174,7 +174,7 @@ class _Chunker:
                 self._write_held_back()
             self._check_writes(node, None)
             args, kwargs = map_arg(node.args, self._whole), map_arg(node.kwargs, self._whole)
-            self.env[node] = self.writer.call(node, args, kwargs, extent=self.whole)
+            self.env[node] = self.writer.call(node, args, kwargs)
 
     def _write_once_a_chunk(self, node: Node, root: str) -> None:
         refusals.refuse_foreign_collective(node, self.reductions, self.expert_groups)
@@ -206,7 +206,7 @@ class _Chunker:
 
         args, kwargs = map_arg(node.args, part), map_arg(node.kwargs, part)
         target = aten.reshape.default if _needs_reshape(node, args) else node.target
-        return self.writer.call(node, args, kwargs, extent=self.half, chunk=index, target=target)
+        return self.writer.call(node, args, kwargs, chunk=index, target=target)
 
     def _write_held_back(self) -> None:
         """Write chunk 1 of everything whose chunk 0 stands alone so far."""
@@ -271,7 +271,7 @@ class _Chunker:
 
     def _half(self, node: Node, whole: Node, dim: int, index: int, origin: Origin) -> Node:
         bounds = (dim, index * self.half, (index + 1) * self.half)
-        write = partial(self.writer.call, node, extent=self.half, chunk=index, origin=origin)
+        write = partial(self.writer.call, node, chunk=index, origin=origin)
         half = write((whole, *bounds), {}, target=aten.slice.Tensor)
         if half.meta["val"].is_contiguous() or origin_of(node).direction == "backward":
             return half
@@ -296,11 +296,11 @@ class _Chunker:
             dim = symbols.require_chunk_dim(node, value, self.symbol, "concatenate live-out")
             log.debug("concatenate live-out %s along dim %d", node.name, dim)
             args: tuple[Any, ...] = ([pair.first, pair.second], dim)
-            return self.writer.call(node, args, {}, extent=self.whole, target=aten.cat.default)
+            return self.writer.call(node, args, {}, target=aten.cat.default)
         if node in self.gradients and isinstance(value, Tensor) and value.is_floating_point():
             log.debug("add gradient %s", node.name)
             args = (pair.first, pair.second)
-            return self.writer.call(node, args, {}, extent=self.whole, target=aten.add.Tensor)
+            return self.writer.call(node, args, {}, target=aten.add.Tensor)
         raise refusals.refuse_join(node, value)
 
     def _counts(self) -> tuple[int, int, int]:

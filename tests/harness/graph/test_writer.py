@@ -76,7 +76,7 @@ def written() -> tuple[Sketch, GraphWriter, Node]:
 
 def call(sketch: Sketch, writer: GraphWriter, target: Any, *args: Any, **kwargs: Any) -> Node:
     source = sketch.graph.create_node("call_function", target, name="source")
-    return writer.call(source, args, kwargs, extent=4)
+    return writer.call(source, args, kwargs)
 
 
 def test_an_input_gets_the_symbols_number(written: tuple[Sketch, GraphWriter, Node]) -> None:
@@ -129,7 +129,7 @@ def test_each_reading_of_data_gives_a_symbol_of_its_own_that_is_not_the_chunk_sy
 def test_a_chunks_node_says_so_in_name_and_metadata(written: tuple[Sketch, GraphWriter, Node]) -> None:
     sketch, writer, x = written
     source = sketch.graph.create_node("call_function", aten.neg.default, name="source")
-    node = writer.call(source, (x,), {}, extent=4, chunk=1)
+    node = writer.call(source, (x,), {}, chunk=1)
     assert (node.name, node.meta[CHUNK_KEY]) == ("source_chunk1", 1)
-    other = writer.call(source, (x,), {}, extent=4, target=aten.abs.default)
+    other = writer.call(source, (x,), {}, target=aten.abs.default)
     assert other.name == "source_abs" and CHUNK_KEY not in other.meta

@@ -47,13 +47,13 @@ def test_rotary_tables_stay_out_of_the_state_dict(tiny: nn.Module) -> None:
     assert {name.rsplit(".", 1)[-1] for name in tiny.state_dict()} & BUFFERS == {"expert_bias", "tokens_per_expert"}
 
 
-def test_an_attention_mask_is_refused(tiny: nn.Module) -> None:
+def test_an_attention_mask_that_is_no_block_mask_is_refused(tiny: nn.Module) -> None:
     tokens_BS = torch.zeros(2, 6, dtype=torch.int64)
     with pytest.raises(CaseError) as refusal:
         tiny(tokens_BS, tokens_BS, attention_masks=torch.ones(6, 6))
     assert str(refusal.value) == (
-        "CaseError: attention masks are not supported yet\n"
-        "  expected: attention_masks=None, which means causal attention\n"
+        "CaseError: attention masks of this type are not supported\n"
+        "  expected: a BlockMask, or None, which means causal attention\n"
         "  found: Tensor"
     )
 

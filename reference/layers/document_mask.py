@@ -1,0 +1,89 @@
+"""Which tokens a token attends to when documents are packed into rows: itself and what precedes it in its document.
+
+B batch, S sequence, N blocks of queries, M blocks of keys, X positions of a block, P positions of all blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK_SIZE = 128
+"""Positions a side of a block that FlexAttention may skip as a whole; torch's default, which its tiles divide."""
+
+
+@dataclass(frozen=True)
+class MaskMod:
+    """A mask function (b, h, q, kv) -> bool, and the tensors that it reads besides its indices.
+
+    `function` takes them as further arguments. FlexAttention gets them as operands, so that whoever traces it
+    sees what the mask depends on; a tensor that a function closes over would be a constant of the trace.
+    """
+
+    function: Callable[..., Tensor]
+    captured: tuple[Tensor, ...] = ()
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        """Whether query q of row b and head h sees key kv."""
+        return self.function(b, h, q, kv, *self.captured)
+
+    def from_row(self, first: int) -> MaskMod:
+        """The same mask for rows `first` and up of the batch, counted from 0; it still reads the whole tensors."""
+
+        def function(b: Tensor, h: Tensor, q: Tensor, kv: Tensor, *captured: Tensor) -> Tensor:
+            return self.function(b + first, h, q, kv, *captured)
+
+        return MaskMod(function, self.captured)
+
+
+def mask_mod_of(mask: BlockMask) -> MaskMod:
+    """A BlockMask's function with what it captures; any function but a MaskMod captures nothing that is known of."""
+    mask_mod = mask.mask_mod
+    return mask_mod if isinstance(mask_mod, MaskMod) else MaskMod(mask_mod)
+
+
+def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
+    """Block-causal attention: a query sees keys at or before it within its own document.
+
+    `starts_BS` is true at the first token of each document. Tokens before a row's first start belong to a
+    document that began in an earlier row, of which this row sees its own part only.
+
+    What `create_block_mask` gives, tensor for tensor; but that maps over the batch with `vmap`, which cannot be
+    traced with the batch's size left open.
+    """
+    rows, length = starts_BS.shape
+    documents_BS = starts_BS.cumsum(1)
+    num_blocks = (length + block_size - 1) // block_size
+    row_B = torch.arange(rows, device=starts_BS.device)
+    padded_P = torch.arange(num_blocks * block_size, device=starts_BS.device)
+    position_P, exists_P = padded_P.clamp(max=length - 1), padded_P < length
+
+    sees_BPP = _causal_within_document(row_B[:, None, None], None, position_P[:, None], position_P, documents_BS)
+    sees_BPP = sees_BPP & exists_P[:, None] & exists_P
+    sees_BNXMX = sees_BPP.view(rows, num_blocks, block_size, num_blocks, block_size)
+    seen_B1NM = sees_BNXMX.sum((2, 4)).unsqueeze(1)
+    full_B1NM = seen_B1NM == block_size * block_size
+    part_B1NM = (seen_B1NM > 0) & ~full_B1NM
+    return BlockMask(
+        (length, length),
+        *_in_order(part_B1NM),
+        *_in_order(full_B1NM),
+        *_in_order(part_B1NM.transpose(2, 3)),
+        *_in_order(full_B1NM.transpose(2, 3)),
+        BLOCK_SIZE=(block_size, block_size),
+        mask_mod=MaskMod(_causal_within_document, (documents_BS,)),
+    )
+
+
+def _in_order(chosen_B1NM: Tensor) -> tuple[Tensor, Tensor]:
+    """For each block N, how many blocks M are chosen, and all M with the chosen ones first, in ascending order."""
+    order_B1NM = chosen_B1NM.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen_B1NM.sum(-1).int(), order_B1NM.int().contiguous()
+
+
+def _causal_within_document(b: Tensor, h: Tensor | None, q: Tensor, kv: Tensor, documents_BS: Tensor) -> Tensor:
+    return (q >= kv) & (documents_BS[b, q] == documents_BS[b, kv])

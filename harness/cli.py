@@ -17,6 +17,7 @@ import typer
 
 from harness.case import Case
 from harness.errors import BitproofError, UsageError
+from harness.graph.options import SYNTAX
 from harness.report.status import SUCCESS, UNJUDGED, error_status
 from harness.run import Changes, change_case, run_and_report
 from harness.select import select
@@ -85,6 +86,16 @@ def run_command(
             show_default=False,
         ),
     ] = None,
+    extra_pass: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar=SYNTAX,
+            help="Put a pass of your own into the candidate graph, by default after all that rewrite it. Repeatable.",
+        ),
+    ] = None,
+    dump_graphs: Annotated[
+        bool, typer.Option("--dump-graphs", help="Write the graph after every pass into the run folder, with diffs.")
+    ] = False,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a case.")] = 600.0,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")] = None,
@@ -109,9 +120,12 @@ def run_command(
         timeout=timeout,
         control="when_different" if control is None else "always" if control else "never",
         inject=inject,
+        extra_passes=tuple(extra_pass or ()),
+        dump_graphs=dump_graphs,
         verbose=verbose,
     )
     replay = _replay_options(changes, device=device.value, inject=inject, control=control)
+    replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay))
 
 

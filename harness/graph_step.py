@@ -22,7 +22,10 @@ from torch.fx import GraphModule
 
 from harness.case import Case
 from harness.graph.context import PassContext
+from harness.graph.dump import GraphDump
+from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import EXPERT_ONLY, Group, GroupTable, derived_name
+from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import build_pipeline, run_pipeline
 from harness.graph.trace import trace_joint_step
 from reference.chunking import DIM_INDEX
@@ -49,8 +52,13 @@ class GraphProgram:
     passes: list[dict[str, Any]]
 
 
-def prepare(case: Case, device: torch.device) -> GraphProgram:
-    """Trace the case's step for tensors on `device` and run the pipeline. Raises TraceError, ChunkError, PassError."""
+def prepare(case: Case, device: torch.device, options: GraphOptions | None = None) -> GraphProgram:
+    """Trace the case's step for tensors on `device` and run the pipeline, with the options' passes in it.
+
+    Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that has no place.
+    """
+    options = options or GraphOptions()
+    extra_passes = [load_pass(parse_pass(text)) for text in options.extra_passes]
     start = time.perf_counter()
     mesh = Mesh(0, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"))
@@ -78,7 +86,11 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
         pipeline=case.pipeline,
         groups=group_table(mesh),
     )
-    module, reports = run_pipeline(joint.module, build_pipeline(context), context)
+    passes = insert(build_pipeline(context), extra_passes)
+    observe = []
+    if options.dump_dir is not None:
+        observe.append(GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names))
+    module, reports = run_pipeline(joint.module, passes, context, *observe)
     return GraphProgram(
         module=module,
         parameter_names=joint.parameter_names,

@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from harness.determinism import set_determinism
 from harness.devices import Placement
 from harness.errors import BitproofError, RankError
 from harness.faults import parse_fault
+from harness.graph.options import GraphOptions
 from harness.process import die_with_parent, output_to
 from harness.ranks import Ranks
 from harness.records import Key
@@ -63,6 +64,7 @@ class RunRequest:
     case_timeout: float
     inject: str | None = None
     keep: Key | None = None
+    graph_options: GraphOptions = field(default_factory=GraphOptions)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RunRequest:
@@ -78,6 +80,7 @@ class RunRequest:
                 "logs": Path(values["logs"]),
                 "work": Path(values["work"]),
                 "keep": None if keep is None else Key(*keep),
+                "graph_options": GraphOptions.from_dict(values["graph_options"]),
             }
         )
 
@@ -121,6 +124,7 @@ class Host:
             fault=parse_fault(request.inject) if request.inject else None,
             keep=Keep(request.keep, request.out) if request.keep else None,
             program=program,
+            graph_options=request.graph_options,
         )
         self.send({"event": "start"})
         ranks = Ranks(job, request.log_of, self.send)
@@ -139,14 +143,14 @@ class Host:
             return None
         import torch
 
-        name = json.dumps([request.case.to_dict(), request.system], sort_keys=True)
+        name = json.dumps([request.case.to_dict(), request.system, request.graph_options.extra_passes], sort_keys=True)
         if self._prepared[0] != name:
             self.send({"event": "prepare"})
             self._prepared = ("", None)
             with output_to(request.logs / "trace.log"):
                 try:
                     set_determinism(request.case.seed)
-                    program = prepare_program(request.case, torch.device("cpu"))
+                    program = prepare_program(request.case, torch.device("cpu"), request.graph_options)
                 except Exception:
                     traceback.print_exc()
                     raise
@@ -217,11 +221,17 @@ def join_recording(
         request.arm,
         request.placement,
         determinism=done[0]["determinism"],
-        graph={name: graph[name] for name in ("code_hash", "passes")} if graph else None,
+        graph=_decisive(graph) if graph else None,
         fault=request.inject,
         systems=[rank["system"] for rank in done],
     )
     join_parts(request.out, manifest, parts)
+
+
+def _decisive(graph: dict[str, Any]) -> dict[str, Any]:
+    """What decides a graph's bits: its code, and the ordered passes with their settings. No times, no counts."""
+    passes = [{name: entry[name] for name in ("name", "settings")} for entry in graph["passes"]]
+    return {"code_hash": graph["code_hash"], "passes": passes}
 
 
 def answer_of(

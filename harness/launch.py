@@ -26,6 +26,7 @@ from harness.compare.verdict import Comparison, Judgement, compare, judge
 from harness.devices import DeviceRequest, Placement, lease_gpus, place
 from harness.errors import BitproofError, RankError
 from harness.faults import check_fault, parse_fault
+from harness.graph.options import check_extra_passes
 from harness.host_process import HostLost, HostProcess
 from harness.records import CaseResult, Divergence, Key, Recording, Verdict
 
@@ -42,14 +43,18 @@ _HOST_MARGIN = 15.0
 class RunOptions:
     """How to run cases, whatever they are. `timeout` is in seconds a case; `inject` goes into the candidate.
 
-    `control` says when each system runs a second time, to tell noise from defects. Two systems that agree
-    in every bit are each other's control, so by default only those that differ get one.
+    `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
+    writes every graph after every pass into the run folder. `control` says when each system runs a second
+    time, to tell noise from defects. Two systems that agree in every bit are each other's control, so by
+    default only those that differ get one.
     """
 
     device: DeviceRequest = "auto"
     timeout: float = 600.0
     control: Literal["when_different", "always", "never"] = "when_different"
     inject: str | None = None
+    extra_passes: tuple[str, ...] = ()
+    dump_graphs: bool = False
     verbose: bool = False
 
 
@@ -59,8 +64,8 @@ def run_cases(
     """Run cases in order; each result comes as soon as its case is judged.
 
     The host starts now, not with the first result. Closing the iterator, an interrupt or SIGTERM ends
-    every process that was started. Raises UsageError for a fault that cannot fire and CaseError for a
-    case that does not fit the machine, before any rank has started.
+    every process that was started. Raises UsageError for a fault that cannot fire or an extra pass that is not
+    there, and CaseError for a case that does not fit the machine, before any rank has started.
 
     Events are dicts: {"event": "prepare" | "prepared" | "start" | "step" | "compare" | "replay", "case", "system",
     "arm", ...}; "step" carries "step" and "steps".
@@ -70,6 +75,8 @@ def run_cases(
         fault = parse_fault(options.inject)
         for case in cases:
             check_fault(fault, case)
+    for case in cases:
+        check_extra_passes(options.extra_passes, case)
     from harness import torchrun
 
     if torchrun.is_torchrun():
@@ -245,6 +252,10 @@ class CaseRun:
             "case_timeout": self.options.timeout,
             "inject": self.options.inject if role == "candidate" else None,
             "keep": keep,
+            "graph_options": {
+                "extra_passes": self.options.extra_passes if role == "candidate" else (),
+                "dump_dir": self._dump_dir(role) if self.options.dump_graphs and arm == "first" else None,
+            },
         }
         about = {"case": self.case.name, "system": system, "arm": arm}
         return self.desk.ask(request, remaining + _HOST_MARGIN, lambda event: self._on_event(about | event))
@@ -316,6 +327,11 @@ class CaseRun:
     def _recording(self, role: Role, arm: str) -> Path:
         suffix = "" if arm == "first" else f".{arm}"
         return self.desk.run_dir / "recordings" / self.case.name / f"{self._label(role)}{suffix}"
+
+    def _dump_dir(self, role: Role) -> str:
+        """Where a side's graphs go; where both sides have one, the reference's says so."""
+        twin = role == "reference" and self.case.reference == self.case.candidate
+        return str((self.desk.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve())
 
     def _label(self, role: Role) -> str:
         """A folder name for one side; where both sides run one system, the candidate says so."""

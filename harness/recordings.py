@@ -96,13 +96,5 @@ def _tell(comparison: Comparison, recordings: tuple[Recording, Recording], folde
 
 
 def _manifest_differences(first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    plain = [_without_times(manifest) for manifest in (first, second)]
-    names = [name for name in {**plain[0], **plain[1]} if name not in _ALWAYS_DIFFERENT]
-    yield from leaf_differences({name: (plain[0].get(name), plain[1].get(name)) for name in names})
-
-
-def _without_times(value: Any) -> Any:
-    """A manifest without the seconds that its passes took."""
-    if isinstance(value, dict):
-        return {name: _without_times(item) for name, item in value.items() if name != "seconds"}
-    return [_without_times(item) for item in value] if isinstance(value, list) else value
+    names = [name for name in {**first, **second} if name not in _ALWAYS_DIFFERENT]
+    yield from leaf_differences({name: (first.get(name), second.get(name)) for name in names})

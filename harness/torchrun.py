@@ -179,6 +179,7 @@ class Team:
             fault=parse_fault(run.inject) if run.inject else None,
             keep=Keep(run.keep, file) if run.keep else None,
             program=self._program(run),
+            graph_options=run.graph_options,
             local_rank=self._local_rank,
         )
 
@@ -199,14 +200,15 @@ class Team:
     def _program(self, run: RunRequest) -> Any:
         import torch
 
-        from harness.worker import needs_program, prepare_program
+        from harness.worker import needs_program, options_of_rank, prepare_program
 
         if not needs_program(run.system):
             return None
-        name = json.dumps(run.case.to_dict(), sort_keys=True)
+        name = json.dumps([run.case.to_dict(), run.graph_options.extra_passes], sort_keys=True)
         if self._prepared[0] != name:
             device = torch.device(run.placement.device_of(self._local_rank))
-            self._prepared = (name, prepare_program(run.case, device))
+            options = options_of_rank(run.graph_options, self._rank)
+            self._prepared = (name, prepare_program(run.case, device, options))
         return self._prepared[1]
 
     def _leave(self) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,7 @@ from harness.determinism import set_determinism
 from harness.devices import Placement
 from harness.errors import UsageError
 from harness.faults import Fault, Injector
+from harness.graph.options import GraphOptions
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,8 @@ class System(Protocol):
 class Job:
     """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
 
-    `program` is the prepared graph when the host could make it before forking; `keep` makes the run
+    `program` is the prepared graph when the host could make it before forking, else each rank makes it by
+    `graph_options`; `keep` makes the run
     a replay that ends with the step of the tensor to keep. `local_rank`, where it is not the rank, chooses the GPU.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
@@ -62,6 +64,7 @@ class Job:
     fault: Fault | None = None
     keep: Keep | None = None
     program: Any = None
+    graph_options: GraphOptions = field(default_factory=GraphOptions)
     local_rank: int | None = None
 
     @property
@@ -92,7 +95,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
         os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
     program = job.program
     if program is None and needs_program(job.system):
-        program = prepare_program(job.case, device)
+        program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
     report({"event": "prepared", "graph": describe_program(program)})
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism)
     join_groups(mesh, device, store, backend=job.placement.backend, timeout=job.collective_timeout)
@@ -161,11 +164,16 @@ def needs_program(system: str) -> bool:
     return system == "graph"
 
 
-def prepare_program(case: Case, device: torch.device) -> Any:
+def prepare_program(case: Case, device: torch.device, options: GraphOptions) -> Any:
     """Trace the case's training step and run the graph passes over it."""
     from harness.graph_step import prepare
 
-    return prepare(case, device)
+    return prepare(case, device, options)
+
+
+def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
+    """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
+    return options if rank == 0 else replace(options, dump_dir=None)
 
 
 def describe_program(program: Any) -> dict[str, Any] | None:

@@ -30,19 +30,10 @@ def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule
     """The pass: see the top of this file."""
     _check_guards(context)
     symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint
-    if graph_carries(module, symbol):
+    if symbols.graph_carries(module, symbol):
         module = _written_with_numbers(module, symbol, extent)
     drop_dead_code(module)
     return module
-
-
-def graph_carries(module: GraphModule, symbol: Any) -> bool:
-    """Whether any value of the graph, or of a graph module nested in it, carries the symbol."""
-    return any(
-        symbol in symbols.symbols_in(nested.graph.nodes)
-        for nested in module.modules()
-        if isinstance(nested, GraphModule)
-    )
 
 
 def _check_guards(context: PassContext) -> None:

@@ -1,14 +1,16 @@
-"""The graph pipeline: which passes run, in which order, each verified and timed.
+"""The graph pipeline: which passes run, in which order, each verified, timed and told.
 
 This is the only module that knows the passes by name.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,15 +18,17 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from harness.errors import BitproofError
+from harness.errors import BitproofError, PassError
 from harness.graph.bucket import bucket
 from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
 from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
+from harness.graph.extra_pass import ExtraPass
 from harness.graph.isolate_process_groups import isolate_process_groups
 from harness.graph.live_memory import measure_memory
 from harness.graph.offload import offload
+from harness.graph.operators import operator_name
 from harness.graph.overlap import overlap
 from harness.graph.rematerialize import rematerialize
 from harness.graph.tag_memory import tag_memory
@@ -33,39 +37,46 @@ from harness.graph.verify import verify
 log = logging.getLogger(__name__)
 
 Pass = Callable[[GraphModule, PassContext], GraphModule]
+Observe = Callable[[str, GraphModule], None]
 
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did: seconds it took, verification left out, nodes before and after, and its own facts."""
+    """What one pass did: seconds it took, verification left out, nodes before and after, and its own facts.
+
+    `settings` is what decides what it does, as JSON values: it stands in a recording's manifest. `changed`
+    has, for each operator whose number changed, how many calls there were before and after.
+    """
 
     name: str
     seconds: float
     nodes_before: int
     nodes_after: int
+    settings: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, list[int]] = field(default_factory=dict)
+
+
+BLOCKS = "layers.*"
+"""The modules that activations are saved between and parameters are bucketed by."""
 
 
 def build_pipeline(context: PassContext) -> list[Pass]:
-    """The passes of a case, in order."""
-    return [
-        clean_up,
-        *(_memory_passes(context.memory.policy, blocks="layers.*")),
-        *([chunk] if context.chunking else []),
-        *([isolate_process_groups] if context.pipeline.isolate_groups else []),
-        *([_bind(bucket, blocks="layers.*")] if context.pipeline.bucket else []),
-        *([overlap] if context.pipeline.overlap else []),
-        concretize_symbols,
-        measure_memory,
+    """The passes of a case, in order. What a pass is told beyond the case's own settings is bound here."""
+    policy, options = context.memory.policy, context.pipeline
+    column: list[tuple[bool, Pass]] = [
+        (True, clean_up),
+        (policy != "none", _bind(tag_memory, blocks=BLOCKS)),
+        (policy == "offload", _bind(offload, blocks=BLOCKS)),
+        (policy != "none", rematerialize),
+        (context.chunking is not None, chunk),
+        (options.isolate_groups, isolate_process_groups),
+        (options.bucket, _bind(bucket, blocks=BLOCKS)),
+        (options.overlap, overlap),
+        (True, concretize_symbols),
+        (True, measure_memory),
     ]
-
-
-def _memory_passes(policy: str, *, blocks: str) -> list[Pass]:
-    """What makes a memory policy: nothing for `none`. `blocks` matches the modules whose inputs stay saved."""
-    if policy == "none":
-        return []
-    offloading = [_bind(offload, blocks=blocks)] if policy == "offload" else []
-    return [_bind(tag_memory, blocks=blocks), *offloading, rematerialize]
+    return [run_pass for is_wanted, run_pass in column if is_wanted]
 
 
 def _bind(run_pass: Callable[..., GraphModule], **settings: Any) -> Pass:
@@ -85,27 +96,93 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+# After these, no value carries the chunk symbol.
+_RESOLVING = (chunk, concretize_symbols)
+
+# Which of the context's settings a pass follows. All passes of memory policies follow one.
+_FOLLOWED = {"chunk": "chunking", "tag_memory": "memory", "offload": "memory", "rematerialize": "memory"}
+
+
 def run_pipeline(
-    module: GraphModule, passes: Sequence[Pass], context: PassContext
+    module: GraphModule, passes: Sequence[Pass], context: PassContext, observe: Observe = lambda name, module: None
 ) -> tuple[GraphModule, list[PassReport]]:
-    """Run the passes in order, verifying the graph after each. A failure names its pass."""
-    reports = []
+    """Run the passes in order, verifying the graph after each. A failure names its pass.
+
+    `observe` sees the graph as it was traced, and then what each pass left, before it is verified.
+    """
+    reports: list[PassReport] = []
+    resolved = None
+    interface, counts = _interface(module), _count_operators(module)
+    observe("traced", module)
     for run_pass in passes:
-        before = len(module.graph.nodes)
+        name, num_nodes = run_pass.__name__, len(module.graph.nodes)
         context.facts.clear()
-        try:
-            with _collector_paused():
-                start = time.perf_counter()
-                module = run_pass(module, context)
-                seconds = time.perf_counter() - start
-            verify(module)
-        except BitproofError as error:
-            error.where = ", ".join(filter(None, (error.where, f"pass {run_pass.__name__}")))
-            raise
-        except Exception as error:
-            error.add_note(f"  in pass: {run_pass.__name__}")
-            raise
-        report = PassReport(run_pass.__name__, seconds, before, len(module.graph.nodes), dict(context.facts))
-        log.debug("pass %s: %d -> %d nodes in %.3f s", report.name, before, report.nodes_after, seconds)
+        with _blaming(name), _collector_paused():
+            start = time.perf_counter()
+            module = run_pass(module, context)
+            seconds = time.perf_counter() - start
+        observe(name, module)
+        with _blaming(name), _collector_paused():
+            resolved = context.chunk_symbol.symbol if run_pass in _RESOLVING else resolved
+            verify(module, resolved)
+            _verify_interface(interface, _interface(module))
+        counts_before, counts = counts, _count_operators(module)
+        report = PassReport(
+            name=name,
+            seconds=seconds,
+            nodes_before=num_nodes,
+            nodes_after=len(module.graph.nodes),
+            settings=_settings(run_pass, context),
+            facts=dict(context.facts),
+            changed=_changes(counts_before, counts),
+        )
+        log.debug("pass %s: %d -> %d nodes in %.3f s", name, num_nodes, report.nodes_after, seconds)
         reports.append(report)
     return module, reports
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Let what is raised within name the pass."""
+    try:
+        yield
+    except BitproofError as error:
+        error.where = ", ".join(filter(None, (error.where, f"pass {name}")))
+        raise
+    except Exception as error:
+        error.add_note(f"  in pass: {name}")
+        raise
+
+
+def _interface(module: GraphModule) -> tuple[int, int]:
+    """How many inputs and outputs the graph has."""
+    outputs = [argument for node in module.graph.find_nodes(op="output") for argument in node.args]
+    num_outputs = sum(len(values) if isinstance(values, (list, tuple)) else 1 for values in outputs)
+    return len(module.graph.find_nodes(op="placeholder")), num_outputs
+
+
+def _verify_interface(before: tuple[int, int], after: tuple[int, int]) -> None:
+    if after != before:
+        raise PassError(
+            "the graph is called in another way than the traced one",
+            expected="{} inputs and {} outputs".format(*before),
+            found="{} inputs and {} outputs".format(*after),
+        )
+
+
+def _count_operators(module: GraphModule) -> Counter[str]:
+    return Counter(operator_name(node) for node in module.graph.nodes if node.op == "call_function")
+
+
+def _changes(before: Counter[str], after: Counter[str]) -> dict[str, list[int]]:
+    names = sorted(before.keys() | after.keys())
+    return {name: [before[name], after[name]] for name in names if before[name] != after[name]}
+
+
+def _settings(run_pass: Pass, context: PassContext) -> dict[str, Any]:
+    """What, besides the graph, decides what a pass does."""
+    if isinstance(run_pass, ExtraPass):
+        return {"sha256": run_pass.sha256}
+    bound: dict[str, Any] = getattr(run_pass, "keywords", {})
+    followed = _FOLLOWED.get(run_pass.__name__)
+    return (dataclasses.asdict(getattr(context, followed)) if followed else {}) | bound

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from harness.errors import ChunkError
@@ -26,6 +26,8 @@ def free_symbols(value: Any) -> set[sympy.Symbol]:
     if isinstance(value, SYMBOLIC_SCALARS):
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
+        if not value._has_symbolic_sizes_strides:
+            return set()  # asked of every value after every pass, and nearly all are concrete
         return set().union(*(free_symbols(size) for size in (*value.shape, *_strides(value))))
     if isinstance(value, (tuple, list)):
         return set().union(*(free_symbols(item) for item in value))
@@ -111,3 +113,10 @@ def source_of(node: Node) -> str:
 def symbols_in(nodes: Iterable[Node]) -> set[sympy.Symbol]:
     """Every symbol in the values of `nodes`."""
     return set().union(*(free_symbols(node.meta.get("val")) for node in nodes))
+
+
+def graph_carries(module: GraphModule, symbol: sympy.Symbol) -> bool:
+    """Whether any value of the graph, or of a graph module nested in it, carries the symbol."""
+    return any(
+        symbol in symbols_in(nested.graph.nodes) for nested in module.modules() if isinstance(nested, GraphModule)
+    )

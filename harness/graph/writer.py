@@ -160,7 +160,7 @@ class GraphWriter:
 
     def _layout(self, value: Any) -> int:
         """A number that equal layouts share; sizes that depend on data are equal when their symbols are."""
-        return self._layouts.setdefault(_layout_key(value), len(self._layouts))
+        return self._layouts.setdefault(layout_key(value), len(self._layouts))
 
 
 def _shape_env_without(symbol: Any) -> ShapeEnv:
@@ -172,13 +172,14 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
     return shape_env
 
 
-def _layout_key(value: Any) -> Any:
+def layout_key(value: Any) -> Any:
+    """What values of one layout share: dtype, device, sizes, strides and offset; a number is what it is."""
     if isinstance(value, FakeTensor):
         numbers = *value.shape, *value.stride(), value.storage_offset()
         flags = value.is_conj(), value.is_neg()
         return (value.dtype, value.device, flags, value.dim(), *map(symbols.expression, numbers))
     if isinstance(value, (tuple, list)):
-        return tuple(_layout_key(item) for item in value)
+        return tuple(layout_key(item) for item in value)
     return (type(value), id(value) if isinstance(value, GraphModule) else symbols.expression(value))
 
 

@@ -14,7 +14,8 @@ from torch.fx import Graph, GraphModule
 
 from harness.errors import PassError
 from harness.graph.chunk import chunk
-from harness.graph.concretize_symbols import concretize_symbols, graph_carries
+from harness.graph.concretize_symbols import concretize_symbols
+from harness.graph.symbols import graph_carries
 from harness.graph.trace import Guard
 from tests.harness.graph.graphs import (
     Applied,

@@ -1,0 +1,169 @@
+"""Write each graph of a pipeline where a reviewer can read it: as text, as a diff, and for tlparse.
+
+For the traced graph and after each pass, numbered in order:
+
+    00-traced.txt     one line a node, below a headline wherever the module, the direction or the chunk changes
+    01-clean_up.txt   what the pass left
+    01-clean_up.diff  what it changed, as a unified diff of the two texts
+    tlparse/*.log     the same texts as torch's structured trace, which `tlparse tlparse/*.log` turns into pages
+
+A line holds no number of its own and a node keeps its name from pass to pass, so that a diff shows what
+a pass changed and nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import logging
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._logging import trace_structured
+from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
+from torch.fx import GraphModule, Node
+
+from harness.graph import symbols
+from harness.graph.origin import origin_of
+from harness.graph.writer import CHUNK_KEY
+
+
+class GraphDump:
+    """Writes each graph that it is called with into `folder`. Texts name graph inputs and gradients by their names."""
+
+    def __init__(self, folder: Path, parameter_names: Sequence[str], buffer_names: Sequence[str]) -> None:
+        self._folder = folder
+        self._inputs = [f"parameter {name}" for name in parameter_names] + [f"buffer {name}" for name in buffer_names]
+        self._outputs = ["loss", *(f"gradient {name}" for name in parameter_names)]
+        self._label = ""
+        self._lines: list[str] = []
+        self._count = 0
+        self._trace = LazyTraceHandler(str(folder / "tlparse"))
+        self._trace.setFormatter(TorchLogsFormatter(trace=True))
+
+    def __call__(self, name: str, module: GraphModule) -> None:
+        """Write one more graph, and how it differs from the one before."""
+        label, lines = f"{self._count:02d}-{name}", list(self._tell(module))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")
+        if self._count:
+            diff = difflib.unified_diff(self._lines, lines, f"{self._label}.txt", f"{label}.txt", lineterm="")
+            (self._folder / f"{label}.diff").write_text("".join(f"{line}\n" for line in diff))
+        with _attached(self._trace):
+            _trace_artifact(label, "\n".join(lines))
+        self._label, self._lines, self._count = label, lines, self._count + 1
+
+    def _tell(self, module: GraphModule) -> Iterator[str]:
+        """The graph, then the graphs nested in it."""
+        yield from _tell_graph(module, self._inputs, self._outputs)
+        for name, nested in module.named_modules():
+            if name and isinstance(nested, GraphModule):
+                yield from ("", f"## nested graph {name}")
+                yield from _tell_graph(nested, [], [])
+
+
+def _tell_graph(module: GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[str]:
+    headline = ""
+    waiting = iter(inputs)
+    for node in module.graph.nodes:
+        before, headline = headline, _headline(node)
+        if headline != before:
+            yield from ("", f"# {headline}")
+        if node.op == "placeholder":
+            yield f"{node.name} = input{_value(node)}  # {next(waiting, 'input')}"
+        elif node.op == "output":
+            yield from _tell_output(node, outputs)
+        else:
+            yield f"{node.name} = {_call(node)}{_value(node)}  # {_comment(node)}"
+
+
+def _headline(node: Node) -> str:
+    return f"{node.op}s" if node.op in ("placeholder", "output") else _place(node)
+
+
+def _place(node: Node) -> str:
+    chunk = node.meta.get(CHUNK_KEY)
+    return str(origin_of(node)) + ("" if chunk is None else f", chunk {chunk}")
+
+
+def _comment(node: Node) -> str:
+    return ", ".join(filter(None, (_place(node), origin_of(node).source)))
+
+
+def _call(node: Node) -> str:
+    if node.op == "get_attr":
+        return f"self.{node.target}"
+    arguments = [_text(argument) for argument in node.args]
+    arguments += [f"{name}={_text(argument)}" for name, argument in node.kwargs.items()]
+    return f"{_operator(node.target)}({', '.join(arguments)})"
+
+
+def _operator(target: Any) -> str:
+    return str(target) if isinstance(target, (str, torch._ops.OpOverload)) else getattr(target, "__name__", str(target))
+
+
+def _tell_output(node: Node, names: Sequence[str]) -> Iterator[str]:
+    values = node.args[0] if node.args and isinstance(node.args[0], (list, tuple)) else node.args
+    for index, value in enumerate(values):
+        yield f"return {_text(value)}" + (f"  # {names[index]}" if index < len(names) else "")
+
+
+def _text(argument: Any) -> str:
+    if isinstance(argument, (list, tuple)):
+        return f"[{', '.join(map(_text, argument))}]"
+    return str(argument) if isinstance(argument, Node) else repr(argument)
+
+
+def _value(node: Node) -> str:
+    """The node's value as ` -> float32[4, 8]`; nothing where there is none to tell."""
+    value = node.meta.get("val")
+    return "" if value is None or isinstance(value, GraphModule) else f" -> {_tell_value(value)}"
+
+
+def _tell_value(value: Any) -> str:
+    """dtype and shape, strides where they are not contiguous, and the device where it is not the CPU."""
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_tell_value, value))})"
+    if not isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} {value}"
+    shape, strides = _expressions(value.shape), _expressions(value.stride())
+    text = f"{str(value.dtype).removeprefix('torch.')}{_sizes(shape)}"
+    text += "" if strides == _contiguous(shape) else f" strides {_sizes(strides)}"
+    return text if value.device.type == "cpu" else f"{text} on {value.device}"
+
+
+def _expressions(sizes: Sequence[Any]) -> list[Any]:
+    return [symbols.expression(size) for size in sizes]
+
+
+def _sizes(sizes: Sequence[Any]) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def _contiguous(shape: Sequence[Any]) -> list[Any]:
+    strides = list(itertools.accumulate(reversed(shape[1:]), operator.mul, initial=1))
+    return strides[::-1] if shape else []
+
+
+@contextmanager
+def _attached(handler: logging.Handler) -> Iterator[None]:
+    """Let torch's structured trace go to `handler`, besides wherever TORCH_TRACE sends it."""
+    trace_log.addHandler(handler)
+    try:
+        yield
+    finally:
+        trace_log.removeHandler(handler)
+        handler.flush()
+
+
+def _trace_artifact(name: str, text: str) -> None:
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=lambda: text,
+        expect_trace_id=False,
+    )

@@ -1,0 +1,174 @@
+"""A user's own pass: a function of the graph module, put anywhere in the column.
+
+Needs:    a function of a GraphModule, and of a PassContext if it takes two; it changes the module in
+          place and returns None, or returns a new one.
+Promises: what the function did, with metadata on every node that it made or changed.
+Refuses:  a function that returns something else; a call that does not run on the values it is given.
+
+The function need not know of metadata: after it, `val` is computed for every call that is new, that
+reads something else than before, or that reads a value whose layout changed. A new node's origin is
+unknown. Whether the result is a graph at all, verification tells, as after any pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
+
+from harness.errors import PassError, UsageError
+from harness.graph.context import PassContext
+from harness.graph.options import PassSpec
+from harness.graph.origin import META_KEY, UNKNOWN
+from harness.graph.verify import verify_order
+from harness.graph.writer import layout_key
+
+
+class ExtraPass:
+    """A user's function as a pass. `sha256` is that of the file that the function stands in."""
+
+    def __init__(self, function: Callable[..., Any], sha256: str, spec: PassSpec) -> None:
+        self.__name__ = function.__name__
+        self.sha256 = sha256
+        self.spec = spec
+        self._function = function
+        self._takes_context = len(inspect.signature(function).parameters) > 1
+
+    def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
+        """Run the function, then see to metadata and to code that it left stale."""
+        before = _calls(module)
+        result = self._function(module, context) if self._takes_context else self._function(module)
+        result = module if result is None else result
+        if not isinstance(result, GraphModule):
+            raise PassError(
+                f"{self.__name__} returned something that is no graph",
+                expected="a GraphModule, or None after changing the given one in place",
+                found=type(result).__name__,
+            )
+        verify_order(result.graph)
+        _propagate(result, before)
+        result.recompile()
+        return result
+
+
+def load_pass(spec: PassSpec) -> ExtraPass:
+    """Load the function. Raises UsageError when there is none; what its module raises is raised as it is."""
+    if spec.file is not None:
+        code = spec.file.read_bytes()
+        # Run from these very bytes, so that the hash is of what runs: an import may take a stale cached file.
+        module = types.ModuleType(spec.file.stem)
+        module.__file__ = str(spec.file)
+        exec(compile(code, str(spec.file), "exec"), module.__dict__)
+    else:
+        try:
+            module = importlib.import_module(spec.source)
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"the module of extra pass {spec.function} cannot be imported",
+                found=f"{type(error).__name__}: {error}",
+                fix="run from the folder that holds it, install it, or name a file: path/to/file.py:function",
+            ) from error
+    function = getattr(module, spec.function, None)
+    if not inspect.isfunction(function):
+        raise UsageError(
+            f"{spec.source} has no function {spec.function}",
+            expected="a function of a GraphModule, and of a PassContext if it takes two",
+            found="nothing" if function is None else type(function).__name__,
+        )
+    if spec.file is None:
+        code = Path(function.__code__.co_filename).read_bytes()
+    return ExtraPass(function, hashlib.sha256(code).hexdigest(), spec)
+
+
+def insert(column: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
+    """The column with each extra pass at its place, in the order given where two want the same one.
+
+    Raises UsageError, naming the column, for a place that is not there or a name that is taken.
+    """
+    column = list(column)
+    for extra in extras:
+        spec, names = extra.spec, [run_pass.__name__ for run_pass in column]
+        if spec.anchor not in names:
+            raise UsageError(
+                f"there is no pass {spec.anchor} for {extra.__name__} to stand {spec.side}",
+                expected=", ".join(names),
+                found=f"@{spec.side}={spec.anchor}",
+            )
+        if extra.__name__ in names:
+            raise UsageError(
+                f"two passes are named {extra.__name__}",
+                expected="a name of its own for every pass: reports and errors go by it",
+                found=f"column {', '.join(names)}",
+                fix="rename the function",
+            )
+        place = names.index(spec.anchor) + (spec.side == "after")
+        while spec.side == "after" and place < len(column) and _stands_at(column[place], spec):
+            place += 1
+        column.insert(place, extra)
+    return column
+
+
+def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:
+    return isinstance(run_pass, ExtraPass) and (run_pass.spec.side, run_pass.spec.anchor) == (spec.side, spec.anchor)
+
+
+def _calls(module: GraphModule) -> dict[str, str]:
+    """Every call by its name, as text, so that a copied graph's are found equal."""
+    return {node.name: f"{node.target}{node.args}{node.kwargs}" for node in module.graph.nodes}
+
+
+def _propagate(module: GraphModule, before: dict[str, str]) -> None:
+    """Give every call that is not what it was `before`, or that reads a changed value, the value it computes."""
+    mode = _mode_of(module)
+    changed: set[Node] = set()
+    now = _calls(module)
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        node.meta.setdefault(META_KEY, UNKNOWN)
+        is_as_before = "val" in node.meta and before.get(node.name) == now[node.name]
+        if is_as_before and changed.isdisjoint(node.all_input_nodes):
+            continue
+        key = layout_key(node.meta.get("val"))
+        node.meta["val"] = _evaluate(node, module, mode)
+        if layout_key(node.meta["val"]) != key:
+            changed.add(node)
+
+
+def _mode_of(module: GraphModule) -> FakeTensorMode:
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    return next(modes, None) or FakeTensorMode(shape_env=ShapeEnv())
+
+
+def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
+    """What the call gives for fake values; PassError when it does not run on them."""
+
+    def value_of(read: Node) -> Any:
+        value = read.meta["val"] if "val" in read.meta else getattr(module, str(read.target))
+        if isinstance(value, FakeTensor) and value.fake_mode is not mode:  # passes may have used one of their own
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return mode.from_tensor(value) if isinstance(value, Tensor) and not isinstance(value, FakeTensor) else value
+
+    fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext()
+    try:
+        with torch.no_grad(), mode, fresh:
+            return node.target(*map_arg(node.args, value_of), **map_arg(node.kwargs, value_of))  # type: ignore[operator]
+    except Exception as error:
+        raise PassError(
+            f"node `{node.name}` ({node.target}) does not run on the values it reads",
+            expected="arguments that the operator takes",
+            found=f"{type(error).__name__}: {(str(error) or 'no text').splitlines()[0]}",
+        ) from error

@@ -1,0 +1,100 @@
+"""What a run asks of the graph pipeline beyond its case: users' own passes, and a folder to write graphs into.
+
+Loads no torch: a wrong call is told before anything starts.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.case import Case
+from harness.errors import CaseError, UsageError
+
+SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
+_SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """`extra_passes` are texts in the form of SYNTAX; `dump_dir` is where each graph is written, None for nowhere."""
+
+    extra_passes: tuple[str, ...] = ()
+    dump_dir: Path | None = None
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> GraphOptions:
+        """The options as they travel between processes."""
+        dump_dir = values["dump_dir"]
+        return GraphOptions(
+            extra_passes=tuple(values["extra_passes"]), dump_dir=None if dump_dir is None else Path(dump_dir)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassSpec:
+    """Which function, of which module or file, and its place in the column.
+
+    By default that is after `concretize_symbols`: after all that rewrites the graph, when every size is a
+    number, and before a backend that compiles it.
+    """
+
+    source: str
+    function: str
+    side: str
+    anchor: str
+
+    @property
+    def file(self) -> Path | None:
+        """The file that is named, None where a module is."""
+        return Path(self.source) if self.source.endswith(".py") or "/" in self.source else None
+
+
+def parse_pass(text: str) -> PassSpec:
+    """Read one `--extra-pass`. Raises UsageError for a wrong form, and for a file that has no such function."""
+    match = _SYNTAX.fullmatch(text)
+    if match is None:
+        raise UsageError("--extra-pass does not understand its value", expected=SYNTAX, found=repr(text))
+    spec = PassSpec(
+        source=match["source"],
+        function=match["function"],
+        side=match["side"] or "after",
+        anchor=match["anchor"] or "concretize_symbols",
+    )
+    if spec.file is not None:
+        _check_file(spec.file, spec.function)
+    return spec
+
+
+def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
+    """Refuse passes that could not run in this case. Raises UsageError."""
+    for text in texts:
+        parse_pass(text)
+    if texts and case.candidate != "graph":
+        raise CaseError(
+            f"the candidate of case {case.name} has no graph, so it has no passes",
+            expected="the candidate graph: --extra-pass goes into the candidate alone",
+            found=f"candidate {case.candidate}",
+            fix="leave the case out with -k, or give --candidate graph",
+        )
+
+
+def _check_file(file: Path, function: str) -> None:
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UsageError(
+            "the file of an extra pass cannot be read",
+            expected="a Python file",
+            found=f"{file}: {error.strerror or error}",
+        ) from error
+    except (SyntaxError, ValueError) as error:
+        raise UsageError("the file of an extra pass is not Python", found=str(error), where=str(file)) from error
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if function not in names:
+        raise UsageError(
+            f"{file} has no function {function}", expected=", ".join(names) or "a function in the file", found=function
+        )

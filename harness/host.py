@@ -224,7 +224,10 @@ def join_recording(
     parts: list[Path],
     values: list[Path],
 ) -> None:
-    """Make one recording of the ranks' parts and, if kept, their values. `done` are the ranks' accounts of their end, in rank order."""
+    """Make one recording of the ranks' parts and, if kept, their values.
+
+    `done` are the ranks' accounts of their end, in rank order.
+    """
     manifest = build_manifest(
         request.case,
         request.system,

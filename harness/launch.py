@@ -163,7 +163,7 @@ class Session:
 
     def _start(self) -> HostProcess:
         try:
-            return HostProcess(self.run_dir / "logs" / "host.log", verbose=self.options.verbose)
+            return HostProcess(self.run_dir / "logs" / "host.log", temporary=self.work, verbose=self.options.verbose)
         except BaseException:
             shutil.rmtree(self.work, ignore_errors=True)
             raise

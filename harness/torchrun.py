@@ -69,10 +69,12 @@ def _lead_or_follow(cases: list[Case], options: RunOptions, run_dir: Path, on_ev
 
     store, rank, _ = next(iter(rendezvous("env://")))
     team = Team(run_dir, options, store, rank)
+    tempfile.tempdir, before = str(team.work), tempfile.tempdir  # also for what torch compiles
     try:
         for case in cases:
             yield team.lead(case, on_event) if rank == 0 else team.follow(case)
     finally:
+        tempfile.tempdir = before
         shutil.rmtree(team.work, ignore_errors=True)
 
 

@@ -45,9 +45,7 @@ def measure(reference: Path, candidate: Path, bound: float) -> Closeness:
         with ExitStack() as files:
             opened = [files.enter_context(_opened(folders[side], recordings[side], rank)) for side in folders]
             for key in (key for key in keys if key.rank == rank):
-                left, right = (
-                    _read(values, key, recordings[side]) for side, values in zip(folders, opened, strict=True)
-                )
+                left, right = map(_read, opened, (key, key), recordings.values())
                 errors[key] = relative_error(left, right)
                 counts[key.kind] = counts.get(key.kind, 0) + ulp_counts(left, right)
     order = computation_order(keys)

@@ -38,9 +38,8 @@ def render(report: Report) -> str:
     for result in report.cases:
         _add_case(suite, report, result)
     for name, reason in report.not_run.items():
-        left_out = ElementTree.SubElement(
-            suite, "testcase", {"classname": "bitproof", "name": _legal(name), "time": "0"}
-        )
+        attributes = {"classname": "bitproof", "name": _legal(name), "time": "0"}
+        left_out = ElementTree.SubElement(suite, "testcase", attributes)
         ElementTree.SubElement(left_out, "skipped", {"message": _legal(reason)})
     ElementTree.indent(suites)
     return "<?xml version='1.0' encoding='utf-8'?>\n" + ElementTree.tostring(suites, encoding="unicode") + "\n"
@@ -50,16 +49,18 @@ def _add_case(suite: ElementTree.Element, report: Report, result: CaseResult) ->
     seconds = f"{text.total_seconds(result):.3f}"
     attributes = {"classname": f"bitproof.{result.case.family}", "name": result.case.name, "time": seconds}
     case = ElementTree.SubElement(suite, "testcase", {name: _legal(value) for name, value in attributes.items()})
+    if case_status(result) != SUCCESS:
+        _add_problem(case, report, result)
     if result.closeness:
         output = ElementTree.SubElement(case, "system-out")
         output.text = _legal(f"{text.outcome(result)}: {text.closeness(result)}")
-    status = case_status(result)
-    if status == SUCCESS:
-        return
+
+
+def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) -> None:
     message = f"{text.outcome(result)}, expected {text.expectation(result)}"
     if result.first_divergence:
         message += f"; first at {text.locate(result.first_divergence)}"
-    tag = "error" if status == UNJUDGED else "failure"
+    tag = "error" if case_status(result) == UNJUDGED else "failure"
     problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": _legal(message)})
     error = text.shorten(result.error or "", MAX_ERROR_CHARS)
     problem.text = _legal("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))

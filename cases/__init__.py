@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import attention, bucketing, chunking, memory, models, overlap, process_groups, shapes, unequal
+from cases import attention, backends, bucketing, chunking, memory, models, overlap, process_groups, shapes, unequal
 from harness.case import Case
 from harness.errors import CaseError
 
@@ -34,6 +34,7 @@ FAMILIES = (
     bucketing,
     overlap,
     attention,
+    backends,
 )
 CASES = collect(*(family.CASES for family in FAMILIES))
 

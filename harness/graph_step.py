@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,13 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from harness.case import Case
+from harness.graph.backends import compile_for
 from harness.graph.context import PassContext
 from harness.graph.dump import GraphDump
 from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import EXPERT_ONLY, Group, GroupTable, derived_name
 from harness.graph.options import GraphOptions, parse_pass
-from harness.graph.pipeline import build_pipeline, run_pipeline
+from harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
 from harness.graph.trace import trace_joint_step
 from reference.chunking import DIM_INDEX
 from reference.parallel.mesh import EXPERT, GROUP_NAMES, Mesh, ensure_group
@@ -37,13 +38,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GraphProgram:
-    """A step ready to run on any rank. `code_hash` names the generated code; it is equal on all ranks.
+    """A step ready to run on any rank. `code_hash` names the graph's code; it is equal on all ranks.
 
-    `groups` are those, by name, that all ranks must make in this order before they run it. `seconds` holds
-    "trace" and "passes" (a dict by pass name); `passes` one dict a pass, for the report.
+    `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
+    name, that all ranks must make in this order before they run it. `seconds` holds "trace" and "passes" (a
+    dict by pass name); `passes` one dict a pass, for the report.
     """
 
     module: GraphModule
+    run: Callable[..., Any]
     parameter_names: list[str]
     buffer_names: list[str]
     code_hash: str
@@ -91,8 +94,13 @@ def prepare(case: Case, device: torch.device, options: GraphOptions | None = Non
     if options.dump_dir is not None:
         observe.append(GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names))
     module, reports = run_pipeline(joint.module, passes, context, *observe)
+    run: Callable[..., Any] = module
+    if case.pipeline.backend != "fx":
+        run, report = _compiled(module, case, context.groups)
+        reports.append(report)
     return GraphProgram(
         module=module,
+        run=run,
         parameter_names=joint.parameter_names,
         buffer_names=joint.buffer_names,
         code_hash=_code_hash(module),
@@ -115,6 +123,16 @@ def _code_hash(module: GraphModule) -> str:
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()
 
 
+def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Callable[..., Any], PassReport]:
+    """The finished graph compiled by the case's backend, and that stage's line in the report."""
+    assert case.pipeline.backend != "fx"
+    num_nodes, sizes = len(module.graph.nodes), {name: len(g.partition[0]) for name, g in groups.groups.items()}
+    start = time.perf_counter()
+    compiled = compile_for(module, case.pipeline.backend, sizes)
+    seconds = time.perf_counter() - start
+    return compiled, PassReport("backend", seconds, num_nodes, num_nodes, compiled.facts)
+
+
 def make_graph_system(
     case: Case, mesh: Mesh, device: torch.device, program: GraphProgram, wrap: WrapGradients
 ) -> Trainer:
@@ -131,7 +149,7 @@ def make_graph_system(
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
-            loss, *values = program.module(*state, *inputs)
+            loss, *values = program.run(*state, *inputs)
         return loss, dict(zip(program.parameter_names, values, strict=True))
 
     trainer.gradients = wrap(gradients)

@@ -173,6 +173,7 @@ FLAVORS: dict[str, DeepSeekV3Config] = {
     "tiny": _tiny(),
     "uneven": _uneven(),
     "many_experts": _many_experts(),
+    "dense": replace(_tiny(), num_layers=1, num_dense_layers=1),
     "debugmodel": _debugmodel(),
     "16B": _16b(),
     "671B": _671b(),

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from harness.case import Case
+from harness.graph.collector import collector_paused
 from harness.graph.context import PassContext
 from harness.graph.pipeline import build_pipeline, run_pipeline
 from harness.graph.trace import trace_joint_step
@@ -46,6 +47,7 @@ class GraphProgram:
     passes: list[dict[str, Any]]
 
 
+@collector_paused()
 def prepare(case: Case, device: torch.device) -> GraphProgram:
     """Trace the case's step for tensors on `device` and run the pipeline. Raises TraceError, ChunkError, PassError."""
     start = time.perf_counter()

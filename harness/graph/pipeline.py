@@ -5,11 +5,9 @@ This is the only module that knows the passes by name.
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch.fx import GraphModule
 from harness.errors import BitproofError
 from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
+from harness.graph.collector import collector_paused
 from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
 from harness.graph.verify import verify
@@ -47,18 +46,7 @@ def build_pipeline(context: PassContext) -> list[Pass]:
     ]
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A pass makes objects that stay; looking for garbage among them again and again would cost n log n."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
+@collector_paused()
 def run_pipeline(
     module: GraphModule, passes: Sequence[Pass], context: PassContext
 ) -> tuple[GraphModule, list[PassReport]]:
@@ -68,10 +56,9 @@ def run_pipeline(
         before = len(module.graph.nodes)
         context.facts.clear()
         try:
-            with _collector_paused():
-                start = time.perf_counter()
-                module = run_pass(module, context)
-                seconds = time.perf_counter() - start
+            start = time.perf_counter()
+            module = run_pass(module, context)
+            seconds = time.perf_counter() - start
             verify(module)
         except BitproofError as error:
             error.where = ", ".join(filter(None, (error.where, f"pass {run_pass.__name__}")))

@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 
 from harness.case import Case
 from harness.graph.backends import compile_for
+from harness.graph.collector import collector_paused
 from harness.graph.context import PassContext
 from harness.graph.dump import GraphDump
 from harness.graph.extra_pass import insert, load_pass
@@ -55,6 +56,7 @@ class GraphProgram:
     passes: list[dict[str, Any]]
 
 
+@collector_paused()
 def prepare(case: Case, device: torch.device, options: GraphOptions | None = None) -> GraphProgram:
     """Trace the case's step for tensors on `device` and run the pipeline, with the options' passes in it.
 

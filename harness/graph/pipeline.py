@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import logging
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from harness.errors import BitproofError, PassError
 from harness.graph.bucket import bucket
 from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
+from harness.graph.collector import collector_paused
 from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
 from harness.graph.extra_pass import ExtraPass
@@ -84,18 +84,6 @@ def _bind(run_pass: Callable[..., GraphModule], **settings: Any) -> Pass:
     return functools.update_wrapper(functools.partial(run_pass, **settings), run_pass)
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A pass makes objects that stay; looking for garbage among them again and again would cost n log n."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 # After these, no value carries the chunk symbol.
 _RESOLVING = (chunk, concretize_symbols)
 
@@ -103,6 +91,7 @@ _RESOLVING = (chunk, concretize_symbols)
 _FOLLOWED = {"chunk": "chunking", "tag_memory": "memory", "offload": "memory", "rematerialize": "memory"}
 
 
+@collector_paused()
 def run_pipeline(
     module: GraphModule, passes: Sequence[Pass], context: PassContext, observe: Observe = lambda name, module: None
 ) -> tuple[GraphModule, list[PassReport]]:
@@ -117,12 +106,12 @@ def run_pipeline(
     for run_pass in passes:
         name, num_nodes = run_pass.__name__, len(module.graph.nodes)
         context.facts.clear()
-        with _blaming(name), _collector_paused():
+        with _blaming(name):
             start = time.perf_counter()
             module = run_pass(module, context)
             seconds = time.perf_counter() - start
         observe(name, module)
-        with _blaming(name), _collector_paused():
+        with _blaming(name):
             resolved = context.chunk_symbol.symbol if run_pass in _RESOLVING else resolved
             verify(module, resolved)
             _verify_interface(interface, _interface(module))

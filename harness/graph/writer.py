@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from harness.graph import operators, symbols
+from harness.graph.fake_mode import StepFakeMode
 from harness.graph.origin import META_KEY, Origin
 
 CHUNK_KEY = "chunk"
@@ -34,7 +35,7 @@ class GraphWriter:
         self.graph = Graph()
         self._symbol = symbol
         self._extent = extent
-        self._fake_mode = FakeTensorMode(shape_env=_shape_env_without(symbol))
+        self._fake_mode = StepFakeMode(shape_env=_shape_env_without(symbol))
         self._known: dict[Any, Any] = {}
         self._layouts: dict[Any, int] = {}
         self._layout_of: dict[Node, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import replace
 
@@ -58,6 +59,27 @@ def test_the_step_reports_its_passes_and_seconds(program: GraphProgram) -> None:
     assert [report["name"] for report in program.passes] == ["clean_up", "chunk", "concretize_symbols"]
     assert list(program.seconds["passes"]) == ["clean_up", "chunk", "concretize_symbols"]
     assert program.seconds["trace"] > 0
+
+
+def test_code_is_generated_for_the_finished_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    generated: list[int] = []
+    python_code = torch.fx.Graph.python_code
+    monkeypatch.setattr(
+        torch.fx.Graph,
+        "python_code",
+        lambda self, *args, **kwargs: generated.append(len(self.nodes)) or python_code(self, *args, **kwargs),
+    )
+    finished = prepare(moe_batch, CPU)
+    assert generated == [len(finished.module.graph.nodes)]
+
+
+def test_the_collector_rests_while_a_step_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(*_: object, **__: object) -> None:
+        raise RuntimeError(f"collecting: {gc.isenabled()}")
+
+    monkeypatch.setattr(graph_step, "trace_joint_step", trace)
+    with pytest.raises(RuntimeError, match=r"^collecting: False$"):
+        prepare(moe_batch, CPU)
 
 
 def test_every_parameter_is_gathered_once_and_reduced_once_a_chunk_when_its_layer_is_chunked(

@@ -112,6 +112,22 @@ def test_equal_calls_run_once(written: tuple[Sketch, GraphWriter, Node]) -> None
     assert first.meta["val"] is second.meta["val"]
 
 
+def num_runs(num_layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many operators the chunk pass runs on fake values for a model of equal layers."""
+    runs: list[Any] = []
+    run = GraphWriter._run
+    model = Layers(*(Applied(lambda m, x: (x @ m.w).relu(), w=parameter(D, D)) for _ in range(num_layers)))
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphWriter, "_run", lambda self, target, *rest: runs.append(target) or run(self, target, *rest))
+        chunked(trace(model), "layers.*")
+    return len(runs)
+
+
+def test_deeper_models_run_no_more_on_fake_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    shallow, deep = (num_runs(num_layers, monkeypatch) for num_layers in (3, 9))
+    assert shallow == deep > 0
+
+
 def test_each_reading_of_data_gives_a_symbol_of_its_own_that_is_not_the_chunk_symbol(
     written: tuple[Sketch, GraphWriter, Node],
 ) -> None:

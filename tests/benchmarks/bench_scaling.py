@@ -1,0 +1,149 @@
+"""What tracing and every pass cost on the way to DeepSeek-V3's 671B parameters.
+
+    python tests/benchmarks/bench_scaling.py [--depths 4,8,16,32,61] [--case transformer_batch] [--ep 64]
+
+All published dimensions, 4 sequences of 4,096 tokens, 64 ranks, every optional pass on, values fake: nothing is
+allocated or sent. No process group is made, not even a fake one: collectives are traced by their group's name.
+Each depth has a process of its own, so that its peak memory is its own.
+
+Seconds are the process's own on its one thread, so that a busy machine does not blur them; the last line has the
+clock's. A pass's include the verification of the graph that it was given. Goals, on 2 cores: seconds a node at 61
+layers at most 1.3 times those at 4 (trace over traced nodes, a pass over the nodes it leaves); 61 layers within 6
+minutes and 8 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+DEPTHS = (4, 8, 16, 32, 61)
+BUDGET_SECONDS = 360
+BUDGET_GIB = 8
+BUDGET_GROWTH = 1.3
+LOGGERS = ("harness.graph.trace", "harness.graph.pipeline")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depths", default=",".join(map(str, DEPTHS)), help="numbers of layers, 4 or more")
+    parser.add_argument("--case", default="transformer_batch", choices=("transformer_batch", "moe_batch", "moe_seq"))
+    parser.add_argument("--ep", type=int, default=64, help="ranks among which the experts are spread")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.case, options.ep)))
+        return
+    depths = [int(depth) for depth in options.depths.split(",")]
+    for row in rows([in_own_process(depth, options.case, options.ep) for depth in depths]):
+        print(row)
+
+
+def in_own_process(depth: int, case: str, ep: int) -> dict[str, Any]:
+    """One depth's measurement; its progress goes to stderr as it happens."""
+    command = [sys.executable, __file__, "--measure", str(depth), "--case", case, "--ep", str(ep)]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def measure(depth: int, case_name: str, ep: int) -> dict[str, Any]:
+    """Trace and rewrite one step: seconds, nodes and peak memory so far of each part, and of all of it."""
+    import torch
+
+    from harness.graph_step import prepare
+
+    torch.set_num_threads(1)
+    case = deep_case(depth, case_name, ep)
+    log = _Progress(depth)
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.DEBUG)
+        logging.getLogger(name).addHandler(log)
+    start, log.cpu_seconds = time.perf_counter(), [time.process_time()]
+    program = prepare(case, torch.device("cpu"))
+    clock_seconds = time.perf_counter() - start
+    log.note()
+    names = ["trace", *(report["name"] for report in program.passes), "verify, code"]
+    nodes = [program.passes[0]["nodes_before"], *(report["nodes_after"] for report in program.passes)]
+    seconds = [later - earlier for earlier, later in itertools.pairwise(log.cpu_seconds)]
+    parts = zip(names, zip(seconds, [*nodes, nodes[-1]], log.peaks_gib, strict=True), strict=True)
+    total = sum(seconds), nodes[-1], peak_gib()
+    return {"depth": depth, "parts": dict(parts), "total": total, "clock_seconds": clock_seconds}
+
+
+def deep_case(depth: int, name: str, ep: int) -> Any:
+    """The named case over the 671B model of `depth` layers, 3 of them dense, on 64 ranks, with every pass."""
+    from cases.chunking import CASES
+    from harness.case import Batch, Memory, Model, Parallelism, Pipeline
+    from reference import models
+    from reference.models.deepseek_v3 import FLAVORS
+
+    flavors = dict(FLAVORS) | {"deep": replace(FLAVORS["671B"], num_layers=depth)}
+    models.FAMILIES["deep"] = models.FAMILIES["deepseek_v3"]._replace(flavors=flavors)
+    return replace(
+        next(case for case in CASES if case.name == name),
+        model=Model(family="deep", flavor="deep"),
+        parallelism=Parallelism(world_size=64, ep=ep, shared_groups=True),
+        batch=Batch(sequences=4, seq_len=4096),
+        memory=Memory(policy="selective"),
+        pipeline=Pipeline(isolate_groups=True, bucket=True, overlap=True),
+    )
+
+
+class _Progress(logging.Handler):
+    """Prints what the pipeline logs, a line after the trace and each pass; notes seconds and peak memory there."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        self.start = time.perf_counter()
+        self.peaks_gib: list[float] = []
+        self.cpu_seconds: list[float] = []
+
+    def note(self) -> None:
+        self.peaks_gib.append(peak_gib())
+        self.cpu_seconds.append(time.process_time())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.note()
+        elapsed = time.perf_counter() - self.start
+        line = f"[{elapsed:6.1f} s, {peak_gib():.2f} GiB] {self.depth} layers: {record.getMessage()}"
+        print(line, file=sys.stderr, flush=True)
+
+
+def peak_gib() -> float:
+    """The most memory this process has had resident so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def rows(runs: list[dict[str, Any]]) -> Iterator[str]:
+    """The table, a line at a time: seconds, microseconds a node, and how those grew since the smallest depth."""
+    depths = "".join(f"{run['depth']:>10}" for run in runs)
+    yield f"{'layers':22}{depths}"
+    for name in [*runs[0]["parts"], "total"]:
+        seconds, nodes, gib = zip(*(run["parts"].get(name, run["total"]) for run in runs), strict=True)
+        per_node = [1e6 * s / n for s, n in zip(seconds, nodes, strict=True)]
+        growth = per_node[-1] / per_node[0]
+        note = f"  over {BUDGET_GROWTH}" if growth > BUDGET_GROWTH else ""
+        yield f"{name}, s{'':{19 - len(name)}}" + "".join(f"{s:10.2f}" for s in seconds)
+        yield f"{'  nodes':22}" + "".join(f"{n:10}" for n in nodes)
+        yield f"{'  us a node':22}" + "".join(f"{x:10.1f}" for x in per_node) + f"   grew {growth:.2f}{note}"
+        yield f"{'  peak so far, GiB':22}" + "".join(f"{g:10.2f}" for g in gib)
+    seconds, (_, _, gib) = runs[-1]["clock_seconds"], runs[-1]["total"]
+    within = "within" if seconds <= BUDGET_SECONDS and gib <= BUDGET_GIB else "OVER"
+    budget = f"{BUDGET_SECONDS} s and {BUDGET_GIB} GiB"
+    yield f"{runs[-1]['depth']} layers: {seconds:.0f} s by the clock, {gib:.2f} GiB: {within} {budget}"
+
+
+if __name__ == "__main__":
+    main()

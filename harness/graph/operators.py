@@ -92,6 +92,11 @@ def reads_data(target: Any) -> bool:
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
+def makes_symbols(node: Node) -> bool:
+    """Whether a call's result may carry symbols that nothing before it carries."""
+    return reads_data(node.target) or (is_collective(node) and operator_name(node) == "all_to_all_single")
+
+
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a call writes in place, told from its schema."""
     return _arguments(node, _aliased_names(node.target, True))

@@ -3,7 +3,8 @@
 1. Nodes stand in topological order, and are of the kinds that passes know.
 2. Every call has a `val` and an origin.
 3. No argument is a symbolic number: when the graph runs, only nodes have values.
-4. Every symbol in a value comes from a graph input, or from an earlier operator that reads data.
+4. Every symbol in a value comes from a graph input, or from an earlier operator that may make one: one that
+   reads data, or an uneven all-to-all (see fake_mode.py).
 5. A symbol that has been resolved is carried by no value.
 
 Rules 3 to 5 hold for graph modules nested in the graph too. Each rule reads every node once, and a value
@@ -76,7 +77,7 @@ def _verify_symbols(graph: Graph, resolved: sympy.Symbol | None, of: str) -> Non
             continue
         if resolved in carried:
             raise _stray(node, of, f"no size that depends on {resolved}, which is a number by now")
-        if node.op == "placeholder" or operators.reads_data(node.target):
+        if node.op == "placeholder" or operators.makes_symbols(node):
             defined |= carried
         elif not carried <= defined:
             unknown = ", ".join(sorted(map(str, carried - defined)))

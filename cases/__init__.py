@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import attention, backends, bucketing, chunking, memory, models, overlap, process_groups, shapes, unequal
+from cases import (
+    attention,
+    backends,
+    bucketing,
+    chunking,
+    memory,
+    models,
+    nightly,
+    overlap,
+    process_groups,
+    shapes,
+    unequal,
+)
 from harness.case import Case
 from harness.errors import CaseError
 
@@ -35,6 +47,7 @@ FAMILIES = (
     overlap,
     attention,
     backends,
+    nightly,
 )
 CASES = collect(*(family.CASES for family in FAMILIES))
 

@@ -71,7 +71,8 @@ class Parallelism:
 
     Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are
     sharded over all `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor
-    parallelism, rank r has tensor coordinate r % tp and data coordinate r // tp; ep is then 1.
+    parallelism, rank r has tensor coordinate r % tp and data coordinate r // tp; ep is then 1, and parameters
+    are split over tp before they are sharded over the ranks of one tensor coordinate.
 
     `shared_groups`: groups over the same ranks are one process-group object, as where meshes cache them.
     """

@@ -5,20 +5,25 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from cases import CASES
 from cases.bucketing import transformer_batch_bucketed
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from cases.models import llama3_fsdp4_tp2
 from cases.process_groups import isolate_distinct, isolate_shared
 from harness import graph_step
-from harness.case import Case, Chunking
+from harness.case import Case, Chunking, Parallelism
 from harness.errors import ChunkError
 from harness.graph.origin import origin_of
-from harness.graph_step import GraphProgram, prepare
+from harness.graph_step import GraphProgram, make_graph_system, prepare
 from reference.models import model_config
+from reference.parallel.mesh import Mesh
+from reference.step import Trainer, make_eager
+from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
 EARLY = replace(transformer_batch, chunking=Chunking(dim="batch", modules="layers.*", early_grad_accumulation=True))
@@ -187,3 +192,32 @@ def test_a_shared_group_gives_up_its_all_to_alls_and_distinct_ones_keep_theirs()
     assert groups_of(distinct, "all_to_all") == {"ep"}
     assert not distinct.groups
     assert shared.module.code.replace("ep.expert_only", "ep") == distinct.module.code
+
+
+def observed(trainer: Trainer) -> dict[str, bytes]:
+    """The bytes of everything observed in two steps."""
+    seen: dict[str, bytes] = {}
+    for index in (0, 1):
+        trainer.step(index, lambda kind, name, x: seen.update({f"{index} {kind} {name}": x.numpy().tobytes()}))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(llama3_fsdp4_tp2, parallelism=Parallelism(world_size=2, ep=1, tp=2)),
+        replace(CASES["moe_seq_float32"], parallelism=Parallelism(world_size=2)),
+    ],
+    ids=lambda case: case.name,
+)
+def test_the_graph_has_eagers_bits(case: Case) -> None:
+    program = prepare(case, CPU)
+
+    def body(mesh: Mesh) -> list[Any]:
+        eager = observed(make_eager(case, mesh, CPU, case.chunking is not None, lambda gradients: gradients))
+        graph = observed(make_graph_system(case, mesh, CPU, program, lambda gradients: gradients))
+        return [len(eager), [name for name in eager.keys() | graph.keys() if eager.get(name) != graph.get(name)]]
+
+    for count, differing in on_ranks(case.parallelism, body):
+        assert count > 100
+        assert differing == []

@@ -222,6 +222,16 @@ def test_gradients_of_two_dtypes_are_reduced_apart() -> None:
     assert (a, b) and len(collectives(bucketed(sketch, full, *outputs))) == 2
 
 
+@pytest.mark.parametrize("operation, num_buckets", [("sum", 1), ("avg", 2)])
+def test_sums_and_means_are_reduced_apart(operation: str, num_buckets: int) -> None:
+    sketch = Sketch()
+    a, b, full = (sketch.placeholder(name, size) for name, size in (("a", 2), ("b", 2), ("full", 4)))
+    outputs = [reduce(sketch, full, "layers.0") for _ in (a, b)]
+    launch = next(node for node in sketch.graph.nodes if node.name == "reduce_scatter_tensor")
+    launch.args = (launch.args[0], operation, *launch.args[2:])
+    assert len(collectives(bucketed(sketch, full, *outputs))) == num_buckets
+
+
 def chunked_gradients() -> tuple[Sketch, list[Node]]:
     """Two parameters of one layer, each with a gradient a chunk, reduced and then added."""
     sketch = Sketch()

@@ -6,9 +6,9 @@ Promises: same bits, for a sum is taken element by element in rank order; what a
           its order; reductions run in groups of their own, so that they can overlap with gathers.
 Refuses:  a collective whose group is unknown. What is no parameter's gather or reduction stays alone.
 
-1. Find the all-gathers that read a parameter through nothing but casts and changes of shape.
+1. Find the all-gathers that read a parameter through nothing but casts, changes of shape and padding.
 2. Drop those that gather the same again: one parameter, one chain of casts, one group.
-3. Find the reduce-scatters from which nothing but casts, changes of shape and additions lead to a gradient.
+3. Find the reduce-scatters from which nothing but casts, changes of shape, cuts and additions lead to a gradient.
 4. Sort both into buckets: one group, operation, dtype, block and direction; recomputed gathers and, unless
    `join_chunks`, chunks apart. Modules outside all blocks get buckets of their own. Inside a bucket,
    parameters stand in the order of the graph's inputs.
@@ -49,9 +49,8 @@ REDUCTIONS = "reduce"
 RECOMPUTED_KEY = "recomputed"
 """Where the metadata of a node says that backward computes again what forward has computed."""
 
-_RESHAPES = operators.VIEWS | {aten.constant_pad_nd.default, aten.slice.Tensor, aten.clone.default}
-_TO_GATHER = _RESHAPES | {aten._to_copy.default}
-_TO_GRADIENT = _TO_GATHER | {aten.add.Tensor}
+_TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.default}
+_TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten.add.Tensor}
 
 
 class _Member(NamedTuple):
@@ -178,7 +177,7 @@ def _parameters(graph: Graph) -> dict[Node, int]:
 
 
 def _chain_to_input(launch: Node) -> list[Node]:
-    """What an all-gather reads, back through casts and changes of shape: these, last first, then their input."""
+    """What an all-gather reads, back through what may precede it: these nodes, last first, then their input."""
     chain = [_source(launch)]
     while chain[-1].target in _TO_GATHER and len(chain[-1].all_input_nodes) == 1:
         chain.append(chain[-1].all_input_nodes[0])

@@ -38,6 +38,8 @@ def _fork(rank: int, parallelism: Parallelism, body: Callable[[Mesh], Any], fold
         store = dist.FileStore(str(folder / "store"), parallelism.world_size)
         join_groups(mesh, torch.device("cpu"), store, backend="gloo", timeout=60.0)
         answer = {"result": body(mesh)}
+        if dist.is_initialized():
+            dist.barrier()  # a rank that left early would look to the others like one that died
         leave_groups()
     except BaseException:
         answer = {"error": f"rank {rank}:\n{traceback.format_exc()}"}

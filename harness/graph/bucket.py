@@ -6,10 +6,10 @@ Promises: same bits, for a sum is taken element by element in rank order; what a
           its order; reductions run in groups of their own, so that they can overlap with gathers.
 Refuses:  a collective whose group is unknown. What is no parameter's gather or reduction stays alone.
 
-1. Find the all-gathers that read a parameter through nothing but casts and changes of shape.
+1. Find the all-gathers that read a parameter through nothing but casts, changes of shape and padding.
 2. Drop those that gather the same again: one parameter, one chain of casts, one group.
-3. Find the reduce-scatters from which nothing but casts, changes of shape and additions lead to a gradient.
-4. Sort both into buckets: one group, dtype, block and direction; recomputed gathers and, unless
+3. Find the reduce-scatters from which nothing but casts, changes of shape, cuts and additions lead to a gradient.
+4. Sort both into buckets: one group, operation, dtype, block and direction; recomputed gathers and, unless
    `join_chunks`, chunks apart. Modules outside all blocks get buckets of their own. Inside a bucket,
    parameters stand in the order of the graph's inputs.
 5. Write a bucket's gather where its first member stood, launched one bucket ahead. Write its reduction
@@ -49,9 +49,8 @@ REDUCTIONS = "reduce"
 RECOMPUTED_KEY = "recomputed"
 """Where the metadata of a node says that backward computes again what forward has computed."""
 
-_RESHAPES = operators.VIEWS | {aten.constant_pad_nd.default, aten.slice.Tensor, aten.clone.default}
-_TO_GATHER = _RESHAPES | {aten._to_copy.default}
-_TO_GRADIENT = _TO_GATHER | {aten.add.Tensor}
+_TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.default}
+_TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten.add.Tensor}
 
 
 class _Member(NamedTuple):
@@ -74,9 +73,10 @@ def _source(launch: Node) -> Node:
 
 
 class _Kind(NamedTuple):
-    """What the members of one bucket have in common."""
+    """What the members of one bucket have in common. `arguments` are the collective's: sum or avg, and the size."""
 
     group: str
+    arguments: tuple[Any, ...]
     dtype: torch.dtype
     block: str
     direction: Direction
@@ -106,6 +106,7 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
         node = member.launch
         return _Kind(
             group=operators.group_name(node),
+            arguments=node.args[1:-1],
             dtype=node.meta["val"].dtype,
             block=_block_of(origin_of(node).module or "", blocks),
             direction=origin_of(node).direction,
@@ -156,12 +157,12 @@ def _find_reductions(graph: Graph) -> list[_Member]:
     return found
 
 
-def _launches(graph: Graph, operator: str) -> Iterable[tuple[Node, Node]]:
+def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
     """Every launch of a collective that one wait follows, unless something writes to what it reads or gives."""
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
     for launch in graph.nodes:
-        if operators.is_collective(launch) and operators.operator_name(launch) == operator:
+        if operators.is_collective(launch) and operators.operator_name(launch) == name:
             waits = list(launch.users)
             touched = {owners[launch], *(owners[x] for x in _chain_to_input(launch))}
             if len(waits) == 1 and operators.is_wait(waits[0]) and not touched & written:
@@ -176,7 +177,7 @@ def _parameters(graph: Graph) -> dict[Node, int]:
 
 
 def _chain_to_input(launch: Node) -> list[Node]:
-    """What an all-gather reads, back through casts and changes of shape: these, last first, then their input."""
+    """What an all-gather reads, back through what may precede it: these nodes, last first, then their input."""
     chain = [_source(launch)]
     while chain[-1].target in _TO_GATHER and len(chain[-1].all_input_nodes) == 1:
         chain.append(chain[-1].all_input_nodes[0])
@@ -251,7 +252,7 @@ class _Writer:
                 self._finish_reduction(*waiting, output)
 
     def _launch_gather(self, bucket: _Bucket, anchor: Node) -> Node:
-        """(n_i / ...) shards -> (N,), one after the other -> (W * N,)"""
+        """Shards of n_i elements -> (N,), one after the other -> (W * N,)"""
         kind, members = bucket
         for member in members:
             for node in reversed(_chain_to_input(member.launch)[:-1]):
@@ -262,7 +263,7 @@ class _Writer:
             return members[0].launch
         shards = [self._call(kind, aten.reshape.default, member.source, [-1]) for member in members]
         flat_N = self._call(kind, aten.cat.default, shards)
-        return self._call(kind, members[0].launch.target, flat_N, *members[0].launch.args[1:])
+        return self._call(kind, members[0].launch.target, flat_N, *kind.arguments, kind.group)
 
     def _finish_gather(self, bucket: _Bucket, launch: Node) -> None:
         """(W * N,) -> (W, N) -> (W, n_i), copied, so that each is laid out as if it had been gathered alone."""
@@ -275,16 +276,16 @@ class _Writer:
         self._hand_out(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
 
     def _launch_reduction(self, bucket: _Bucket, group: str) -> Node:
-        """Gradients -> (W, n_i) -> (W, N) -> (1, N)"""
+        """Gradients of W * n_i elements -> (W, n_i) -> (W, N) -> (1, N)"""
         kind, members = bucket
         first = members[0].launch
         if len(members) == 1:
             first.args = (*first.args[:-1], group)
             return first
-        size = first.args[2]
+        _, size = kind.arguments
         rows = [self._call(kind, aten.reshape.default, member.source, [size, -1]) for member in members]
         rows_WN = self._call(kind, aten.cat.default, rows, 1)
-        return self._call(kind, first.target, rows_WN, *first.args[1:-1], group)
+        return self._call(kind, first.target, rows_WN, *kind.arguments, group)
 
     def _finish_reduction(self, bucket: _Bucket, launch: Node, anchor: Node) -> None:
         """(1, N) -> (1, n_i), views of it."""

@@ -214,12 +214,30 @@ def test_blocks_groups_and_modules_outside_blocks_have_buckets_of_their_own_laun
     ]
 
 
+@pytest.mark.parametrize("outside, num_buckets", [("layers.0.b", 1), ("layers.1.a", 2), ("tables.0.b", 2)])
+def test_only_parameters_of_one_block_share_a_bucket(outside: str, num_buckets: int) -> None:
+    sketch = Sketch()
+    at = "tables.0.a" if outside.startswith("tables") else "layers.0.a"
+    fulls = [gather(sketch, sketch.placeholder(name, 2), module) for name, module in (("a", at), ("b", outside))]
+    assert len(collectives(bucketed(sketch, fulls[0], *fulls))) == num_buckets
+
+
 def test_gradients_of_two_dtypes_are_reduced_apart() -> None:
     sketch = Sketch()
     a, b = sketch.placeholder("a", 2), sketch.placeholder("b", 2)
     full = sketch.placeholder("full", 4)
     outputs = [reduce(sketch, full, "layers.0", dtype=dtype) for dtype in (F32, BF16)]
     assert (a, b) and len(collectives(bucketed(sketch, full, *outputs))) == 2
+
+
+@pytest.mark.parametrize("operation, num_buckets", [("sum", 1), ("avg", 2)])
+def test_sums_and_means_are_reduced_apart(operation: str, num_buckets: int) -> None:
+    sketch = Sketch()
+    a, b, full = (sketch.placeholder(name, size) for name, size in (("a", 2), ("b", 2), ("full", 4)))
+    outputs = [reduce(sketch, full, "layers.0") for _ in (a, b)]
+    launch = next(node for node in sketch.graph.nodes if node.name == "reduce_scatter_tensor")
+    launch.args = (launch.args[0], operation, *launch.args[2:])
+    assert len(collectives(bucketed(sketch, full, *outputs))) == num_buckets
 
 
 def chunked_gradients() -> tuple[Sketch, list[Node]]:
@@ -270,6 +288,21 @@ def uneven() -> tuple[Sketch, list[Node]]:
 
 def test_uneven_shards_are_padded_and_cut_as_before() -> None:
     assert len(collectives(assert_same_bits(uneven))) == 2
+
+
+def padded_in_the_graph() -> tuple[Sketch, list[Node]]:
+    """The same, but a shard is stored without its padding row, which the graph adds, and cuts off its gradient."""
+    sketch = Sketch()
+    shards = [sketch.placeholder("a", 1, 3), sketch.placeholder("b", 2, 3)]
+    padded = sketch.call(aten.constant_pad_nd.default, shards[0], [0, 0, 0, 1])
+    fulls = [gather(sketch, x, "layers.0") for x in (padded, shards[1])]
+    gradients = [reduce(sketch, sketch.call(aten.cos.default, full, backward=True), "layers.0") for full in fulls]
+    cut = sketch.call(aten.slice.Tensor, gradients[0], 0, 0, 1, backward=True)
+    return sketch, [sketch.call(aten.sum.default, fulls[0]), cut, gradients[1]]
+
+
+def test_shards_may_be_padded_and_gradients_cut_in_the_graph() -> None:
+    assert len(collectives(assert_same_bits(padded_in_the_graph))) == 2
 
 
 def turned() -> tuple[Sketch, list[Node]]:

@@ -91,6 +91,7 @@ def test_a_group_name_cannot_stand_for_other_ranks():
 def test_leaving_forgets_the_groups_that_a_graph_asked_for():
     def body(mesh):
         ensure_group("extra", mesh.partition(FSDP))
+        dist.barrier()
         leave_groups()
         with pytest.raises(RuntimeError, match="extra"):
             _resolve_process_group("extra")

@@ -9,8 +9,18 @@ from harness.graph.offload import offload
 from harness.graph.verify import verify
 from harness.graph.writer import CHUNK_KEY
 from tests.harness.graph.chunk.test_chunk import Block
-from tests.harness.graph.graphs import Applied, D, Layers, batch, differing, listing, parameter, run_eager, run_graph
-from tests.harness.graph.graphs import trace
+from tests.harness.graph.graphs import (
+    Applied,
+    D,
+    Layers,
+    batch,
+    differing,
+    listing,
+    parameter,
+    run_eager,
+    run_graph,
+    trace,
+)
 from tests.harness.graph.memory_graphs import context_with, rewritten, two_blocks, with_policy
 
 

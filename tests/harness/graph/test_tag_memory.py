@@ -146,8 +146,9 @@ def test_attention_as_a_higher_order_operator_is_heavy_and_may_run_twice_but_no_
 def test_a_batched_product_larger_than_its_factors_is_recomputed(length: int, tag: str) -> None:
     sketch = Sketch()
     q, k = sketch.placeholder("q", 2, length, 1), sketch.placeholder("k", 2, 1, length)
-    found = tagged(sketch, "selective", sketch.call(aten.sum.default, sketch.call(aten.bmm.default, q, k)))
-    assert found == {"sum_1": "recompute", "bmm": tag}
+    weights = sketch.call(aten.neg.default, sketch.call(aten.bmm.default, q, k))
+    found = tagged(sketch, "selective", sketch.call(aten.sum.default, weights, backward=True))
+    assert found == {"neg": "recompute", "bmm": tag}
 
 
 # -- what never runs twice ----------------------------------------------------------------------------

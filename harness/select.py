@@ -4,8 +4,8 @@
     and_expr:   not_expr ("and" not_expr)*
     not_expr:   "not" not_expr | "(" expression ")" | name
 
-A name matches, whatever its letter case, when it is a substring of the case's name or family. Own,
-because pytest's evaluator is private; a test holds the two together.
+A name that is a case's whole name means that case alone, so moe_seq leaves moe_seq_full out. Any other
+matches, whatever its letter case, as a substring of a case's name or family.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
     if expression is None or not expression.strip():
         return list(cases)
     evaluate = compile_expression(expression)
-    selected = [case for case in cases if evaluate(partial(_matches, case))]
+    names = {case.name for case in cases}
+    selected = [case for case in cases if evaluate(partial(_matches, case, names))]
     if not selected:
         raise UsageError(
             "no case matches the expression",
@@ -45,7 +46,9 @@ def compile_expression(expression: str) -> Node:
     return _Parser(expression).parse()
 
 
-def _matches(case: Case, name: str) -> bool:
+def _matches(case: Case, names: set[str], name: str) -> bool:
+    if name.lower() in names:
+        return name.lower() == case.name
     return any(name.lower() in text.lower() for text in (case.name, case.family))
 
 

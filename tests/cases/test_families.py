@@ -68,7 +68,8 @@ def test_cases_that_must_differ_say_in_what():
 
 
 @pytest.mark.parametrize(
-    "expression", ["moe_seq", "moe and batch", "unequal", "chunking and not moe", "not (moe_seq or unequal)"]
+    "expression",
+    ["moe_seq", "not moe_seq", "moe and batch", "unequal", "chunking and not moe", "not (moe_seq or unequal)"],
 )
 def test_pytest_selects_the_same_cases_as_the_command_line(expression):
     root = Path(cases.__file__).parents[1]

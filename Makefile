@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CASES := transformer_batch or moe_batch or moe_seq
+CASES := chunking and not unchunked
 
 .PHONY: run test check bench clean
 

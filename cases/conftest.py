@@ -1,12 +1,10 @@
-"""Let pytest select cases as `bitproof run -k` does: by name and by family."""
+"""Let pytest select cases as `bitproof run -k` does: by name and by family, and one alone by its whole name."""
 
 from __future__ import annotations
 
 import pytest
 
-from cases import all_cases
-from harness.errors import UsageError
-from harness.select import select
+from harness.case import Case
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -15,18 +13,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    names = [_case_name(item) for item in items]
-    if not config.option.keyword or None in names:
-        return  # other tests are there, too: pytest's own selection holds for all
-    try:
-        chosen = {case.name for case in select(all_cases(), config.option.keyword)}
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
-    config.hook.pytest_deselected(items=[item for item, name in zip(items, names, strict=True) if name not in chosen])
-    items[:] = [item for item, name in zip(items, names, strict=True) if name in chosen]
-    config.option.keyword = ""  # done
+    cases = {item: case for item in items if (case := _case_of(item))}
+    for item, case in cases.items():
+        item.extra_keyword_matches.add(case.family)
+    whole = config.option.keyword.strip()
+    if whole in {case.name for case in cases.values()}:
+        others = [item for item, case in cases.items() if case.name != whole]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
 
-def _case_name(item: pytest.Item) -> str | None:
+def _case_of(item: pytest.Item) -> Case | None:
     callspec = getattr(item, "callspec", None)
-    return callspec.params["case"].name if callspec and "case" in callspec.params else None
+    return callspec.params.get("case") if callspec else None

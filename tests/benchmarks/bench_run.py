@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from tabulate import tabulate
 
-CASES = "transformer_batch or moe_batch or moe_seq"
+CASES = "chunking and not unchunked"
 SAMPLE_SECONDS = 0.5
 
 

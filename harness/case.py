@@ -139,9 +139,12 @@ class Memory:
     | policy      | saved                                                      | else                               |
     |-------------|------------------------------------------------------------|------------------------------------|
     | `none`      | everything                                                 |                                    |
-    | `selective` | compute-heavy operators, all-gathers, all-to-alls          | recomputed                         |
+    | `selective` | what enters a block, compute-heavy operators, collectives  | recomputed                         |
     | `full`      | what enters a block                                        | recomputed                         |
     | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
+
+    Whatever the policy, what would not be the same a second time (random draws, readers of a buffer that the
+    step writes) and what lies outside every block is saved. harness/graph/tag_memory.py has the rules.
     """
 
     policy: Literal["none", "selective", "full", "offload"] = "none"

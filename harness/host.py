@@ -257,6 +257,7 @@ def answer_of(
     """What a run request is answered with."""
     return {
         "graph": graph,
+        "peak_mib": max((rank["peak_mib"] for rank in done if rank.get("peak_mib") is not None), default=None),
         "kept": next((rank["kept"] for rank in done if rank["kept"]), None),
         "seconds": {
             "prepare": prepare_seconds,

@@ -218,6 +218,7 @@ class CaseRun:
         self.deadline = time.monotonic() + options.timeout
         self.seconds: dict[str, Any] = {"trace": 0.0, "passes": {}, "reference": 0.0, "candidate": 0.0, "compare": 0.0}
         self.passes: list[dict[str, Any]] = []
+        self.memory: dict[str, float | None] = {}
         self._on_event = on_event
 
     def result(self) -> CaseResult:
@@ -228,10 +229,10 @@ class CaseRun:
             judgement, recordings = self._judge()
         except BitproofError as error:
             self.seconds["total"] = time.monotonic() - began
-            return result_of_error(self.case, error, **where, seconds=self.seconds, passes=self.passes)
+            return result_of_error(self.case, error, **where, **self._measured())
         self.seconds["total"] = time.monotonic() - began
         losses = {role: recording.losses() for role, recording in recordings.items()}
-        return result_of(self.case, judgement, **where, losses=losses, seconds=self.seconds, passes=self.passes)
+        return result_of(self.case, judgement, **where, losses=losses, **self._measured())
 
     def record(self, role: Role, arm: str, *, out: Path | None = None, keep: Key | None = None) -> dict[str, Any]:
         """One run of one system, recorded at `out`, or with `keep` one value; returns what the host says of it."""
@@ -335,12 +336,16 @@ class CaseRun:
     def _note(self, role: Role, answer: dict[str, Any]) -> None:
         """Keep a run's times, and what it says of its graph."""
         self.seconds[role] = answer["seconds"]["steps"]
+        self.memory[role] = answer.get("peak_mib")
         self.seconds.setdefault("start_ranks", {})[role] = answer["seconds"]["start_ranks"]
         self.seconds.setdefault("record", {})[role] = answer["seconds"]["record"]
         if graph := answer["graph"]:
             self.seconds["trace"] += graph["seconds"].get("trace", 0.0)
             self.seconds["passes"] |= graph["seconds"].get("passes", {})
             self.passes = graph["passes"]
+
+    def _measured(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "memory": self.memory, "passes": self.passes}
 
     def _recording(self, role: Role, arm: str) -> Path:
         suffix = "" if arm == "first" else f".{arm}"

@@ -134,7 +134,10 @@ def zero_counts() -> dict[str, int]:
 
 @dataclass(kw_only=True)
 class CaseResult:
-    """One case's line in the report. `error` holds a failure's whole text, rank traceback included."""
+    """One case's line in the report. `error` holds a failure's whole text, rank traceback included.
+
+    `memory` holds each side's peak of allocated device memory during the steps, in MiB, None on a CPU.
+    """
 
     case: Case
     verdict: Verdict
@@ -152,6 +155,7 @@ class CaseResult:
     seconds: dict[str, Any] = field(default_factory=dict)
     passes: list[dict[str, Any]] = field(default_factory=list)
     closeness: Closeness | None = None
+    memory: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def as_expected(self) -> bool:

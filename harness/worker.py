@@ -110,6 +110,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     injector = Injector(job.fault, rank)
     system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
     recorder = Recorder(rank, job.keep, job.keeps_values)
+    _forget_peak(device)
     began = time.perf_counter()
     for step in range(job.steps):
         report({"event": "step", "step": step})
@@ -129,6 +130,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
             "event": "done",
             "seconds": seconds,
             "record_seconds": recorder.seconds,
+            "peak_mib": _peak_mib(device),
             "determinism": determinism,
             "system": _describe_system(system),
             "kept": recorder.rows[job.keep.key].digest if job.keep and job.keep.key in recorder.rows else None,
@@ -219,6 +221,20 @@ def _import_factory(name: str, built_in: list[str]) -> Callable[[Case, Mesh], Sy
             fix="run from the folder that holds the package, or install it",
         ) from error
     return found
+
+
+def _forget_peak(device: torch.device) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_mib(device: torch.device) -> float | None:
+    """The most device memory that the steps' tensors took at once, as the allocator saw it; None on a CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 
 
 def _describe_system(system: System) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from harness.records import CaseResult, Verdict
 
 
 def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """A judged case. `facts` are CaseResult's remaining fields: losses, seconds, passes."""
+    """A judged case. `facts` are CaseResult's remaining fields: losses, seconds, passes, memory."""
     judged = {name: getattr(judgement, name) for name in judgement.__dataclass_fields__}
     return _result(case, device=device, backend=backend, **judged, **facts)
 

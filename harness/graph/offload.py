@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from harness.graph import offload_operators, operators
@@ -86,6 +84,6 @@ def _call(activation: Node, target: Callable[..., Any], args: tuple[Any, ...], s
     with graph.inserting_before(before):
         node = graph.create_node("call_function", target, args, name=f"{activation.name}_{suffix}")
     values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
-    with torch.no_grad(), detect_fake_mode(values) or nullcontext():
+    with torch.no_grad(), values[0].fake_mode:
         node.meta = {"val": target(*values), META_KEY: origin_of(activation)}
     return node

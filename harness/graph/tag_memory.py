@@ -15,6 +15,8 @@ Refuses:  nothing.
        read by another block                      saved: it enters that block
        parts of a tuple, waits                    as what they are a part of, or wait for
        views                                      recomputed, which is free
+       batched products larger than both factors  recomputed: attention scores, written out, cost memory beyond
+         together                                 measure and little work (Korthikanti et al. 2022, arXiv:2205.05198)
        compute-heavy operators, collectives       saved with `selective` and `offload`, recomputed with `full`
        all else                                   recomputed
 
@@ -98,7 +100,11 @@ class _Tagger:
             return self._is_recomputed(node.all_input_nodes[0])
         is_view = self.owners[node] is not node
         is_heavy = operators.operator_name(node) in operators.COMPUTE_HEAVY or operators.is_collective(node)
-        return is_view or not (is_heavy and self.saves_heavy)
+        return is_view or not (is_heavy and self.saves_heavy) or self._is_scores(node)
+
+    def _is_scores(self, node: Node) -> bool:
+        factors = sum(map(self._size, node.all_input_nodes))
+        return operators.operator_name(node) in ("bmm", "baddbmm") and self._size(node) > factors
 
     def _can_run_twice(self, node: Node) -> bool:
         if isinstance(node.target, HigherOrderOperator):

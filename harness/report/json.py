@@ -104,6 +104,7 @@ def _case_to_dict(result: CaseResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "passes": result.passes,
         "closeness": _closeness_to_dict(result.closeness) if result.closeness else None,
+        "memory": result.memory,
         "case": result.case.to_dict(),
     }
 
@@ -135,6 +136,7 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
         first_divergence=None if divergence is None else _divergence(reader, divergence, f"{where}.first_divergence"),
         error=reader.optional_text(values, "error", where),
         seconds=reader.table(values.get("seconds"), f"{where}.seconds"),
+        memory=reader.table(values.get("memory", {}), f"{where}.memory"),
         passes=[
             reader.table(item, f"{where}.passes") for item in reader.array(values.get("passes", []), f"{where}.passes")
         ],

@@ -22,6 +22,16 @@ def test_cases_are_listed_by_name_in_order():
         "moe_batch",
         "moe_seq",
         "unchunked",
+        "transformer_batch_selective",
+        "transformer_batch_full",
+        "transformer_batch_offload",
+        "moe_batch_selective",
+        "moe_batch_full",
+        "moe_batch_offload",
+        "moe_seq_selective",
+        "moe_seq_full",
+        "moe_seq_offload",
+        "unchunked_full",
         "early_accumulation",
         "chunked_vs_unchunked",
         "transformer_batch_qwen3_moe",
@@ -164,7 +174,8 @@ def test_every_chunking_case_is_also_bucketed():
 
 
 @pytest.mark.parametrize(
-    "expression", ["moe_seq", "moe and batch", "unequal", "chunking and not moe", "not (moe_seq or unequal)"]
+    "expression",
+    ["moe_seq", "not moe_seq", "moe and batch", "unequal", "chunking and not moe", "not (moe_seq or unequal)"],
 )
 def test_pytest_selects_the_same_cases_as_the_command_line(expression):
     root = Path(cases.__file__).parents[1]

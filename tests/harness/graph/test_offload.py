@@ -6,6 +6,7 @@ import torch
 
 from harness.graph import offload_operators
 from harness.graph.offload import offload
+from harness.graph.tag_memory import tag_memory
 from harness.graph.verify import verify
 from harness.graph.writer import CHUNK_KEY
 from tests.harness.graph.chunk.test_chunk import Block
@@ -63,6 +64,18 @@ def test_copies_leave_after_the_last_use_and_come_back_a_block_ahead() -> None:
         "neg_reloaded = wait_reload(neg_reload)",
         "mm_5 = mm(neg_reloaded, mm_4)",
         "return [sum_1, mm_3, mm_5]",
+    ]
+
+
+def test_without_recomputation_backward_reads_the_copy_all_the_same() -> None:
+    blocks = two_blocks()
+    context = context_with(blocks.sketch, "offload")
+    module = offload(tag_memory(blocks.module, context, blocks="layers.*"), context, blocks="layers.*")
+    assert [line for line in listing(module) if "reloaded" in line] == [
+        "mm_reloaded = wait_reload(mm_reload)",
+        "cos_1 = cos(mm_reloaded)",
+        "neg_reloaded = wait_reload(neg_reload)",
+        "mm_5 = mm(neg_reloaded, mm_4)",
     ]
 
 

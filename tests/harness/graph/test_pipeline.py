@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch.fx import GraphModule
 
-from harness.case import Pipeline
+from harness.case import Memory, Pipeline
 from harness.errors import ChunkError, PassError
 from harness.graph.context import PassContext
 from harness.graph.pipeline import build_pipeline, run_pipeline
@@ -25,13 +26,34 @@ def names(context: PassContext) -> list[str]:
 
 def test_the_passes_of_a_chunked_and_of_an_unchunked_case(model: Layers) -> None:
     joint = trace(model)
-    assert names(context_of(joint, "layers.*")) == ["clean_up", "chunk", "concretize_symbols"]
-    assert names(context_of(joint)) == ["clean_up", "concretize_symbols"]
+    assert names(context_of(joint, "layers.*")) == ["clean_up", "chunk", "concretize_symbols", "measure_memory"]
+    assert names(context_of(joint)) == ["clean_up", "concretize_symbols", "measure_memory"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "added"),
+    [
+        ("none", []),
+        ("selective", ["tag_memory", "rematerialize"]),
+        ("full", ["tag_memory", "rematerialize"]),
+        ("offload", ["tag_memory", "offload", "rematerialize"]),
+    ],
+)
+def test_a_memory_policy_adds_its_passes_before_chunk(model: Layers, policy: Any, added: list[str]) -> None:
+    context = replace(context_of(trace(model), "layers.*"), memory=Memory(policy=policy))
+    assert names(context) == ["clean_up", *added, "chunk", "concretize_symbols", "measure_memory"]
 
 
 def test_the_optional_passes_run_between_chunk_and_concretize(model: Layers) -> None:
     context = replace(context_of(trace(model), "layers.*"), pipeline=Pipeline(isolate_groups=True, bucket=True))
-    assert names(context) == ["clean_up", "chunk", "isolate_process_groups", "bucket", "concretize_symbols"]
+    assert names(context) == [
+        "clean_up",
+        "chunk",
+        "isolate_process_groups",
+        "bucket",
+        "concretize_symbols",
+        "measure_memory",
+    ]
 
 
 def test_every_pass_reports_its_nodes_before_and_after(model: Layers) -> None:
@@ -39,7 +61,7 @@ def test_every_pass_reports_its_nodes_before_and_after(model: Layers) -> None:
     context = context_of(joint, "layers.*")
     traced = len(joint.module.graph.nodes)
     module, reports = run_pipeline(joint.module, build_pipeline(context), context)
-    assert [report.name for report in reports] == ["clean_up", "chunk", "concretize_symbols"]
+    assert [report.name for report in reports] == ["clean_up", "chunk", "concretize_symbols", "measure_memory"]
     assert reports[0].nodes_before == traced
     assert [r.nodes_after for r in reports[:-1]] == [r.nodes_before for r in reports[1:]]
     assert reports[-1].nodes_after == len(module.graph.nodes)

@@ -142,6 +142,15 @@ def test_attention_as_a_higher_order_operator_is_heavy_and_may_run_twice_but_no_
         assert tagged(sketch, policy, node) == {node.name: expected}
 
 
+@pytest.mark.parametrize(("length", "tag"), [(3, "recompute"), (2, "save")])
+def test_a_batched_product_larger_than_its_factors_is_recomputed(length: int, tag: str) -> None:
+    sketch = Sketch()
+    q, k = sketch.placeholder("q", 2, length, 1), sketch.placeholder("k", 2, 1, length)
+    weights = sketch.call(aten.neg.default, sketch.call(aten.bmm.default, q, k))
+    found = tagged(sketch, "selective", sketch.call(aten.sum.default, weights, backward=True))
+    assert found == {"neg": "recompute", "bmm": tag}
+
+
 # -- what never runs twice ----------------------------------------------------------------------------
 
 

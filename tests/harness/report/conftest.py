@@ -59,6 +59,7 @@ def make_result() -> Callable[..., CaseResult]:
             "losses": {"reference": [LOSS], "candidate": [LOSS]},
             "seconds": {"trace": 2.0, "passes": {"chunk": 0.5}, "reference": 1.25},
             "passes": [{"name": "chunk", "seconds": 0.5, "nodes_before": 10, "nodes_after": 20}],
+            "memory": {"reference": None, "candidate": 12.5},
             **facts,
         }
         return CaseResult(case=case, verdict=Verdict(verdict), **values)

@@ -20,7 +20,7 @@ def test_the_schema_holds_every_promised_field(make_report, make_result):
     assert values["schema"] == 1
     promised = (
         "name verdict expected reference candidate world_size steps device backend compared mismatched control "
-        "losses first_divergence error seconds"
+        "losses first_divergence error seconds memory"
     )
     assert set(promised.split()) <= set(values["cases"][0])
     divergence = (

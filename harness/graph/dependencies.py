@@ -3,7 +3,7 @@
 A node waits for what it reads. It also waits for nodes it does not read: a write to a storage waits
 for all earlier readers and the earlier writer of that storage, a reader for the last writer, and a
 random draw for the draw before it. Two random draws never change places, nor do two writes of one
-buffer; everything else may.
+buffer; everything else may. A collective reads its input until it has been waited for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
     for node in graph.nodes:
         before = found[node] = set(node.all_input_nodes)
         written = {owners[x] for x in operators.written_arguments(node)}
-        for owner in {owners[x] for x in node.all_input_nodes}:
+        in_flight = node.all_input_nodes[0].all_input_nodes if operators.is_wait(node) else []
+        for owner in {owners[x] for x in (*node.all_input_nodes, *in_flight)}:
             if owner in writer:
                 before.add(writer[owner])
             if owner in written:

@@ -155,12 +155,14 @@ class Pipeline:
 
     `isolate_groups` gives expert all-to-alls a process group of their own where they share one; `bucket`
     joins the all-gathers and reduce-scatters of a block; `overlap` reorders so that one chunk's
-    all-to-all is in flight during the other chunk's compute.
+    all-to-all is in flight during the other chunk's compute. `overlap_costs` is the path of a cost model
+    for that, fitted to another machine than the one that comes with bitproof was.
     """
 
     isolate_groups: bool = False
     bucket: bool = False
     overlap: bool = False
+    overlap_costs: str | None = None
     backend: Literal["fx", "regional_inductor", "inductor"] = "fx"
 
 

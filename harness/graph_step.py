@@ -71,6 +71,7 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
         expert_groups=frozenset({EXPERT}),
         guards=tuple(joint.guards),
         memory=case.memory,
+        pipeline=case.pipeline,
     )
     module, reports = run_pipeline(joint.module, build_pipeline(context), context)
     return GraphProgram(

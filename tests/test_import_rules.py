@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOOR = {"harness", "harness.errors", "harness.case", "harness.records"}
-PASSES = {"harness.graph.chunk", "harness.graph.clean_up", "harness.graph.concretize_symbols"}
+PASSES = {"harness.graph.chunk", "harness.graph.clean_up", "harness.graph.concretize_symbols", "harness.graph.overlap"}
 
 
 def module_name(path: Path) -> str:

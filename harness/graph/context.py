@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.case import Chunking, Memory
+from harness.case import Chunking, Memory, Pipeline
 from harness.graph.trace import ChunkSymbol, Guard
 
 
@@ -22,4 +22,5 @@ class PassContext:
     expert_groups: frozenset[str] = frozenset()
     guards: tuple[Guard, ...] = field(default=())
     memory: Memory = field(default_factory=Memory)
+    pipeline: Pipeline = field(default_factory=Pipeline)
     facts: dict[str, Any] = field(default_factory=dict)

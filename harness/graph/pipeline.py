@@ -20,6 +20,7 @@ from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
 from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
+from harness.graph.overlap import overlap
 from harness.graph.verify import verify
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def build_pipeline(context: PassContext) -> list[Pass]:
     return [
         clean_up,
         *([chunk] if context.chunking else []),
+        *([overlap] if context.pipeline.overlap else []),
         concretize_symbols,
     ]
 

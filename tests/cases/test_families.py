@@ -22,6 +22,9 @@ def test_cases_are_listed_by_name_in_order():
         "unchunked",
         "early_accumulation",
         "chunked_vs_unchunked",
+        "transformer_batch_overlap",
+        "moe_batch_overlap",
+        "moe_seq_overlap",
     ]
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 

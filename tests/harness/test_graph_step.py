@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.fx import Node
 
+from cases import overlap
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from harness import graph_step
-from harness.case import Case, Chunking
+from harness.case import Case, Chunking, Pipeline
 from harness.graph_step import GraphProgram, prepare
 from reference.models import model_config
 
@@ -82,3 +84,22 @@ def test_expert_all_to_alls_are_twice_those_of_the_unchunked_step(program: Graph
     once = collectives(prepare(unchunked, CPU))["all_to_all_single"]
     assert once == 5 * NUM_MOE_LAYERS, "counts, rows there and back; backward, back and there"
     assert collectives(program)["all_to_all_single"] == 2 * once
+
+
+@pytest.mark.parametrize("case", overlap.CASES, ids=lambda case: case.name)
+def test_an_overlapped_step_runs_the_same_nodes_and_hides_most_of_its_all_to_alls(case: Case) -> None:
+    chunked = prepare(replace(case, pipeline=Pipeline()), CPU)
+    program = prepare(case, CPU)
+    assert program.code_hash != chunked.code_hash
+    assert sorted(map(described, program.module.graph.nodes)) == sorted(map(described, chunked.module.graph.nodes))
+    facts = next(report["facts"] for report in program.passes if report["name"] == "overlap")
+    assert facts["all_to_alls"] == collectives(program)["all_to_all_single"]
+    assert facts["after"]["step_seconds"] < facts["before"]["step_seconds"]
+    for direction in ("forward", "backward"):
+        before, after = facts["before"][direction], facts["after"][direction]
+        assert before["all_to_all_seconds"] == after["all_to_all_seconds"] > 0
+        assert before["hidden_fraction"] == 0 < 0.5 < after["hidden_fraction"] <= 1
+
+
+def described(node: Node) -> str:
+    return f"{node.name} {node.target} {node.args} {node.kwargs}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch.fx import GraphModule
 
+from harness.case import Pipeline
 from harness.errors import ChunkError, PassError
 from harness.graph.context import PassContext
 from harness.graph.pipeline import build_pipeline, run_pipeline
@@ -24,6 +27,11 @@ def test_the_passes_of_a_chunked_and_of_an_unchunked_case(model: Layers) -> None
     joint = trace(model)
     assert names(context_of(joint, "layers.*")) == ["clean_up", "chunk", "concretize_symbols"]
     assert names(context_of(joint)) == ["clean_up", "concretize_symbols"]
+
+
+def test_overlap_comes_when_asked_for_and_before_sizes_become_numbers(model: Layers) -> None:
+    context = replace(context_of(trace(model), "layers.*"), pipeline=Pipeline(overlap=True))
+    assert names(context) == ["clean_up", "chunk", "overlap", "concretize_symbols"]
 
 
 def test_every_pass_reports_its_nodes_before_and_after(model: Layers) -> None:

@@ -1,0 +1,255 @@
+"""What each node of a graph costs: lines fitted by least squares to measured times.
+
+A node is of one kind, and every kind has a line `seconds = fixed + per_unit * amount`:
+
+| kind                           | what                                                | amount                    |
+|--------------------------------|-----------------------------------------------------|---------------------------|
+| `view`                         | rearranges without moving data, or computes a size  | 0                         |
+| `matmul`, `attention`          | products of matrices, attention                     | floating-point operations |
+| `host_sync`                    | reads a number from the device                      | 0                         |
+| `memory`                       | everything else                                     | bytes read and written    |
+| `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes given by one rank   |
+| `launch all_to_all_single/2`   | calling it, until the call returns                  | the same                  |
+
+A group size that was not measured takes the line of the nearest that was; a collective that does not
+tell its size, that of the largest.
+
+Sizes that depend on data have no number in a graph. Routing counts as balanced: each rank of a group
+sends a rank as many rows as any other, so as many rows arrive as are sent. Any other such size counts as 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from harness.errors import PassError
+from harness.graph import operators
+from harness.graph.symbols import SYMBOLIC_SCALARS, expression
+
+CPU_GLOO = Path(__file__).with_name("cpu_gloo_8_ranks.json")
+"""The model for the CPU: fitted to 8 gloo ranks. Its `description` names the machine."""
+
+SCHEMA = 1
+_REPEATS = 20
+_MATMUL = {"mm", "bmm", "addmm", "baddbmm", "_grouped_mm"}
+
+
+class Work(NamedTuple):
+    """A node's kind and the amount that its line is multiplied with."""
+
+    kind: str
+    amount: float
+
+
+class Cost(NamedTuple):
+    """Seconds for which a node occupies its rank, and, of a collective, seconds in flight after that."""
+
+    compute: float
+    transfer: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """`seconds = fixed + per_unit * amount`, and how well it fits the `points` it was fitted to."""
+
+    fixed: float
+    per_unit: float
+    points: int
+    r2: float
+    median_relative_error: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A line for each kind. `description` says on which machine they were measured."""
+
+    description: dict[str, Any]
+    lines: Mapping[str, Line]
+
+    def seconds(self, work: Work) -> float:
+        """What a node is expected to take. Raises PassError for a kind that was never measured."""
+        line = self.lines.get(work.kind) or self._nearest(work.kind)
+        return line.fixed + line.per_unit * work.amount
+
+    def _nearest(self, kind: str) -> Line:
+        name, _, size = kind.partition("/")
+        measured = {
+            int(known.split("/")[1]): line for known, line in self.lines.items() if known.startswith(f"{name}/")
+        }
+        if not measured:
+            raise PassError(
+                f"the cost model has no line for {name}",
+                expected="one of " + ", ".join(sorted(self.lines)),
+                found=name,
+                fix="fit a model on a graph that calls it: python tests/benchmarks/fit_costs.py --help",
+            )
+        return measured[min(measured, key=lambda known: abs(math.log(known / (int(size) or max(measured)))))]
+
+    def save(self, path: Path) -> None:
+        """Write the model as JSON."""
+        path.write_text(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> CostModel:
+        """Read what `save` wrote. Raises PassError for anything else."""
+        try:
+            values = json.loads(path.read_text())
+            if values["schema"] != SCHEMA:
+                raise ValueError(f"schema {values['schema']}")
+            lines = {kind: Line(**line) for kind, line in values["lines"].items()}
+            if not all(math.isfinite(x) and x >= 0 for line in lines.values() for x in (line.fixed, line.per_unit)):
+                raise ValueError("a line that is not finite and positive")
+            return CostModel(values["description"], lines)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PassError(
+                f"cannot read the cost model {path}",
+                expected=f"a file of schema {SCHEMA} written by tests/benchmarks/fit_costs.py",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+
+
+def fit(points: Iterable[tuple[Work, float]], description: dict[str, Any]) -> CostModel:
+    """A model from measured (work, seconds), by least squares of error^2 / predicted seconds: noise grows with time.
+
+    Unweighted, the largest sizes alone would decide what small ones cost. With these weights, found by
+    repeating the fit, a line's predictions add up to what was measured. Neither part of a line is
+    negative: a line that would start below zero goes through the origin, one that would fall is flat.
+    """
+    by_kind: dict[str, list[tuple[float, float]]] = {}
+    for work, seconds in points:
+        by_kind.setdefault(work.kind, []).append((work.amount, seconds))
+    return CostModel(description, {kind: _fit_line(by_kind[kind]) for kind in sorted(by_kind)})
+
+
+def _fit_line(points: list[tuple[float, float]]) -> Line:
+    x, y = torch.tensor(points, dtype=torch.float64).unbind(1)
+    predicted = torch.ones_like(y)
+    for _ in range(_REPEATS):
+        weight = (1 / predicted) / (1 / predicted).sum()
+        fixed, per_unit = _weighted_line(x, y, weight)
+        predicted = fixed + per_unit * x + 1e-3 * y.mean()  # the last term bounds the weight of an amount of 0
+    errors, variance = y - (fixed + per_unit * x), ((y - y.mean()) ** 2).sum()
+    r2 = 1 - (errors**2).sum() / variance if variance > 0 else torch.ones_like(variance)
+    return Line(fixed.item(), per_unit.item(), len(points), r2.item(), (errors.abs() / y).median().item())
+
+
+def _weighted_line(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    mean_x, mean_y = (weight * x).sum(), (weight * y).sum()
+    spread = (weight * (x - mean_x) ** 2).sum()
+    nothing = torch.zeros_like(spread)
+    per_unit = (weight * (x - mean_x) * (y - mean_y)).sum() / spread if spread > 0 else nothing
+    fixed = mean_y - per_unit * mean_x
+    if per_unit < 0:
+        return mean_y, nothing
+    return (fixed, per_unit) if fixed >= 0 else (nothing, (weight * x * y).sum() / (weight * x * x).sum())
+
+
+def node_costs(graph: Graph, model: CostModel | None) -> dict[Node, Cost]:
+    """Every node's cost; without a model, compute is free and every collective takes 1."""
+    sizes = Sizes()
+    views = operators.storage_owners(graph.nodes)
+    costs = {}
+    for node in graph.nodes:
+        is_collective = operators.is_collective(node)
+        if is_collective:
+            sizes.expect_balance(node)
+        if node.op != "call_function" or operators.is_wait(node):
+            costs[node] = Cost(0.0, 0.0)
+        elif model is None:
+            costs[node] = Cost(0.0, float(is_collective))
+        else:
+            work = work_of(node, views[node] is not node, lambda x: x.meta.get("val"), sizes.number)
+            seconds = model.seconds(work)
+            costs[node] = Cost(model.seconds(launching(work)), seconds) if is_collective else Cost(seconds, 0.0)
+    return costs
+
+
+def launching(collective: Work) -> Work:
+    """The work of calling a collective, until the call returns."""
+    return Work(f"launch {collective.kind}", collective.amount)
+
+
+def work_of(node: Node, is_view: bool, value_of: Callable[[Node], Any], number: Callable[[Any], float] = float) -> Work:
+    """A call's kind and amount. `value_of` gives the fake or real value of a node, `number` that of a size."""
+
+    def extent(x: Tensor) -> float:
+        return math.prod(map(number, x.shape))
+
+    def bytes_of(nodes: Iterable[Node]) -> float:
+        return sum(extent(x) * x.element_size() for node in nodes for x in _tensors(value_of(node)))
+
+    name = operators.operator_name(node)
+    if operators.is_collective(node):
+        return Work(f"{name.removesuffix('_coalesced')}/{_group_size(node)}", bytes_of(node.all_input_nodes))
+    if name == "_local_scalar_dense":
+        return Work("host_sync", 0)
+    if node.target is operator.getitem or not list(_tensors(value_of(node))):
+        return Work("view", 0)
+    if is_view and not operators.written_arguments(node):
+        return Work("view", 0)
+    if name in _MATMUL:
+        left, right = [value_of(x) for x in node.args[name in ("addmm", "baddbmm") :][:2]]  # type: ignore[arg-type]
+        experts = number(left.shape[0]) if left.dim() > right.dim() else 1  # each column is one expert's
+        return Work("matmul", 2 * extent(left) * number(right.shape[-1]) / experts)
+    if name.removesuffix("_backward") in operators.ATTENTION:
+        # Q K^T and P V; backward multiplies five times. Queries and keys are as many.
+        query, key = (value_of(x) for x in node.args[:2])  # type: ignore[arg-type]
+        return Work("attention", (10 if name.endswith("backward") else 4) * extent(query) * number(key.shape[-2]))
+    return Work("memory", bytes_of([*node.all_input_nodes, node]))
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _group_size(node: Node) -> int:
+    """How many ranks a collective has, as far as its arguments say; else 0."""
+    name = operators.operator_name(node)
+    if name == "all_to_all_single":
+        return len(node.args[1])  # type: ignore[arg-type]
+    return int(node.args[-2]) if name.startswith(("all_gather", "reduce_scatter")) else 0  # type: ignore[arg-type]
+
+
+class Sizes:
+    """Numbers for sizes, those that depend on data included; see the top of this file."""
+
+    def __init__(self) -> None:
+        self._known: dict[sympy.Symbol, float] = {}
+        self._numbers: dict[sympy.Basic, float] = {}
+
+    def expect_balance(self, collective: Node) -> None:
+        """Learn from an all-to-all how many rows to expect from each rank."""
+        if operators.operator_name(collective) != "all_to_all_single":
+            return
+        rows, received = collective.args[:2]
+        for part in received:  # type: ignore[union-attr]
+            value = part.meta["val"] if isinstance(part, Node) else part
+            if isinstance(value, SYMBOLIC_SCALARS) and value.node.expr not in self._known:
+                sent = self.number(rows.meta["val"].shape[0])  # type: ignore[union-attr]
+                self._known[value.node.expr] = sent / len(received)  # type: ignore[arg-type]
+
+    def number(self, size: Any) -> float:
+        """A size as a number."""
+        expr = expression(size)
+        if isinstance(expr, int):
+            return expr
+        if expr not in self._numbers:
+            known = {symbol: self._known.get(symbol, 0) for symbol in expr.free_symbols}
+            self._numbers[expr] = float(expr.subs(known))
+        return self._numbers[expr]

@@ -33,7 +33,7 @@ from harness.case import Case
 from harness.determinism import set_determinism
 from harness.graph import operators
 from harness.graph.origin import origin_of
-from harness.graph.overlap.timeline import is_all_to_all, launch_of
+from harness.graph.overlap.timeline import is_all_to_all
 from harness.graph_step import GraphProgram, prepare
 from harness.process import keep_to_one_core
 from reference.parallel.mesh import Mesh
@@ -41,7 +41,7 @@ from tests.benchmarks.fit_costs import CPU, arguments_of
 from tests.harness.graph.graphs import bits
 from tests.ranks import on_ranks
 
-STEPS = 9
+STEPS = 7
 WARM_UP = 2
 
 
@@ -115,8 +115,8 @@ def with_timed_waits(module: GraphModule, seconds: Counter[str]) -> GraphModule:
     """The same program; all-to-alls' waits add the time they take to `seconds`, by direction."""
     copy = GraphModule(module, module.graph.__deepcopy__({}))
     for node in copy.graph.nodes:
-        if operators.is_wait(node) and is_all_to_all(launch_of(node)):
-            node.target = timed_wait(seconds, origin_of(launch_of(node)).direction)
+        if operators.is_wait(node) and is_all_to_all(operators.launch_of(node)):
+            node.target = timed_wait(seconds, origin_of(operators.launch_of(node)).direction)
     copy.recompile()
     return copy
 

@@ -80,3 +80,11 @@ def test_writes_and_random_draws_are_effects_and_computing_is_none(sketch: Sketc
     assert operators.has_effects(sketch.call(aten.rand.default, [8]))
     assert not operators.has_effects(sketch.call(aten.sin.default, x))
     assert not operators.has_effects(sketch.call(c10d.all_reduce.default, x, "sum", "TP"))
+
+
+def test_the_wait_for_one_of_several_tensors_is_for_the_collective_of_them_all() -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", 2, 4)
+    launch = sketch.call(c10d.all_gather_into_tensor_coalesced.default, [x, x], 2, "fsdp")
+    second = sketch.call(operator.getitem, launch, 1)
+    assert operators.launch_of(sketch.call(c10d.wait_tensor.default, second)) is launch

@@ -28,7 +28,7 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
     for node in graph.nodes:
         before = found[node] = set(node.all_input_nodes)
         written = {owners[x] for x in operators.written_arguments(node)}
-        in_flight = node.all_input_nodes[0].all_input_nodes if operators.is_wait(node) else []
+        in_flight = operators.launch_of(node).all_input_nodes if operators.is_wait(node) else []
         for owner in {owners[x] for x in (*node.all_input_nodes, *in_flight)}:
             if owner in writer:
                 before.add(writer[owner])

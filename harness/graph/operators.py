@@ -70,6 +70,14 @@ def is_wait(node: Node) -> bool:
     return getattr(node.target, "namespace", None) == _FUNCTIONAL and operator_name(node) == "wait_tensor"
 
 
+def launch_of(wait: Node) -> Node:
+    """The collective that a wait is for; one of several tensors, it may be, of a coalesced one."""
+    launch = wait.all_input_nodes[0]
+    while launch.target is operator.getitem:
+        launch = launch.all_input_nodes[0]
+    return launch
+
+
 def group_name(node: Node) -> str:
     """The process group a collective names: its last argument."""
     return str(node.args[-1])

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from harness.case import Batch, Case, Chunking, Parallelism, Precision
+from harness.case import Batch, Case, Chunking, Parallelism, Pipeline, Precision
 from harness.errors import CaseError
 
 BATCH = Chunking(dim="batch", modules="layers.*")
@@ -23,6 +23,7 @@ def test_a_case_survives_the_trip_through_json():
         differs=("grad", "param"),
         parallelism=Parallelism(world_size=4, ep=4),
         precision=Precision(compute="float32"),
+        pipeline=Pipeline(overlap=True, overlap_costs="costs.json"),
     )
     assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx import Node
 
-from cases import CASES
+from cases import CASES, overlap
 from cases.bucketing import transformer_batch_bucketed
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from cases.models import llama3_fsdp4_tp2
 from cases.process_groups import isolate_distinct, isolate_shared
 from harness import graph_step
-from harness.case import Case, Chunking, Parallelism
+from harness.case import Case, Chunking, Parallelism, Pipeline
 from harness.errors import ChunkError
 from harness.graph.origin import origin_of
 from harness.graph_step import GraphProgram, make_graph_system, prepare
@@ -221,3 +222,22 @@ def test_the_graph_has_eagers_bits(case: Case) -> None:
     for count, differing in on_ranks(case.parallelism, body):
         assert count > 100
         assert differing == []
+
+
+@pytest.mark.parametrize("case", overlap.CASES, ids=lambda case: case.name)
+def test_an_overlapped_step_runs_the_same_nodes_and_hides_most_of_its_all_to_alls(case: Case) -> None:
+    chunked = prepare(replace(case, pipeline=Pipeline()), CPU)
+    program = prepare(case, CPU)
+    assert program.code_hash != chunked.code_hash
+    assert sorted(map(described, program.module.graph.nodes)) == sorted(map(described, chunked.module.graph.nodes))
+    facts = next(report["facts"] for report in program.passes if report["name"] == "overlap")
+    assert facts["all_to_alls"] == collectives(program)["all_to_all_single"]
+    assert facts["after"]["step_seconds"] < facts["before"]["step_seconds"]
+    for direction in ("forward", "backward"):
+        before, after = facts["before"][direction], facts["after"][direction]
+        assert before["all_to_all_seconds"] == after["all_to_all_seconds"] > 0
+        assert before["hidden_fraction"] == 0 < 0.5 < after["hidden_fraction"] <= 1
+
+
+def described(node: Node) -> str:
+    return f"{node.name} {node.target} {node.args} {node.kwargs}"

@@ -39,7 +39,7 @@ from harness.graph.context import PassContext
 from harness.graph.dependencies import dependencies, reorder
 from harness.graph.origin import origin_of
 from harness.graph.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
-from harness.graph.overlap.timeline import Timeline, is_all_to_all, launch_of, simulate
+from harness.graph.overlap.timeline import Timeline, is_all_to_all, simulate
 from harness.graph.symbols import source_of
 from harness.graph.writer import CHUNK_KEY
 
@@ -143,13 +143,13 @@ def schedule(
     def release(node: Node) -> None:
         if places[node].region > oldest + 1:
             parked.setdefault(places[node].region, []).append(node)
-        elif operators.is_wait(node) and is_all_to_all(launch_of(node)):
+        elif operators.is_wait(node) and is_all_to_all(operators.launch_of(node)):
             put_off(node)
         else:
             heapq.heappush(ready, (key_of(node), node))
 
     def put_off(wait: Node) -> None:
-        heapq.heappush(in_flight, (timeline.arrival[launch_of(wait)], places[wait].position, wait))
+        heapq.heappush(in_flight, (timeline.arrival[operators.launch_of(wait)], places[wait].position, wait))
 
     def key_of(node: Node) -> Any:
         region, part, position = places[node]
@@ -168,7 +168,7 @@ def schedule(
             ready
             and timeline.time < all_arrived
             and operators.is_wait(node)
-            and not timeline.has_arrived(launch_of(node))
+            and not timeline.has_arrived(operators.launch_of(node))
         ):
             put_off(node)
             continue

@@ -8,7 +8,6 @@ a rank and its device are one.
 from __future__ import annotations
 
 import bisect
-import operator
 from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
@@ -37,7 +36,7 @@ class Timeline:
     def run(self, node: Node) -> None:
         """Run one node; what it depends on has run."""
         if operators.is_wait(node):
-            self._wait_for(launch_of(node))
+            self._wait_for(operators.launch_of(node))
         self.time += self.costs[node].compute
         if operators.is_collective(node):
             group = operators.group_name(node)
@@ -96,12 +95,3 @@ def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
 def is_all_to_all(node: Node) -> bool:
     """Whether the node launches an all-to-all."""
     return operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"
-
-
-def launch_of(wait: Node) -> Node:
-    """The collective that a wait is for; one of several tensors, it may be, of a coalesced one."""
-    launch = wait.args[0]
-    while isinstance(launch, Node) and launch.target is operator.getitem:
-        launch = launch.args[0]
-    assert isinstance(launch, Node)
-    return launch

@@ -7,9 +7,10 @@ import operator
 import torch
 
 from harness.graph.dependencies import dependencies, reorder
-from tests.harness.graph.graphs import Sketch, listing
+from tests.harness.graph.graphs import Sketch, calls, listing
 
 aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
 
 
 def test_without_a_key_nothing_moves() -> None:
@@ -49,6 +50,22 @@ def test_readers_of_a_buffer_stay_on_their_side_of_a_write() -> None:
     reorder(module, {late: 0, second_write: 1, write: 2, early: 3, view: 4}.__getitem__)
     order = [line.split(" =")[0] for line in listing(module)]
     assert order == ["view", "neg", "add_", "abs_1", "add__1", "return [neg, abs_1, add_, add__1]"]
+
+
+def test_what_a_collective_sends_is_not_written_before_its_wait() -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", 2)
+    launch = sketch.call(c10d.all_to_all_single.default, sketch.call(aten.view.default, x, [2]), [1, 1], [1, 1], "ep")
+    wait = sketch.call(c10d.wait_tensor.default, launch)
+    write = sketch.call(aten.add_.Tensor, x, 1)
+    module = sketch.finish(wait, write)
+    assert wait in dependencies(module.graph)[write]
+    reorder(module, lambda node: {launch: 1, wait: 2}.get(node, 0))
+    assert [node.name for node in calls(module, "all_to_all_single", "wait_tensor", "add_")] == [
+        "all_to_all_single",
+        "wait_tensor",
+        "add_",
+    ]
 
 
 def test_random_draws_keep_their_order() -> None:

@@ -99,3 +99,11 @@ def test_attention_draws_random_numbers_only_where_it_drops_something(sketch: Sk
     dropping = sketch.graph.call_function(attend, (q, q, q, 0.5))
     assert operators.is_random(dropping)
     assert operators.is_random(sketch.call(aten.bernoulli.default, q))
+
+
+def test_the_wait_for_one_of_several_tensors_is_for_the_collective_of_them_all() -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", 2, 4)
+    launch = sketch.call(c10d.all_gather_into_tensor_coalesced.default, [x, x], 2, "fsdp")
+    second = sketch.call(operator.getitem, launch, 1)
+    assert operators.launch_of(sketch.call(c10d.wait_tensor.default, second)) is launch

@@ -56,6 +56,11 @@ def test_the_optional_passes_run_between_chunk_and_concretize(model: Layers) -> 
     ]
 
 
+def test_overlap_comes_when_asked_for_and_before_sizes_become_numbers(model: Layers) -> None:
+    context = replace(context_of(trace(model), "layers.*"), pipeline=Pipeline(overlap=True))
+    assert names(context) == ["clean_up", "chunk", "overlap", "concretize_symbols", "measure_memory"]
+
+
 def test_every_pass_reports_its_nodes_before_and_after(model: Layers) -> None:
     joint = trace(model)
     context = context_of(joint, "layers.*")

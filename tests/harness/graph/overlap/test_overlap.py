@@ -278,6 +278,17 @@ def test_a_write_to_what_is_being_sent_stays_behind_the_wait(context_of) -> None
     assert order(module) == "all_to_all_single sin wait_tensor neg add_"
 
 
+def test_a_wait_goes_back_to_its_first_reader_in_case_the_model_is_wrong(context_of) -> None:
+    sketch = Sketch()
+    x, late = sketch.placeholder("x", 2, 4), sketch.placeholder("y", 2, 4)
+    _, arrived = all_to_all(sketch, 0, x)
+    for _ in range(5):
+        late = chunk_call(sketch, 1, aten.cos.default, late)
+    module = overlap(sketch.finish(chunk_call(sketch, 1, aten.add.Tensor, arrived, late)), context_of(sketch))
+    # The model has it arrive after three cosines.
+    assert order(module) == "all_to_all_single cos cos_1 cos_2 cos_3 cos_4 wait_tensor add"
+
+
 # -- regions and windows ----------------------------------------------------------------------------
 
 
@@ -329,7 +340,7 @@ def random_graph(choose: random.Random) -> tuple[Sketch, GraphModule]:
     return sketch, sketch.finish(*values[-3:], *ends)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_any_graph_keeps_its_dependencies_and_its_window(seed: int, context_of) -> None:
     choose = random.Random(seed)
     sketch, module = random_graph(choose)
@@ -357,7 +368,7 @@ def test_any_graph_keeps_its_dependencies_and_its_window(seed: int, context_of) 
     assert [node.name for node in module.graph.nodes] == [node.name for node in reordered]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_schedule_is_in_topological_order_by_itself(seed: int) -> None:
     _, module = random_graph(random.Random(seed))
     nodes = list(module.graph.nodes)

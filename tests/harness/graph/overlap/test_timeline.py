@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from harness.graph.overlap.costs import Cost
-from harness.graph.overlap.timeline import Timeline, launch_of, simulate
+from harness.graph.overlap.timeline import Timeline, simulate
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten
@@ -111,11 +110,3 @@ def test_the_summary_tells_directions_apart() -> None:
         "forward": {"all_to_all_seconds": 4, "blocked_seconds": 4, "hidden_seconds": 0, "hidden_fraction": 0},
         "backward": {"all_to_all_seconds": 8, "blocked_seconds": 6, "hidden_seconds": 2, "hidden_fraction": 0.25},
     }
-
-
-def test_the_wait_for_one_of_several_tensors_is_for_the_collective_of_them_all() -> None:
-    sketch = Sketch()
-    x = sketch.placeholder("x", 2, 4)
-    launch = sketch.call(c10d.all_gather_into_tensor_coalesced.default, [x, x], 2, "fsdp")
-    second = sketch.call(operator.getitem, launch, 1)
-    assert launch_of(sketch.call(c10d.wait_tensor.default, second)) is launch

@@ -139,6 +139,13 @@ def test_all_tensors_that_a_trace_hands_the_operator_carry_the_symbol() -> None:
     assert all(carries(x.meta["val"], joint.chunk_symbol.symbol) for x in operands(node).values())
 
 
+def test_every_reference_to_a_nested_graph_has_it_as_its_value() -> None:
+    joint = trace(Model(Layer()))
+    for module in (joint.module, chunked(joint, "layers.*")):
+        references = module.graph.find_nodes(op="get_attr")
+        assert references and all(x.meta["val"] is getattr(module, x.target) for x in references)
+
+
 def test_a_chunk_is_handed_its_own_rows_of_the_mask() -> None:
     module = chunked(trace(Model(Layer())), "layers.*")
     for index, node in enumerate(calls(module, "flex_attention")):

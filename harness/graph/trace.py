@@ -119,6 +119,8 @@ def trace_joint_step(
             where=_innermost_user_line(error),
             fix="write the size as x.shape[...], never as int(...) or in an `if`",
         ) from error
+    for reference in module.graph.find_nodes(op="get_attr"):
+        reference.meta["val"] = getattr(module, reference.target)
     guards = _deferred_guards(fake_mode.shape_env, symbol)
     _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
     _refuse_opaque_nested_graphs(module)

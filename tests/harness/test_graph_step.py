@@ -21,6 +21,7 @@ from harness.case import Case, Chunking, Parallelism, Pipeline
 from harness.errors import ChunkError
 from harness.graph.origin import origin_of
 from harness.graph_step import GraphProgram, make_graph_system, prepare
+from reference.layers import attention
 from reference.models import model_config
 from reference.parallel.mesh import Mesh
 from reference.step import Trainer, make_eager
@@ -59,6 +60,16 @@ def test_another_ranks_mesh_gives_the_same_code(program: GraphProgram, monkeypat
 def test_another_case_gives_another_code(program: GraphProgram) -> None:
     codes = {prepare(case, CPU).code_hash for case in (moe_batch, unchunked)}
     assert len(codes | {program.code_hash}) == 3
+
+
+def test_another_nested_graph_gives_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["transformer_batch_flex"]
+    first = prepare(case, CPU)
+    assert prepare(case, CPU).code_hash == first.code_hash
+    monkeypatch.setattr(attention, "_same_score", lambda score, b, h, q, kv: score * 2)
+    other = prepare(case, CPU)
+    assert other.module.code == first.module.code
+    assert other.code_hash != first.code_hash
 
 
 def test_the_step_reports_its_passes_and_seconds(program: GraphProgram) -> None:

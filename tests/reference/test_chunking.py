@@ -1,11 +1,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
 from harness.case import Chunking
 from harness.errors import ChunkError
 from reference.chunking import chunk_modules
+from reference.layers.document_mask import document_mask
 
 
 class Block(nn.Module):
@@ -76,24 +77,31 @@ def test_gradients_of_the_halves_meet_in_the_whole():
     assert torch.equal(gradient, 2 * x)
 
 
-def document_mask(batch):
+def captured_mask(batch):
+    """Documents of 20 tokens across rows, known to the mask as a captured tensor."""
+    return document_mask(torch.arange(batch * 32).view(batch, 32) % 20 == 0, 16)
+
+
+def closure_mask(batch):
+    """The same, known to torch's own mask by a closure."""
     documents = torch.arange(batch * 32).view(batch, 32) // 20
 
     def same_document(b, h, q, kv):
-        return documents[b, q] == documents[b, kv]
+        return (q >= kv) & (documents[b, q] == documents[b, kv])
 
     return create_block_mask(same_document, batch, None, 32, 32, device="cpu", BLOCK_SIZE=16)
 
 
-def test_a_block_mask_is_split_along_batch_and_keeps_its_own_documents():
-    block, mask = chunked(Block()), document_mask(4)
+@pytest.mark.parametrize("make_mask", [captured_mask, closure_mask])
+def test_a_block_mask_is_split_along_batch_and_keeps_its_own_documents(make_mask):
+    block, mask = chunked(Block()), make_mask(4)
     block(torch.randn(4, 32, 3), attention_masks={"causal": mask, "none": None})
     for index in (0, 1):
         half = block.calls[index][2]["causal"]
         assert isinstance(half, BlockMask) and half.shape[0] == 2
         assert torch.equal(half.to_dense(), mask.to_dense()[2 * index : 2 * index + 2])
-        b, q, kv = torch.tensor(1), torch.tensor(3), torch.tensor(9)
-        assert half.mask_mod(b, 0, q, kv) == mask.mask_mod(b + 2 * index, 0, q, kv)
+        seen = create_mask(half.mask_mod, 2, 1, 32, 32, device="cpu")
+        assert torch.equal(seen, create_mask(mask.mask_mod, 4, 1, 32, 32, device="cpu")[2 * index : 2 * index + 2])
         assert block.calls[index][2]["none"] is None
 
 

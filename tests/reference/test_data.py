@@ -23,6 +23,15 @@ def test_pydoc_is_real_text_and_the_same_each_time() -> None:
     assert text_source("pydoc") == (documents, digest)
 
 
+def test_pydoc_lines_are_the_same_text_in_short_documents() -> None:
+    whole, _ = text_source("pydoc")
+    lines, digest = text_source("pydoc_lines")
+    assert lines == [line for document in whole for line in document.splitlines() if line.strip()]
+    assert digest != text_source("pydoc")[1]
+    starts_BS = TextStream(lines, Batch(), rank=0, world_size=8).step(0).tokens_BS == DOCUMENT_START
+    assert starts_BS.sum(1).max() > 1 and starts_BS[:, 0].logical_not().any()  # several in a row, rows amid one
+
+
 def test_pydoc_feeds_many_ranks() -> None:
     documents, _ = text_source("pydoc")
     for rank in range(16):

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 from harness.case import Batch, Case, Chunking, Model, Parallelism
+from reference.data import DOCUMENT_START, Step
 from reference.parallel.mesh import Mesh
-from reference.step import StepInputs, loss_and_gradients, make_eager
+from reference.step import StepInputs, loss_and_gradients, make_eager, mean_loss
 from tests.ranks import on_ranks
 
 TWO = Parallelism(world_size=2, ep=2)
@@ -17,6 +18,23 @@ CASE = Case(
     chunking=Chunking(dim="batch", modules="layers.*"),
 )
 CPU = torch.device("cpu")
+
+
+def test_a_model_that_attends_with_flex_gets_a_mask_that_keeps_documents_apart():
+    given = []
+
+    class Model(torch.nn.Module):
+        def forward(self, tokens_BS, positions_BS, attention_masks=None):
+            given.append(attention_masks)
+            return torch.zeros(*tokens_BS.shape, 300)
+
+    tokens_BS = torch.tensor([[7, DOCUMENT_START, 8, 9], [DOCUMENT_START, 7, 7, DOCUMENT_START]])
+    inputs = Step(tokens_BS, tokens_BS, tokens_BS)
+    assert mean_loss(Model(), "sdpa", inputs) == mean_loss(Model(), "flex", inputs)
+    assert given[0] is None
+    [documents_BS] = given[1].mask_mod.captured
+    assert documents_BS.tolist() == [[0, 1, 1, 1], [1, 1, 1, 2]]
+    assert given[1].shape == (2, 1, 4, 4)
 
 
 def test_a_step_is_observed_in_the_order_it_is_computed():

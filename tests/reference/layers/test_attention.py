@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
+from harness.case import Chunking
 from harness.errors import CaseError
+from reference.chunking import chunk_modules
 from reference.layers.attention import LatentAttention, LatentAttentionConfig, attend
+from reference.layers.document_mask import document_mask
 from reference.layers.rope import RopeConfig, Yarn
+from tests.harness.graph.graphs import bits
 
 CONFIG = LatentAttentionConfig(
     num_heads=2,
@@ -53,7 +59,108 @@ def test_attend_is_causal_and_scaled() -> None:
     torch.testing.assert_close(attend(q, k, v, scale=0.3, attention_masks=None), expected)
 
 
-def test_attend_refuses_a_mask() -> None:
+# -- FlexAttention ------------------------------------------------------------------------------------
+
+B, S, H, Q, V = 4, 32, 2, 12, 16
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+HALF_PRECISION = {"rtol": 0.02, "atol": 0.03}  # its probabilities are rounded to 8 bits before they meet the values
+
+
+def queries_keys_and_values(dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(B, S, H, dim, generator=generator).to(dtype).requires_grad_() for dim in (Q, Q, V)]
+
+
+def document_starts() -> Tensor:
+    """Rows that begin with a document, amid one, with two short ones, and without any start."""
+    starts_BS = torch.zeros(B, S, dtype=torch.bool)
+    for row, column in [(0, 0), (0, 20), (1, 7), (1, 31), (2, 0), (2, 1)]:
+        starts_BS[row, column] = True
+    return starts_BS
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, starts_BS: Tensor, scale: float) -> Tensor:
+    """Softmax over a boolean mask written out, token by token."""
+    seen = torch.zeros(B, 1, S, S, dtype=torch.bool)
+    for row in range(B):
+        for query in range(S):
+            for key in range(query, -1, -1):
+                seen[row, 0, query, key] = True
+                if starts_BS[row, key]:
+                    break
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [128, 8])
+def test_flex_attention_is_dense_attention_under_the_same_mask(dtype: torch.dtype, block_size: int) -> None:
+    inputs, starts_BS = queries_keys_and_values(dtype), document_starts()
+    mask = document_mask(starts_BS, block_size)
+    found = attend(*inputs, scale=0.3, attention_masks=mask)
+    expected = dense(*inputs, starts_BS, 0.3)
+    close = HALF_PRECISION if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found, expected, **close)
+    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for gradient, wanted in zip(*(torch.autograd.grad(y, inputs, upstream) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(gradient, wanted, **close)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_flex_attention_repeats_bit_for_bit(dtype: torch.dtype) -> None:
+    def once() -> list[Tensor]:
+        inputs = queries_keys_and_values(dtype)
+        y = attend(*inputs, scale=0.3, attention_masks=document_mask(document_starts()))
+        return [y, *torch.autograd.grad(y.sum(), inputs)]
+
+    for first, second in zip(once(), once(), strict=True):
+        assert torch.equal(bits(first), bits(second))
+
+
+def test_without_document_starts_flex_attention_is_causal_attention() -> None:
+    inputs = queries_keys_and_values(torch.float64)
+    mask = document_mask(torch.zeros(B, S, dtype=torch.bool))
+    torch.testing.assert_close(
+        attend(*inputs, scale=0.3, attention_masks=mask), attend(*inputs, scale=0.3, attention_masks=None)
+    )
+
+
+def test_another_document_changes_no_bit() -> None:
+    q, k, v = queries_keys_and_values(torch.float32)
+    mask = document_mask(document_starts())
+    before = attend(q, k, v, scale=0.3, attention_masks=mask)
+    with torch.no_grad():
+        k[0, 5], v[0, 5] = 7.0, 7.0
+    after = attend(q, k, v, scale=0.3, attention_masks=mask)
+    assert torch.equal(before[0, 20:], after[0, 20:])
+    assert not torch.equal(before[0, 5:20], after[0, 5:20])
+
+
+def test_half_a_mask_over_half_a_batch_has_the_bits_of_the_halfs_own_mask() -> None:
+    block = Attending()
+    chunk_modules(nn.ModuleDict({"block": block}), Chunking(dim="batch", modules="block"))
+    x_BSD = torch.randn(B, S, 16, generator=torch.Generator().manual_seed(0))
+    starts_BS = document_starts()
+    whole = block(x_BSD, attention_masks=document_mask(starts_BS))
+    for rows in (slice(0, 2), slice(2, 4)):
+        alone = Attending().forward(x_BSD[rows], attention_masks=document_mask(starts_BS[rows]))
+        assert torch.equal(bits(whole[rows]), bits(alone))
+
+
+class Attending(nn.Module):
+    """Attention of x with itself."""
+
+    def forward(self, x_BSD: Tensor, attention_masks: object | None = None) -> Tensor:
+        x_BSHQ = x_BSD.unsqueeze(2)
+        return attend(x_BSHQ, x_BSHQ, x_BSHQ, scale=0.3, attention_masks=attention_masks).flatten(2)
+
+
+def test_attend_refuses_a_mask_of_another_type() -> None:
     x = torch.ones(1, 2, 1, 8)
-    with pytest.raises(CaseError, match="attention masks are not supported yet"):
-        attend(x, x, x, scale=1.0, attention_masks=object())
+    with pytest.raises(CaseError) as refusal:
+        attend(x, x, x, scale=1.0, attention_masks=torch.ones(2, 2))
+    assert str(refusal.value) == (
+        "CaseError: attention masks of this type are not supported\n"
+        "  expected: a BlockMask, or None, which means causal attention\n"
+        "  found: Tensor"
+    )

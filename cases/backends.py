@@ -12,21 +12,22 @@ from harness.case import Model, Pipeline, Precision
 
 FAMILY = "backends"
 
-# The whole graph compiled, in float32: nothing but rounding differs.
+# The whole graph compiled, in float32: nothing but rounding differs. Measured: 8.5e-7.
 inductor_dense = replace(
     unchunked,
     name="inductor_dense",
     family=FAMILY,
     steps=2,
     expected="CLOSE",
-    close_within=1e-3,
+    close_within=1e-5,
     model=Model(flavor="dense"),
     precision=Precision(compute="float32"),
     pipeline=Pipeline(backend="inductor"),
 )
 
 # The same with experts, chunked, in bfloat16. A score that rounds another way can send a token to another expert,
-# so the gradients of routers and experts move by much more than a rounding.
+# so the gradients of routers and experts move by much more than a rounding. Measured: 0.26, a router's gradient;
+# 0.55 without Inductor's emulation of eager's casts.
 inductor_moe = replace(
     moe_batch,
     name="inductor_moe",

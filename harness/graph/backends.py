@@ -19,24 +19,28 @@ For regions:
 
 from __future__ import annotations
 
-import copy
 import os
+import shutil
 import tempfile
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 from unittest import mock
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from harness.compiler import compiler_problem
 from harness.errors import BitproofError, MachineError, PassError
 from harness.graph.operators import operator_name
 
-Step = Callable[..., Any]
+Step = Callable[[list[Any]], Any]
+RegionOf = Callable[[Node], str | None]
 
 FLEX_ATTENTION = ("flex_attention", "flex_attention_backward")
 
@@ -55,22 +59,30 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled step, called as the graph is. `folder` holds its files; `facts` is what the report says of it."""
+    """A compiled step, called as the graph is, from a `step` that takes a list and empties it as it reads.
+
+    `folder` holds its files; `facts` is what the report says of it.
+    """
 
     step: Step
-    folder: tempfile.TemporaryDirectory[str]
+    folder: Path
     facts: dict[str, Any]
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the step."""
-        return self.step(*inputs)
+        return self.step(list(inputs))
 
 
 def compile_for(
-    module: GraphModule, backend: Literal["inductor", "regional_inductor"], group_sizes: Mapping[str, int]
+    module: GraphModule,
+    backend: Literal["inductor", "regional_inductor"],
+    group_sizes: Mapping[str, int],
+    region_of: RegionOf | None = None,
 ) -> Compiled:
     """Compile a graph with a backend; `group_sizes` has the number of ranks of every process group by name.
 
+    `region_of`, for regional_inductor, gives a node's region, None outside any; by default each FlexAttention
+    operator is one.
     Raises MachineError when this machine cannot compile it, and PassError when Inductor cannot anywhere.
     """
     on_cpu = not any(device.type == "cuda" for device in _devices(module))
@@ -81,16 +93,24 @@ def compile_for(
             found=problem,
             fix="install g++, or name another compiler in CXX; see `bitproof doctor`",
         )
-    folder = tempfile.TemporaryDirectory(prefix="bitproof-inductor-")
+    folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
-        with _settings(folder.name), _named_groups(group_sizes), torch.no_grad():
-            step, facts = compile_whole(module) if backend == "inductor" else compile_regions(module)
+        with _settings(folder), _named_groups(group_sizes), torch.no_grad():
+            step, facts = compile_whole(module) if backend == "inductor" else compile_regions(module, region_of)
     except BaseException as error:
-        folder.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, BitproofError) or not isinstance(error, Exception):
             raise
         raise _refusal(module, backend, on_cpu, error) from error
-    return Compiled(step, folder, {"backend": backend} | facts)
+    compiled = Compiled(step, Path(folder), {"backend": backend} | facts)
+    weakref.finalize(compiled, _remove, folder, os.getpid())
+    return compiled
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Remove a step's files, unless this process is a rank that was forked with them."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
@@ -101,16 +121,15 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
     lowered = _functional(module, values)
     with _tracing(values):
         compiled = cast(Any, compile_fx_inner(lowered, values))
-    return lambda *inputs: compiled(list(inputs)), {"nodes_compiled": len(lowered.graph.nodes)}
+    return compiled, {"nodes_compiled": len(lowered.graph.nodes)}
 
 
-def compile_regions(module: GraphModule, region_of: Callable[[Node], Any] | None = None) -> tuple[Step, dict[str, Any]]:
-    """The graph with regions compiled. `region_of` gives a node's region, None outside any; by default
-    each FlexAttention operator is one. The given graph stays as it is.
-    """
+def compile_regions(module: GraphModule, region_of: RegionOf | None) -> tuple[GraphModule, dict[str, Any]]:
+    """A copy of the graph in which each region is one call of a compiled function."""
     from torch.fx.passes.regional_inductor import regional_inductor
 
     module = _copied(module)
+    _unshare_nested_graphs(module)
     regions = {node: region for node in module.graph.nodes if (region := (region_of or _flex_region)(node)) is not None}
     if not regions:
         raise PassError(
@@ -121,11 +140,11 @@ def compile_regions(module: GraphModule, region_of: Callable[[Node], Any] | None
         )
     for node, region in regions.items():
         node.meta["custom"] = {"compile_with_inductor": {"inductor_region": region}}
-    values = _input_values(module)
+    values, names = _input_values(module), {node.name for node in regions}
     with _tracing(values):
         compiled = regional_inductor(module, *values)
-    left = [node.name for node in compiled.graph.nodes if "compile_with_inductor" in node.meta.get("custom", ())]
-    assert not left or all("inner" in name for name in left), f"not compiled: {left}"
+    left = [node.name for node in compiled.graph.nodes if node.op != "placeholder" and node.name in names]
+    assert not left, f"not compiled: {left}"
     return compiled, {"regions_compiled": len(set(regions.values())), "nodes_compiled": len(regions)}
 
 
@@ -136,6 +155,16 @@ def _flex_region(node: Node) -> str | None:
     if node.op == "get_attr":
         return next((region for user in node.users if (region := _flex_region(user))), None)
     return None
+
+
+def _unshare_nested_graphs(module: GraphModule) -> None:
+    """Give each higher-order operator references of its own to its nested graphs: a region takes them with it."""
+    for node in [node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator)]:
+        for shared in [x for x in node.all_input_nodes if x.op == "get_attr" and len(x.users) > 1]:
+            with module.graph.inserting_before(node):
+                own = module.graph.get_attr(str(shared.target))
+            own.meta = dict(shared.meta)
+            node.replace_input_with(shared, own)
 
 
 def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
@@ -163,10 +192,9 @@ def _devices(module: GraphModule) -> set[torch.device]:
 
 def _copied(module: GraphModule) -> GraphModule:
     """The module with a graph of its own; values and nested graphs are shared."""
-    copied = GraphModule(module, copy.copy(module.graph))
-    for node, source in zip(copied.graph.nodes, module.graph.nodes, strict=True):
-        node.meta = dict(source.meta)
-    return copied
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return GraphModule(module, graph)
 
 
 @contextmanager
@@ -185,7 +213,8 @@ def _settings(folder: str) -> Iterator[None]:
 
     known = {name: value for name, value in SETTINGS.items() if hasattr(config, name)}
     places = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
-    with mock.patch.dict(os.environ, places), config.patch(known):
+    with mock.patch.dict(os.environ, places), config.patch(known), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of what it uses itself
         yield
 
 
@@ -204,11 +233,13 @@ def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
-    """On a CPU, FlexAttention is what Inductor cannot compile; it can on CUDA."""
+    """What Inductor refuses: on a CPU FlexAttention, which it compiles on CUDA; else the graph."""
+    from torch._inductor.exc import InductorError
+
     has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = f"{type(error).__name__}: {lines[0] if lines else ''}"
-    if has_flex and on_cpu:
+    if has_flex and on_cpu and isinstance(error, InductorError):
         return MachineError(
             "Inductor compiles no training step with FlexAttention on a CPU",
             expected="a GPU",

@@ -9,64 +9,19 @@ from pathlib import Path
 import pytest
 
 import cases
-from cases import attention, bucketing, chunking, models, process_groups, shapes, unequal
+from cases import attention, backends, bucketing, chunking, models, process_groups, shapes, unequal
 from harness.case import Case, Pipeline
 from harness.errors import CaseError
 from harness.select import select
 from reference.models import build_model, model_config
 
 
-def test_cases_are_listed_by_name_in_order():
-    assert [case.name for case in cases.all_cases()] == [
-        "transformer_batch",
-        "moe_batch",
-        "moe_seq",
-        "unchunked",
-        "transformer_batch_selective",
-        "transformer_batch_full",
-        "transformer_batch_offload",
-        "moe_batch_selective",
-        "moe_batch_full",
-        "moe_batch_offload",
-        "moe_seq_selective",
-        "moe_seq_full",
-        "moe_seq_offload",
-        "unchunked_full",
-        "early_accumulation",
-        "chunked_vs_unchunked",
-        "transformer_batch_qwen3_moe",
-        "moe_batch_qwen3_moe",
-        "moe_seq_qwen3_moe",
-        "transformer_batch_llama3",
-        "llama3_fsdp4_tp2",
-        "llama3_fsdp2_tp4",
-        *(
-            f"{chunking}_{variant}"
-            for variant in (
-                "world2",
-                "world4",
-                "uneven",
-                "idle_experts",
-                "batch2",
-                "batch8",
-                "float32",
-                "bf16_reduce",
-            )
-            for chunking in ("transformer_batch", "moe_batch", "moe_seq")
-        ),
-        "isolate_shared",
-        "isolate_distinct",
-        "transformer_batch_bucketed",
-        "moe_batch_bucketed",
-        "moe_seq_bucketed",
-        "unchunked_bucketed",
-        "transformer_batch_overlap",
-        "moe_batch_overlap",
-        "moe_seq_overlap",
-        "transformer_batch_flex",
-        "moe_seq_flex",
-        "unchunked_flex",
-    ]
+def test_cases_are_listed_by_family_and_the_main_ones_come_first():
+    names = [case.name for case in cases.all_cases()]
+    assert names[:4] == ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    assert names == [case.name for family in cases.FAMILIES for case in family.CASES]
+    for family in cases.FAMILIES:
+        assert {case.family for case in family.CASES} == {family.__name__.rpartition(".")[2]}
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 
 
@@ -171,6 +126,14 @@ def test_every_chunking_case_is_also_bucketed():
         assert case == replace(
             plain, name=f"{plain.name}_bucketed", family="bucketing", steps=5, pipeline=Pipeline(bucket=True)
         )
+
+
+def test_cases_of_compiled_backends_state_a_bound():
+    for case in backends.CASES:
+        assert (case.expected, case.steps) == ("CLOSE", 2)
+        assert 0 < case.close_within <= 0.5
+        assert case.pipeline.backend != "fx"
+    assert [case.name for case in backends.CASES if case.requires] == ["regional_inductor"]
 
 
 @pytest.mark.parametrize(

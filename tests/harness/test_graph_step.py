@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from cases.process_groups import isolate_distinct, isolate_shared
 from harness import graph_step
 from harness.case import Case, Chunking, Parallelism, Pipeline
 from harness.errors import ChunkError
+from harness.graph.backends import Compiled
 from harness.graph.origin import origin_of
 from harness.graph_step import GraphProgram, make_graph_system, prepare
 from reference.layers import attention
@@ -97,6 +99,28 @@ def test_the_collector_rests_while_a_step_is_prepared(monkeypatch: pytest.Monkey
     monkeypatch.setattr(graph_step, "trace_joint_step", trace)
     with pytest.raises(RuntimeError, match=r"^collecting: False$"):
         prepare(moe_batch, CPU)
+
+
+def test_a_backend_compiles_the_finished_graph_and_has_a_line_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def compile_for(module, backend, group_sizes):
+        told.append((backend, group_sizes, [node.target for node in module.graph.nodes]))
+        return Compiled(lambda inputs: len(inputs), Path("none"), {"backend": backend, "nodes_compiled": 7})
+
+    monkeypatch.setattr(graph_step, "compile_for", compile_for)
+    program = prepare(replace(unchunked, pipeline=Pipeline(backend="inductor")), CPU)
+    [(backend, group_sizes, targets)] = told
+    assert (backend, group_sizes) == ("inductor", {"fsdp": 8, "efsdp": 4, "ep": 2, "tp": 1})
+    assert targets == [node.target for node in program.module.graph.nodes]
+    assert program.run(1, 2, 3) == 3
+    assert program.passes[-1]["name"] == "backend"
+    assert program.passes[-1]["facts"] == {"backend": "inductor", "nodes_compiled": 7}
+    assert "backend" in program.seconds["passes"]
+
+
+def test_without_a_backend_the_graph_itself_runs(program: GraphProgram) -> None:
+    assert program.run is program.module
 
 
 def test_every_parameter_is_gathered_once_and_reduced_once_a_chunk_when_its_layer_is_chunked(

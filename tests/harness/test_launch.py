@@ -48,8 +48,7 @@ def nothing_left_behind(temporary):
     while (left := marked_processes(str(temporary))) and time.monotonic() < limit:
         time.sleep(0.05)
     assert left == []
-    torchs_own_cache = "torchinductor_"
-    assert [path.name for path in temporary.iterdir() if not path.name.startswith(torchs_own_cache)] == []
+    assert [path.name for path in temporary.iterdir()] == []
 
 
 @pytest.fixture(autouse=True)
@@ -402,6 +401,16 @@ def test_a_signal_to_the_command_ends_everything(tmp_path, number, leaves_nothin
     if number == signal.SIGKILL:  # nobody was left to remove the folder; the processes must be gone all the same
         for path in Path(os.environ["TMPDIR"]).iterdir():
             subprocess.run(["rm", "-r", str(path)], check=True)
+
+
+def test_without_a_compiler_a_case_that_compiles_is_unverified_and_says_why(tmp_path, monkeypatch):
+    from cases.backends import inductor_dense
+
+    monkeypatch.setenv("CXX", "/nonexistent")
+    result = run(tmp_path, replace(inductor_dense, steps=1, parallelism=Parallelism(world_size=2)))
+    assert (result.verdict, result.as_expected) == (Verdict.UNVERIFIED, False)
+    assert result.error.startswith("MachineError: Inductor cannot compile for this CPU without a C++ compiler\n")
+    assert "found: no program /nonexistent is found" in result.error
 
 
 def test_the_command_process_loads_no_torch(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import chunking, unequal
+from cases import backends, chunking, unequal
 from harness.case import Case
 from harness.errors import CaseError
 
@@ -23,7 +23,7 @@ def collect(*families: Iterable[Case]) -> dict[str, Case]:
     return by_name
 
 
-CASES = collect(chunking.CASES, unequal.CASES)
+CASES = collect(chunking.CASES, unequal.CASES, backends.CASES)
 
 
 def all_cases() -> tuple[Case, ...]:

@@ -7,6 +7,7 @@ import pytest
 from cases import all_cases
 from harness.case import Case
 from harness.compare.outcome import complete
+from harness.devices import unmet_requirement
 from harness.records import Report
 from harness.report import markdown
 from harness.report.status import exit_status
@@ -19,6 +20,9 @@ def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config)
     from harness import launch
 
     options = launch.RunOptions()
+    reason = unmet_requirement(case, options.device)
+    if reason and not pytestconfig.getoption("keyword"):
+        pytest.skip(f"NOT RUN: {reason}")
     run_dir = prepare_run_dir(pytestconfig.rootpath / "reports")
     environment = launch.environment(options.device)
     found = list(launch.run_cases([case], options, run_dir, lambda event: None))

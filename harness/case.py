@@ -7,6 +7,7 @@ It travels between processes as JSON and stands whole in every recording's manif
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import typing
 from dataclasses import dataclass, field
@@ -156,6 +157,10 @@ class Pipeline:
     `isolate_groups` gives expert all-to-alls a process group of their own where they share one; `bucket`
     joins the all-gathers and reduce-scatters of a block; `overlap` reorders so that one chunk's
     all-to-all is in flight during the other chunk's compute.
+
+    `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles
+    FlexAttention's operators alone; "inductor" compiles the whole graph, which fuses operators and so
+    rounds less often: expect CLOSE.
     """
 
     isolate_groups: bool = False
@@ -181,6 +186,12 @@ class Case:
 
     `differs`, for a case that expects DIFFERENT, lists the kinds that differ at the first differing
     step: exactly those, on any rank. Later steps inherit the difference and prove nothing more.
+
+    `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean
+    norms over one tensor) that any recorded floating-point tensor may have; all others must agree in bits.
+
+    `requires` names a device without which the case cannot be judged: where a machine lacks it, runs that
+    select nothing by name leave the case out and say so.
     """
 
     name: str
@@ -190,6 +201,8 @@ class Case:
     chunking: Chunking | None = None
     expected: ExpectedVerdict = "EQUAL"
     differs: tuple[Kind, ...] = ()
+    close_within: float | None = None
+    requires: Literal["cuda"] | None = None
     steps: int = 20
     seed: int = 0
     model: Model = field(default_factory=Model)
@@ -224,6 +237,13 @@ class Case:
         if unknown := set(self.differs) - set(KINDS):
             raise CaseError(
                 f"case {self.name} lists unknown kinds", expected=", ".join(KINDS), found=", ".join(sorted(unknown))
+            )
+        bound = self.close_within
+        if (self.expected == "CLOSE") != (bound is not None) or (bound is not None and not 0 < bound < math.inf):
+            raise CaseError(
+                f"case {self.name} must state how close is close exactly when it expects CLOSE",
+                expected="expected='CLOSE' with a finite close_within > 0, or another verdict with close_within=None",
+                found=f"expected={self.expected!r}, close_within={bound!r}",
             )
         chunks = "eager_chunked" in (self.reference, self.candidate)
         if chunks and self.chunking is None:

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from harness.case import Case
+from harness.devices import unmet_requirement
 from harness.errors import BitproofError, UsageError
 from harness.report.status import SUCCESS, UNJUDGED, error_status
 from harness.run import Changes, change_case, run_and_report
@@ -102,6 +103,9 @@ def run_command(
         early_grad_accumulation=early_grad_accumulation,
     )
     cases = [change_case(case, changes) for case in _selected(expression)]
+    named = bool(expression and expression.strip())  # who asks for a case gets its verdict, here or not
+    not_run = {} if named else {case.name: why for case in cases if (why := unmet_requirement(case, device.value))}
+    cases = [case for case in cases if case.name not in not_run]
     from harness.launch import RunOptions
 
     options = RunOptions(
@@ -112,7 +116,7 @@ def run_command(
         verbose=verbose,
     )
     replay = _replay_options(changes, device=device.value, inject=inject, control=control)
-    raise typer.Exit(run_and_report(cases, options, report_dir, replay))
+    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run))
 
 
 @app.command("record")

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.capture.machine import describe_machine
+from harness.case import Case
 from harness.errors import CaseError
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
@@ -56,6 +58,17 @@ def place(request: str, world_size: int, num_gpus: int) -> Placement:
         return Placement("cuda", "nccl", num_gpus)
     shared_nccl = os.environ.get("BITPROOF_SHARED_NCCL") == "1"
     return Placement("cuda", "nccl" if shared_nccl else "gloo", num_gpus, shared=True)
+
+
+def unmet_requirement(case: Case, request: str) -> str | None:
+    """Why this machine cannot judge a case, in words; None when it can, as far as is known without torch."""
+    if case.requires is None:
+        return None
+    num_gpus = len(describe_machine()["gpu_models"])
+    if num_gpus and place(request, case.parallelism.world_size, num_gpus).device == case.requires:
+        return None
+    ranks = case.parallelism.world_size
+    return f"it needs CUDA; its {ranks} ranks run on the CPU here ({num_gpus} GPUs, --device {request})"
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.compiler import compiler, compiler_problem
+
 MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
 MIN_TORCH, MAX_TORCH = (2, 11), (2, 15)
 MIN_PYTHON = (3, 11)
@@ -53,7 +55,7 @@ def examine(report_dir: Path) -> Iterator[Check]:
     yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     yield check_memory(available_gib())
     yield check_report_dir(report_dir)
-    yield check_program("C++ compiler", ("c++", "g++", "clang++"), "backends that compile", "install g++ or clang")
+    yield check_compiler(compiler_problem())
     yield check_program(
         "Chromium", ("chromium", "chromium-browser", "google-chrome"), "tests of HTML reports", "install chromium"
     )
@@ -102,6 +104,13 @@ def check_report_dir(report_dir: Path) -> Check:
         fix = "choose another folder with --report-dir"
         return Check(name="report folder", is_ok=False, found=f"{report_dir}: {error.strerror or error}", fix=fix)
     return Check(name="report folder", is_ok=True, found=f"{report_dir} can be written")
+
+
+def check_compiler(problem: str | None) -> Check:
+    """Inductor compiles for the CPU with what CXX names, else g++. A program was compiled to see that it works."""
+    found = f"{compiler()} compiles" if problem is None else f"{problem}; the cases of family backends need it"
+    fix = "install g++, or name another compiler in CXX"
+    return Check(name="C++ compiler", is_ok=problem is None, found=found, fix=fix, is_required=False)
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> Check:

@@ -7,6 +7,7 @@ BitproofError
 ├── TraceError        the training step cannot be traced                          (verdict ERROR)
 ├── PassError         a graph pass met a graph it must not rewrite                (verdict ERROR)
 ├── RankError         a rank died, raised or hung                                 (verdict ERROR)
+├── MachineError      this machine lacks what the case needs to be judged         (verdict UNVERIFIED)
 └── RecordingError    a recording or a report is missing, damaged or hostile      (verdict UNVERIFIED)
 
 `assert` marks what only our own bug could break.
@@ -79,6 +80,10 @@ class RankError(BitproofError):
         self.rank = rank
         self.traceback = traceback
         super().__init__(what, **facts)
+
+
+class MachineError(BitproofError):
+    """This machine, or what is installed on it, lacks what the case needs; elsewhere it can be judged."""
 
 
 class RecordingError(BitproofError):

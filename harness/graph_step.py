@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +21,13 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from harness.case import Case
+from harness.graph.backends import compile_for
 from harness.graph.context import PassContext
-from harness.graph.pipeline import build_pipeline, run_pipeline
+from harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
 from harness.graph.trace import trace_joint_step
 from reference.chunking import DIM_INDEX
 from reference.loss import cross_entropy
-from reference.parallel.mesh import EXPERT, Mesh
+from reference.parallel.mesh import EXPERT, GROUP_NAMES, Mesh
 from reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model
 
 log = logging.getLogger(__name__)
@@ -33,12 +35,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GraphProgram:
-    """A step ready to run on any rank. `code_hash` names the generated code; it is equal on all ranks.
+    """A step ready to run on any rank. `code_hash` names the graph's code; it is equal on all ranks.
 
-    `seconds` holds "trace" and "passes" (a dict by pass name); `passes` one dict a pass, for the report.
+    `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `seconds` holds "trace"
+    and "passes" (a dict by pass name); `passes` one dict a pass, for the report.
     """
 
     module: GraphModule
+    run: Callable[..., Any]
     parameter_names: list[str]
     buffer_names: list[str]
     code_hash: str
@@ -73,14 +77,29 @@ def prepare(case: Case, device: torch.device) -> GraphProgram:
         memory=case.memory,
     )
     module, reports = run_pipeline(joint.module, build_pipeline(context), context)
+    run: Callable[..., Any] = module
+    if case.pipeline.backend != "fx":
+        run, report = _compiled(module, case)
+        reports.append(report)
     return GraphProgram(
         module=module,
+        run=run,
         parameter_names=joint.parameter_names,
         buffer_names=joint.buffer_names,
         code_hash=hashlib.sha256(module.code.encode()).hexdigest(),
         seconds={"trace": trace_seconds, "passes": {report.name: report.seconds for report in reports}},
         passes=[dataclasses.asdict(report) for report in reports],
     )
+
+
+def _compiled(module: GraphModule, case: Case) -> tuple[Callable[..., Any], PassReport]:
+    """The finished graph compiled by the case's backend, and that stage's line in the report."""
+    assert case.pipeline.backend != "fx"
+    mesh, num_nodes = Mesh(0, case.parallelism), len(module.graph.nodes)
+    start = time.perf_counter()
+    compiled = compile_for(module, case.pipeline.backend, {name: mesh.size(name) for name in GROUP_NAMES})
+    seconds = time.perf_counter() - start
+    return compiled, PassReport("backend", seconds, num_nodes, num_nodes, compiled.facts)
 
 
 def make_graph_system(
@@ -94,7 +113,7 @@ def make_graph_system(
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
-            loss, *values = program.module(*state, *inputs)
+            loss, *values = program.run(*state, *inputs)
         return loss, dict(zip(program.parameter_names, values, strict=True))
 
     trainer.gradients = wrap(gradients)

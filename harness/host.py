@@ -6,6 +6,7 @@ stray print of a library cannot damage an answer. Every answer but the last of a
     {"request": "environment"}    versions, hardware, GPUs
     {"request": "run", ...}       one run of one system: a recording, or, with "keep", one tensor's value
     {"request": "bits", ...}      how two kept tensors differ
+    {"request": "closeness", ...} how close two recordings are in value
 
 It ends when standard input does, and, on Linux, when the process that started it dies.
 """
@@ -81,6 +82,11 @@ class RunRequest:
             }
         )
 
+    @property
+    def keeps_values(self) -> bool:
+        """Whether ranks keep all values: where the case states a bound, and once is enough."""
+        return self.case.close_within is not None and self.arm == "first" and self.keep is None
+
     def log_of(self, rank: int) -> Path:
         """A rank's log; the first run's has the plain name."""
         suffix = "" if self.arm == "first" else f".{self.arm}"
@@ -103,6 +109,8 @@ class Host:
                 return self._run(RunRequest.from_dict(request))
             case "bits":
                 return compare_bits(Path(request["reference"]), Path(request["candidate"]))
+            case "closeness":
+                return measure_closeness(request)
         raise ValueError(f"unknown request {request['request']!r}")
 
     def _run(self, request: RunRequest) -> dict[str, Any]:
@@ -121,6 +129,7 @@ class Host:
             fault=parse_fault(request.inject) if request.inject else None,
             keep=Keep(request.keep, request.out) if request.keep else None,
             program=program,
+            keeps_values=request.keeps_values,
         )
         self.send({"event": "start"})
         ranks = Ranks(job, request.log_of, self.send)
@@ -128,7 +137,8 @@ class Host:
             done = ranks.run(request.work / "store", hangup=0)
             graph = ranks.ranks[0].graph
             if request.keep is None:
-                join_recording(request, graph, done, [job.part_of(rank) for rank in range(len(done))])
+                values = [job.values_of(rank) for rank in range(len(done)) if job.keeps_values]
+                join_recording(request, graph, done, [job.part_of(rank) for rank in range(len(done))], values)
         finally:
             shutil.rmtree(request.work, ignore_errors=True)
         return answer_of(graph, done, prepare_seconds=prepare_seconds, start_seconds=ranks.start_seconds)
@@ -208,9 +218,16 @@ def error_to_dict(error: Exception, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def join_recording(
-    request: RunRequest, graph: dict[str, Any] | None, done: list[dict[str, Any]], parts: list[Path]
+    request: RunRequest,
+    graph: dict[str, Any] | None,
+    done: list[dict[str, Any]],
+    parts: list[Path],
+    values: list[Path],
 ) -> None:
-    """Make one recording of the ranks' parts. `done` are the ranks' accounts of their end, in rank order."""
+    """Make one recording of the ranks' parts and, if kept, their values.
+
+    `done` are the ranks' accounts of their end, in rank order.
+    """
     manifest = build_manifest(
         request.case,
         request.system,
@@ -221,7 +238,7 @@ def join_recording(
         fault=request.inject,
         systems=[rank["system"] for rank in done],
     )
-    join_parts(request.out, manifest, parts)
+    join_parts(request.out, manifest, parts, values)
 
 
 def answer_of(
@@ -238,6 +255,13 @@ def answer_of(
             "record": max(rank["record_seconds"] for rank in done),
         },
     }
+
+
+def measure_closeness(request: dict[str, Any]) -> dict[str, Any]:
+    """How close the values of two recordings are."""
+    from harness.compare.closeness import measure
+
+    return dataclasses.asdict(measure(Path(request["reference"]), Path(request["candidate"]), request["bound"]))
 
 
 def compare_bits(reference: Path, candidate: Path) -> dict[str, Any]:

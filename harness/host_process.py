@@ -36,10 +36,11 @@ class HostLost(Exception):  # noqa: N818 (a message between modules; users see i
 class HostProcess:
     """One host. Its process group holds every rank, so that one signal ends them all.
 
-    It starts at once and imports torch while the caller does something else.
+    It starts at once and imports torch while the caller does something else. Its temporary files, and those
+    of all that it starts, such as compilers, go into the folder `temporary`.
     """
 
-    def __init__(self, log: Path, *, verbose: bool = False) -> None:
+    def __init__(self, log: Path, *, temporary: Path | None = None, verbose: bool = False) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
@@ -55,7 +56,7 @@ class HostProcess:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     pass_fds=[writer],
-                    env=_host_environment(),
+                    env=_host_environment() | ({"TMPDIR": str(temporary)} if temporary else {}),
                     start_new_session=True,
                 )
         except BaseException:

@@ -27,7 +27,7 @@ from harness.devices import DeviceRequest, Placement, lease_gpus, place
 from harness.errors import BitproofError, RankError
 from harness.faults import check_fault, parse_fault
 from harness.host_process import HostLost, HostProcess
-from harness.records import CaseResult, Divergence, Key, Recording, Verdict
+from harness.records import CaseResult, Closeness, Divergence, Key, Recording, Verdict
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, ...] = ("reference", "candidate")
@@ -163,7 +163,7 @@ class Session:
 
     def _start(self) -> HostProcess:
         try:
-            return HostProcess(self.run_dir / "logs" / "host.log", verbose=self.options.verbose)
+            return HostProcess(self.run_dir / "logs" / "host.log", temporary=self.work, verbose=self.options.verbose)
         except BaseException:
             shutil.rmtree(self.work, ignore_errors=True)
             raise
@@ -260,16 +260,34 @@ class CaseRun:
         needs_control = self.options.control == "always" or (
             self.options.control == "when_different" and comparison.verdict == Verdict.DIFFERENT
         )
+        closeness = self._measure() if self._is_measurable(comparison) else None
         controls = {role: self._control(role, recordings[role]) if needs_control else None for role in ROLES}
         judgement = judge(
             self.case,
             comparison,
             reference_control=controls["reference"],
             candidate_control=controls["candidate"],
+            closeness=closeness,
         )
         if judgement.verdict == Verdict.DIFFERENT and judgement.first_divergence is not None:
             judgement = self._look_closer(judgement, judgement.first_divergence, recordings)
         return judgement, recordings
+
+    def _is_measurable(self, comparison: Comparison) -> bool:
+        """Whether the case states a bound, and the two systems differ in nothing but values."""
+        is_bounded = self.case.close_within is not None
+        return is_bounded and comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
+
+    def _measure(self) -> Closeness:
+        """How close the two recordings are in value."""
+        began = time.monotonic()
+        folders = {role: str(self._recording(role, "first").resolve()) for role in ROLES}
+        request = {"request": "closeness", "bound": self.case.close_within} | folders
+        remaining = max(0.0, self.deadline - time.monotonic())
+        found = self.desk.ask(request, remaining + _HOST_MARGIN, self._on_event)
+        self.seconds["closeness"] = time.monotonic() - began
+        keys = {name: Key(*found[name]) for name in ("largest", "first_beyond") if found[name] is not None}
+        return Closeness(**found | keys)
 
     def _control(self, role: Role, recording: Recording) -> Comparison:
         """Run a system a second time and compare it with itself."""

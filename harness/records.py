@@ -15,9 +15,13 @@ SCHEMA = 1
 
 
 class Verdict(enum.StrEnum):
-    """What a comparison came to. Only EQUAL says that every bit was seen and agreed."""
+    """What a comparison came to. Only EQUAL says that every bit was seen and agreed.
+
+    CLOSE says that some bits differ, each tensor within the bound that the case states.
+    """
 
     EQUAL = "EQUAL"
+    CLOSE = "CLOSE"
     DIFFERENT = "DIFFERENT"
     NONDETERMINISTIC = "NONDETERMINISTIC"
     UNVERIFIED = "UNVERIFIED"
@@ -86,6 +90,43 @@ class Divergence:
         return {name.rstrip("_"): value for name, value in vars(self).items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Closeness:
+    """How far apart two systems are, measured over every element of every recorded tensor.
+
+    A tensor's error is |r - c| / |r|; None stands for one that no finite number states: a NaN or an
+    infinity on one side alone, a reference of zeros, or integers that differ. `largest` and `first_beyond`
+    name the tensor of the largest error and the first, in the order of computation, beyond the bound.
+    `histogram` counts, by kind, elements by ULPs between the two sides: "0", "1", "2", "3-4", "5-8", ...,
+    and "unlike" for elements without a distance.
+    """
+
+    bound: float
+    largest_error: float | None
+    largest: Key
+    tensors_beyond: int
+    histogram: dict[str, dict[str, int]]
+    first_beyond: Key | None = None
+    first_beyond_error: float | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether every tensor is within the bound."""
+        return not self.tensors_beyond and self.largest_error is not None and self.largest_error <= self.bound
+
+
+UNLIKE = "unlike"
+
+
+def ulp_bucket(power: int) -> str:
+    """The name of the histogram's bucket that ends at 2^power ULPs: "1", "2", "3-4", "5-8", ..."""
+    return str(2**power) if power < 2 else f"{2 ** (power - 1) + 1}-{2**power}"
+
+
+BUCKETS = ("0", *(ulp_bucket(power) for power in range(65)), UNLIKE)
+"""Every bucket of a ULP histogram, in order."""
+
+
 def zero_counts() -> dict[str, int]:
     """A count of nothing for every kind."""
     return dict.fromkeys(KINDS, 0)
@@ -110,10 +151,16 @@ class CaseResult:
     error: str | None = None
     seconds: dict[str, Any] = field(default_factory=dict)
     passes: list[dict[str, Any]] = field(default_factory=list)
+    closeness: Closeness | None = None
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its verdict, and differs in exactly the kinds it says it should."""
+        """Whether the case got its verdict, and differs in exactly the kinds it says it should.
+
+        A case that expects CLOSE names no kinds and is content with EQUAL, which is within any bound.
+        """
+        if self.case.expected == "CLOSE":
+            return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         return self.verdict == self.case.expected and set(self.differing_kinds) == set(self.case.differs)
 
 
@@ -122,6 +169,7 @@ class Report:
     """One run: where it ran, what came of every case, and the status it ended with.
 
     `options` are the command line's, beyond the selection and the report folder: what a replay repeats.
+    `not_run` has, by name, why each case that this machine cannot judge was left out.
     """
 
     run_id: str
@@ -129,3 +177,4 @@ class Report:
     environment: dict[str, Any]
     cases: list[CaseResult]
     options: tuple[str, ...] = ()
+    not_run: dict[str, str] = field(default_factory=dict)

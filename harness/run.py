@@ -11,10 +11,11 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.case import Case
@@ -77,11 +78,17 @@ def change_case(case: Case, changes: Changes) -> Case:
     return replace(case, **values)
 
 
-def run_and_report(cases: Sequence[Case], options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
+def run_and_report(
+    cases: Sequence[Case],
+    options: RunOptions,
+    report_dir: Path,
+    replay: Sequence[str] = (),
+    not_run: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Run cases, write their report and return the exit status.
 
-    `replay` are the command-line options that a replay must repeat. Raises UsageError when the call is
-    wrong, before anything is run or written.
+    `not_run` says, by name, why cases were left out; `replay` are the command-line options that a replay
+    must repeat. Raises UsageError when the call is wrong, before anything is run or written.
     """
     run_dir = prepare_run_dir(report_dir)
     reports = is_reporting_rank()
@@ -94,7 +101,7 @@ def run_and_report(cases: Sequence[Case], options: RunOptions, report_dir: Path,
             _remove_if_empty(run_dir)
             raise progress.failure
         with _interrupts_held():
-            return _finish(cases, progress, options, run_dir, replay, reports)
+            return _finish(cases, progress, options, run_dir, replay, not_run, reports)
 
 
 def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
@@ -125,6 +132,7 @@ def _finish(
     options: RunOptions,
     run_dir: Path,
     replay: Sequence[str],
+    not_run: Mapping[str, str],
     reports: bool,
 ) -> int:
     """Write and print the report, on the rank that reports; return the exit status on all."""
@@ -143,6 +151,7 @@ def _finish(
         environment=state.environment | where,
         cases=results,
         options=tuple(replay),
+        not_run=dict(not_run),
     )
     write_run(report, run_dir)
     terminal.print_report(report)

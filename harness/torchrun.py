@@ -69,10 +69,12 @@ def _lead_or_follow(cases: list[Case], options: RunOptions, run_dir: Path, on_ev
 
     store, rank, _ = next(iter(rendezvous("env://")))
     team = Team(run_dir, options, store, rank)
+    tempfile.tempdir, before = str(team.work), tempfile.tempdir  # also for what torch compiles
     try:
         for case in cases:
             yield team.lead(case, on_event) if rank == 0 else team.follow(case)
     finally:
+        tempfile.tempdir = before
         shutil.rmtree(team.work, ignore_errors=True)
 
 
@@ -130,10 +132,12 @@ class Team:
 
     def ask(self, request: dict[str, Any], timeout: float, on_event: OnEvent) -> dict[str, Any]:
         """Rank 0: have all ranks run a system, or compare two kept values. Raises what went wrong."""
-        from harness.host import RunRequest, compare_bits
+        from harness.host import RunRequest, compare_bits, measure_closeness
 
         if request["request"] == "bits":
             return compare_bits(Path(request["reference"]), Path(request["candidate"]))
+        if request["request"] == "closeness":
+            return measure_closeness(request)
         if self._lost is not None:
             raise self._lost
         run = RunRequest.from_dict(request)
@@ -148,12 +152,15 @@ class Team:
 
         run = RunRequest.from_dict(request)
         account: dict[str, Any] = {"place": "at its start"}
-        file = self.work / "part"
-        file.unlink(missing_ok=True)
+        files = [self.work / "part", self.work / "part.safetensors"]
+        for file in files:
+            file.unlink(missing_ok=True)
         try:
             with output_to(run.log_of(self._rank)):
-                self._take_steps(run, file, account, on_event)
-            return account, file.read_bytes() if file.exists() else b""
+                self._take_steps(run, files[0], account, on_event)
+            contents = [file.read_bytes() if file.exists() else b"" for file in files]
+            account["part_bytes"] = len(contents[0])
+            return account, b"".join(contents)
         except Exception as error:
             failure = failure_of_exception(self._rank, error)
             # Machines agree on the time of day, not on a monotonic clock's zero.
@@ -180,6 +187,7 @@ class Team:
             keep=Keep(run.keep, file) if run.keep else None,
             program=self._program(run),
             local_rank=self._local_rank,
+            keeps_values=run.keeps_values,
         )
 
         def report(event: dict[str, Any]) -> None:
@@ -262,9 +270,12 @@ class Team:
             run.out.write_bytes(contents[run.keep.rank])
         else:
             parts = [self.work / f"part{rank}" for rank in range(len(contents))]
-            for part, content in zip(parts, contents, strict=True):
-                part.write_bytes(content)
-            join_recording(run, graphs[0], done, parts)
+            values = [part.with_suffix(".safetensors") for part in parts if run.keeps_values]
+            for part, account, content in zip(parts, accounts, contents, strict=True):
+                part.write_bytes(content[: account["part_bytes"]])
+                if run.keeps_values:
+                    part.with_suffix(".safetensors").write_bytes(content[account["part_bytes"] :])
+            join_recording(run, graphs[0], done, parts, values)
         return answer_of(graphs[0], done, prepare_seconds=0.0, start_seconds=0.0)
 
     def _tell_all(self, request: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.capture.recorder import Keep, Recorder
 from harness.capture.store import write_part
+from harness.capture.values import write_values
 from harness.case import Case, Kind
 from harness.determinism import set_determinism
 from harness.devices import Placement
@@ -47,7 +48,8 @@ class Job:
     """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
 
     `program` is the prepared graph when the host could make it before forking; `keep` makes the run
-    a replay that ends with the step of the tensor to keep. `local_rank`, where it is not the rank, chooses the GPU.
+    a replay that ends with the step of the tensor to keep; `keeps_values` makes ranks write the values of all
+    tensors. `local_rank`, where it is not the rank, chooses the GPU.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
@@ -63,6 +65,7 @@ class Job:
     keep: Keep | None = None
     program: Any = None
     local_rank: int | None = None
+    keeps_values: bool = False
 
     @property
     def steps(self) -> int:
@@ -72,6 +75,10 @@ class Job:
     def part_of(self, rank: int) -> Path:
         """The file that a rank records into."""
         return Path(self.part.format(rank=rank))
+
+    def values_of(self, rank: int) -> Path:
+        """The file that a rank writes its values into, when it keeps them."""
+        return self.part_of(rank).with_suffix(".safetensors")
 
 
 def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
@@ -100,7 +107,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
 
     injector = Injector(job.fault, rank)
     system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
-    recorder = Recorder(rank, job.keep)
+    recorder = Recorder(rank, job.keep, job.keeps_values)
     began = time.perf_counter()
     for step in range(job.steps):
         report({"event": "step", "step": step})
@@ -111,6 +118,8 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     seconds = time.perf_counter() - began
     report({"event": "end"})
     write_part(job.part_of(rank), recorder.rows.items())
+    if job.keeps_values:
+        write_values(job.values_of(rank), recorder.values)
     dist.barrier()  # a rank that left early would look to the others like one that died
     logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)
     report(

@@ -11,6 +11,7 @@ from harness.case import Case
 from harness.devices import Placement
 
 _PREFIXES = ("OMP_", "MKL_", "ATEN_", "ONEDNN_", "DNNL_", "CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
+_OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
 _NAMES = ("PYTHONHASHSEED", "LD_PRELOAD", "KMP_AFFINITY")
 
 
@@ -64,9 +65,9 @@ def num_gpus() -> int:
 
 
 def environment_variables() -> dict[str, str]:
-    """The environment variables that numeric libraries read, in name order. Ids of one launch are left out."""
+    """The environment variables that numeric libraries read, in name order. What is of one launch is left out."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if (name.startswith(_PREFIXES) and not name.startswith("TORCHELASTIC_")) or name in _NAMES
+        if (name.startswith(_PREFIXES) and not name.startswith(_OF_ONE_LAUNCH)) or name in _NAMES
     }

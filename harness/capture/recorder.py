@@ -1,4 +1,4 @@
-"""Turns a system's `observe` calls into rows, and keeps the one value that a replay asks for."""
+"""Turns a system's `observe` calls into rows, and keeps the one value that a replay asks for, or all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from harness.capture.digest import digest, plain
 from harness.capture.dtypes import dtype_name
 from harness.capture.value import save_value
+from harness.capture.values import copy_value
 from harness.case import KINDS, Kind
 from harness.errors import RecordingError
 from harness.records import Key, Record
@@ -26,12 +27,14 @@ class Keep(NamedTuple):
 
 @dataclass
 class Recorder:
-    """One rank's rows, in the order computed. `seconds` is the wall time that recording took."""
+    """One rank's rows, in the order computed, and, if wanted, their values. `seconds` is what recording took."""
 
     rank: int
     keep: Keep | None = None
+    keeps_values: bool = False
     step: int = 0
     rows: dict[Key, Record] = field(default_factory=dict)
+    values: dict[Key, torch.Tensor] = field(default_factory=dict)
     seconds: float = 0.0
 
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
@@ -50,6 +53,8 @@ class Recorder:
         self.rows[key] = Record(digest(tensor), dtype_name(tensor.dtype), tuple(tensor.shape), _loss(kind, tensor))
         if self.keep is not None and self.keep.key == key:
             save_value(self.keep.path, plain(tensor))
+        if self.keeps_values:
+            self.values[key] = copy_value(plain(tensor))
         self.seconds += time.perf_counter() - began
 
 

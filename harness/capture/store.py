@@ -1,4 +1,6 @@
-"""A recording's folder: manifest.json and digests.parquet. Nothing read from it is trusted or executed.
+"""A recording's folder: manifest.json, digests.parquet and, where a case states a bound, every value.
+
+Nothing read from it is trusted or executed.
 
 Writing goes to a sibling that is renamed at the end, so a folder appears whole or not at all.
 Reading checks types, names, ranges and sizes, and refuses with RecordingError naming the file.
@@ -12,7 +14,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from harness.records import SCHEMA, Key, Record, Recording
 
 MANIFEST = "manifest.json"
 DIGESTS = "digests.parquet"
+VALUES = "values"
 
 _COLUMNS = pa.schema(
     [
@@ -49,6 +52,7 @@ _REQUIRED: dict[str, type] = {
 }
 _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_DIGESTS_BYTES = 4 << 30
+_MAX_VALUES_BYTES = 1 << 40
 _MAX_ROWS = 100_000_000
 _MAX_NAME = 1000
 
@@ -58,9 +62,30 @@ def write_recording(folder: Path, manifest: dict[str, Any], rows: Iterable[tuple
     _write_folder(folder, manifest, _table(rows))
 
 
-def join_parts(folder: Path, manifest: dict[str, Any], parts: Iterable[Path]) -> None:
-    """Write the ranks' parts, in the order given, as one recording."""
-    _write_folder(folder, manifest, pa.concat_tables([_read_table(part) for part in parts]))
+def join_parts(folder: Path, manifest: dict[str, Any], parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
+    """Write the ranks' parts, in the order given, as one recording; their files of `values` move into it."""
+    _write_folder(folder, manifest, pa.concat_tables([_read_table(part) for part in parts]), values)
+
+
+def checked_values_path(folder: Path, manifest: dict[str, Any], rank: int) -> Path:
+    """One rank's file of values, once it is seen to be the one that the manifest was written with."""
+    path = _values_path(folder, rank)
+    known = manifest.get("values_sha256")
+    if not isinstance(known, list) or len(known) != manifest["world_size"]:
+        raise RecordingError(
+            f"{folder} holds no values",
+            expected=f"values of {manifest['world_size']} ranks, which a case with close_within records",
+            fix="record the system again, with a bound in the case",
+        )
+    _check_file(path, _MAX_VALUES_BYTES)
+    if (found := _sha256(path)) != known[rank]:
+        raise RecordingError(
+            f"{path} is damaged, or not the one that {MANIFEST} was written with",
+            expected=f"sha256 {known[rank]}",
+            found=f"sha256 {found}",
+            fix="record the system again",
+        )
+    return path
 
 
 def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
@@ -108,7 +133,11 @@ def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
     return pa.table(columns, schema=_COLUMNS)
 
 
-def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table) -> None:
+def _values_path(folder: Path, rank: int) -> Path:
+    return folder / VALUES / f"rank{rank}.safetensors"
+
+
+def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table, values: Sequence[Path] = ()) -> None:
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
@@ -117,6 +146,11 @@ def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table) -> No
     try:
         pq.write_table(table, partial / DIGESTS, compression="zstd")
         about = {"schema": SCHEMA} | manifest | {"digests_sha256": _sha256(partial / DIGESTS)}
+        for rank, source in enumerate(values):
+            path = _values_path(partial, rank)
+            path.parent.mkdir(exist_ok=True)
+            shutil.move(source, path)
+            about.setdefault("values_sha256", []).append(_sha256(path))
         (partial / MANIFEST).write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)

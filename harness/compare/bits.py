@@ -90,10 +90,19 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
         return None
     if not reference.numel():
         return 0
+    # Take the unsigned maximum.
+    return int((ulp_distances(reference, candidate) ^ torch.iinfo(torch.int64).min).max()) + 2**63
+
+
+def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
+    """Each element's distance in the order of `max_ulp_distance`, for dtypes in ULP_DTYPES: int64, modulo 2^64.
+
+    Only two float64s can be 2^63 or more apart; their distance then looks negative.
+    """
+    import torch
+
     left, right = _ordered(reference), _ordered(candidate)
-    # The distance of two float64s can reach 2^64 - 1: subtract modulo 2^64, then take the unsigned maximum.
-    distance = torch.maximum(left, right) - torch.minimum(left, right)
-    return int((distance ^ torch.iinfo(torch.int64).min).max()) + 2**63
+    return torch.maximum(left, right) - torch.minimum(left, right)
 
 
 def tensor_type(tensor: Tensor) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.compare.verdict import Judgement
-from harness.errors import BitproofError, RankError, RecordingError
+from harness.errors import BitproofError, MachineError, RankError, RecordingError
 from harness.records import CaseResult, Verdict
 
 
@@ -18,11 +18,11 @@ def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **
 
 
 def result_of_error(case: Case, error: BaseException, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """A case that failed. RecordingError leaves it UNVERIFIED, anything else is an ERROR."""
+    """A case that failed. RecordingError and MachineError leave it UNVERIFIED, anything else is an ERROR."""
     text = str(error) if isinstance(error, BitproofError) else f"{type(error).__name__}: {error}"
     if isinstance(error, RankError) and error.traceback:
         text += f"\n\n{error.traceback}"
-    verdict = Verdict.UNVERIFIED if isinstance(error, RecordingError) else Verdict.ERROR
+    verdict = Verdict.UNVERIFIED if isinstance(error, (RecordingError, MachineError)) else Verdict.ERROR
     return _result(case, verdict=verdict, error=text, device=device, backend=backend, **facts)
 
 

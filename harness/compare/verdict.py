@@ -4,11 +4,15 @@ EQUAL needs whole evidence: at every step, on every rank, at least a loss, a gra
 an optimizer state, the same names at every step, all seen on both sides, and every digest the same.
 Whatever is missing makes the verdict UNVERIFIED, even where what is there agrees or differs.
 
+CLOSE needs the same evidence, some bits that differ, a case that states a bound, and the values of
+every tensor, measured to be within it.
+
 1. Refuse recordings that were not made from this case.
 2. Pair records; name the gaps.
 3. Compare dtype and shape, then digests.
 4. Find the first divergence in the order in which a step computes.
 5. Let the controls speak: a system that differs from itself proves nothing about another.
+6. Where the case states a bound, let the values decide between CLOSE and DIFFERENT.
 """
 
 from __future__ import annotations
@@ -21,14 +25,14 @@ from typing import Any
 
 from harness.case import KINDS, Case, Kind
 from harness.compare.align import NUM_NAMED, Alignment, align
-from harness.records import Divergence, Key, Record, Recording, Verdict, zero_counts
+from harness.records import Closeness, Divergence, Key, Record, Recording, Verdict, zero_counts
 
 REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 BEFORE_OPTIMIZER = "@before_optimizer"
 AFTER_OPTIMIZER = "@after_optimizer"
 
 # What may differ between the cases of two comparable recordings: names and expectations move no bit.
-LABELS = ("name", "family", "reference", "candidate", "expected", "differs")
+LABELS = ("name", "family", "reference", "candidate", "expected", "differs", "close_within", "requires")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,7 @@ class Judgement:
     first_divergence: Divergence | None
     control: dict[str, str | None]
     error: str | None
+    closeness: Closeness | None = None
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
@@ -70,7 +75,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
     differing = {key: pair for key, pair in alignment.pairs.items() if _type(pair[0]) != _type(pair[1])}
     layouts = tuple(_tell_layout(key, *pair) for key, pair in differing.items())
     differing |= {key: pair for key, pair in alignment.pairs.items() if pair[0].digest != pair[1].digest}
-    first = min(differing, key=_computation_order(alignment.pairs), default=None)
+    first = min(differing, key=computation_order(alignment.pairs), default=None)
     return Comparison(
         verdict=Verdict.UNVERIFIED if gaps else Verdict.DIFFERENT if differing else Verdict.EQUAL,
         compared=_count(alignment.pairs),
@@ -88,11 +93,13 @@ def judge(
     *,
     reference_control: Comparison | None = None,
     candidate_control: Comparison | None = None,
+    closeness: Closeness | None = None,
 ) -> Judgement:
-    """Join a comparison with its controls, each one system compared with itself.
+    """Join a comparison with its controls, each one system compared with itself, and with measured values.
 
     A control that lacks evidence makes the case UNVERIFIED, one that differs makes it NONDETERMINISTIC.
-    Without a control its field is None.
+    Without a control its field is None. A case with a bound whose systems differ is UNVERIFIED without
+    `closeness`, unless dtypes or shapes differ: then there is nothing to measure.
     """
     systems = {"reference": case.reference, "candidate": case.candidate}
     controls = {"reference": reference_control, "candidate": candidate_control}
@@ -114,6 +121,9 @@ def judge(
         verdict = Verdict.NONDETERMINISTIC
     else:
         verdict = comparison.verdict
+    if verdict == Verdict.DIFFERENT and case.close_within is not None and not comparison.layout_mismatches:
+        verdict, text = _decide(case.close_within, closeness)
+        texts += [text] if text else []
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),
@@ -122,6 +132,7 @@ def judge(
         first_divergence=comparison.first_divergence,
         control={side: control.verdict.value if control else None for side, control in controls.items()},
         error="\n".join(texts) or None,
+        closeness=closeness,
     )
 
 
@@ -218,7 +229,7 @@ def _kinds(keys: Iterable[Key]) -> tuple[Kind, ...]:
 # 4. Find the first divergence in the order in which a step computes.
 
 
-def _computation_order(recorded: Iterable[Key]) -> Any:
+def computation_order(recorded: Iterable[Key]) -> Any:
     """A sort key: step, phase of the step, name as the reference first recorded it, rank."""
     position: dict[tuple[str, str], int] = {}
     for key in recorded:
@@ -255,6 +266,23 @@ def _tell_unstable(side: str, system: str, control: Comparison) -> str:
     first = control.first_divergence
     where = f", first at step {first.step}, rank {first.rank}, {first.kind} {first.name}" if first else ""
     return f"control of {side} {system}: two runs of one system differ{where}"
+
+
+# 6. Where the case states a bound, let the values decide.
+
+
+def _decide(bound: float, closeness: Closeness | None) -> tuple[Verdict, str | None]:
+    if closeness is None or closeness.bound != bound:
+        return Verdict.UNVERIFIED, f"bits differ, and no values were measured against the case's bound of {bound:g}"
+    if closeness.is_within:
+        return Verdict.CLOSE, None
+    key, error = closeness.first_beyond, closeness.first_beyond_error
+    assert key is not None
+    size = "infinite" if error is None else f"{error:.3g}"
+    return Verdict.DIFFERENT, (
+        f"the relative error of step {key.step}, rank {key.rank}, {key.kind} {key.name} is {size}, beyond the case's "
+        f"bound of {bound:g}; {closeness.tensors_beyond} tensors are beyond it, and this is the first"
+    )
 
 
 def _tell(what: str, details: Iterable[str]) -> str:

@@ -7,18 +7,20 @@ is damaged, or that claims more than its own numbers show, raises RecordingError
 from __future__ import annotations
 
 import json
+import math
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from harness.case import KINDS, Case
+from harness.case import KINDS, Case, Kind
 from harness.errors import CaseError, RecordingError
-from harness.records import SCHEMA, CaseResult, Divergence, Report, Verdict
+from harness.records import BUCKETS, SCHEMA, UNLIKE, CaseResult, Closeness, Divergence, Key, Report, Verdict
 from harness.report.status import exit_status
 
 FILE_NAME = "report.json"
 MAX_BYTES = 64 * 2**20
 SIDES = ("reference", "candidate")
+EVERY_CASE_HAS = ("loss", "grad", "param", "optimizer")
 
 
 def render(report: Report) -> str:
@@ -35,6 +37,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "environment": report.environment,
         "options": list(report.options),
         "cases": [_case_to_dict(result) for result in report.cases],
+        "not_run": report.not_run,
     }
 
 
@@ -69,7 +72,10 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
             for index, entry in enumerate(reader.array(top.get("cases"), "report.cases"))
         ],
         options=tuple(reader.texts(top.get("options", []), "report.options")),
+        not_run=reader.reasons(top.get("not_run", {}), "report.not_run"),
     )
+    if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
+        raise reader.refuse("report.not_run", "cases that have no result", ran[0])
     if report.exit_status != exit_status(report.cases) and report.exit_status != 2:
         raise reader.refuse("report.exit_status", f"{exit_status(report.cases)}, by its cases", report.exit_status)
     return report
@@ -97,8 +103,14 @@ def _case_to_dict(result: CaseResult) -> dict[str, Any]:
         "error": result.error,
         "seconds": result.seconds,
         "passes": result.passes,
+        "closeness": _closeness_to_dict(result.closeness) if result.closeness else None,
         "case": result.case.to_dict(),
     }
+
+
+def _closeness_to_dict(closeness: Closeness) -> dict[str, Any]:
+    keys = {name: getattr(closeness, name) for name in ("largest", "first_beyond")}
+    return dict(vars(closeness)) | {name: key and key._asdict() for name, key in keys.items()}
 
 
 def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
@@ -126,6 +138,7 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
         passes=[
             reader.table(item, f"{where}.passes") for item in reader.array(values.get("passes", []), f"{where}.passes")
         ],
+        closeness=_closeness(reader, values.get("closeness"), f"{where}.closeness"),
     )
     _refuse_contradictions(reader, values, result, where)
     return result
@@ -138,13 +151,71 @@ def _refuse_contradictions(reader: _Reader, values: dict[str, Any], result: Case
         if values.get(name) != getattr(case, name):
             raise reader.refuse(f"{where}.{name}", f"{getattr(case, name)!r}, by its case", values.get(name))
     is_equal = result.verdict == Verdict.EQUAL
-    if is_equal and not all(result.compared[kind] for kind in ("loss", "grad", "param", "optimizer")):
-        raise reader.refuse(f"{where}.verdict", "no EQUAL, as a kind was not compared", result.verdict.value)
     has_difference = any(result.mismatched.values()) or result.differing_kinds or result.first_divergence is not None
     if is_equal and has_difference:
         raise reader.refuse(f"{where}.verdict", "no EQUAL, as records differ", result.verdict.value)
+    is_close = result.verdict == Verdict.CLOSE
+    if (is_equal or is_close) and not all(result.compared[kind] for kind in EVERY_CASE_HAS):
+        raise reader.refuse(
+            f"{where}.verdict", f"no {result.verdict}, as a kind was not compared", result.verdict.value
+        )
+    if is_close:
+        _refuse_unfounded_close(reader, result, where)
     if result.verdict == Verdict.DIFFERENT and not any(result.mismatched.values()):
         raise reader.refuse(f"{where}.verdict", "no DIFFERENT, as no record differs", result.verdict.value)
+
+
+def _refuse_unfounded_close(reader: _Reader, result: CaseResult, where: str) -> None:
+    """CLOSE needs a bound, something that differs, and values of every compared kind measured within the bound."""
+    bound, closeness = result.case.close_within, result.closeness
+    unstable = [verdict for verdict in result.control.values() if verdict not in (None, Verdict.EQUAL)]
+    expected = None
+    if bound is None:
+        expected = "no CLOSE, as the case states no bound"
+    elif closeness is None or closeness.bound != bound or not closeness.is_within:
+        expected = f"no CLOSE, as no evidence shows every tensor within {bound:g}"
+    elif not any(result.mismatched.values()):
+        expected = "no CLOSE, as no record differs"
+    elif unstable:
+        expected = f"no CLOSE, as a control is {unstable[0]}"
+    elif {kind for kind, count in result.compared.items() if count} != closeness.histogram.keys():
+        expected = "no CLOSE, as the histogram lacks a compared kind"
+    elif any(UNLIKE in buckets for buckets in closeness.histogram.values()):
+        expected = "no CLOSE, as elements are unlike"
+    if expected is not None:
+        raise reader.refuse(f"{where}.verdict", expected, result.verdict.value)
+
+
+def _closeness(reader: _Reader, entry: Any, where: str) -> Closeness | None:
+    if entry is None:
+        return None
+    values = reader.table(entry, where)
+    histogram = reader.table(values.get("histogram"), f"{where}.histogram")
+    reader.kinds(list(histogram), f"{where}.histogram")
+    for kind, buckets in histogram.items():
+        for bucket in reader.table(buckets, f"{where}.histogram.{kind}"):
+            if bucket not in BUCKETS:
+                raise reader.refuse(f"{where}.histogram.{kind}", "ranges of ULPs such as 3-4", bucket)
+            reader.number(buckets, bucket, f"{where}.histogram.{kind}")
+    first_beyond, bound = values.get("first_beyond"), reader.size(values, "bound", where)
+    if bound is None:
+        raise reader.refuse(f"{where}.bound", "a finite number, zero or more", bound)
+    return Closeness(
+        bound=bound,
+        largest_error=reader.size(values, "largest_error", where),
+        largest=_key(reader, values.get("largest"), f"{where}.largest"),
+        tensors_beyond=reader.number(values, "tensors_beyond", where),
+        histogram=histogram,
+        first_beyond=None if first_beyond is None else _key(reader, first_beyond, f"{where}.first_beyond"),
+        first_beyond_error=reader.size(values, "first_beyond_error", where),
+    )
+
+
+def _key(reader: _Reader, entry: Any, where: str) -> Key:
+    values = reader.table(entry, where)
+    kind = cast(Kind, reader.choice(values, "kind", where, KINDS))
+    step, rank = (reader.number(values, name, where) for name in ("step", "rank"))
+    return Key(step, kind, reader.text(values, "name", where), rank)
 
 
 def _divergence(reader: _Reader, entry: Any, where: str) -> Divergence:
@@ -203,12 +274,24 @@ class _Reader:
             raise self.refuse(field, "an array of texts", value)
         return list(value)
 
+    def reasons(self, value: Any, field: str) -> dict[str, str]:
+        """A text for each name."""
+        values = self.table(value, field)
+        return {name: self.text(values, name, field) for name in values}
+
     def number(self, values: dict[str, Any], name: str, where: str) -> int:
         """An integer of zero or more. `true` is none."""
         value = values.get(name)
         if type(value) is not int or value < 0:
             raise self.refuse(f"{where}.{name}", "an integer, zero or more", value)
         return value
+
+    def size(self, values: dict[str, Any], name: str, where: str) -> float | None:
+        """A finite number of zero or more, or null."""
+        value = values.get(name)
+        if value is not None and (type(value) not in (int, float) or not 0 <= value < math.inf):
+            raise self.refuse(f"{where}.{name}", "a finite number, zero or more", value)
+        return None if value is None else float(value)
 
     def choice(self, values: dict[str, Any], name: str, where: str, options: typing.Sequence[str]) -> str:
         """One of some texts."""

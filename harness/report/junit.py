@@ -1,6 +1,7 @@
 """junit.xml: one test case a case, for the CI systems that read it.
 
-A case that is not as expected is a failure, one that could not be judged an error. XML 1.0 has no
+A case that is not as expected is a failure, one that could not be judged an error, one that this
+machine cannot judge and that nobody asked for by name is skipped. What is CLOSE says so. XML 1.0 has no
 way to write most control characters, so they appear as `\\x1b`.
 """
 
@@ -22,20 +23,24 @@ def render(report: Report) -> str:
     """The report as JUnit XML."""
     statuses = [case_status(result) for result in report.cases]
     counts = {
-        "tests": len(statuses),
+        "tests": len(statuses) + len(report.not_run),
         "failures": sum(status not in (SUCCESS, UNJUDGED) for status in statuses),
         "errors": sum(status == UNJUDGED for status in statuses),
-        "skipped": 0,
+        "skipped": len(report.not_run),
         "time": f"{sum(text.total_seconds(result) for result in report.cases):.3f}",
     }
     attributes = {name: str(value) for name, value in counts.items()}
     suites = ElementTree.Element("testsuites", attributes)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "bitproof", **attributes})
     properties = ElementTree.SubElement(suite, "properties")
-    for name, value in [("run_id", report.run_id), *text.flatten(report.environment)]:
+    for name, value in [("run_id", report.run_id), ("verdicts", text.tally(report)), *text.flatten(report.environment)]:
         ElementTree.SubElement(properties, "property", {"name": _legal(str(name)), "value": _legal(str(value))})
     for result in report.cases:
         _add_case(suite, report, result)
+    for name, reason in report.not_run.items():
+        attributes = {"classname": "bitproof", "name": _legal(name), "time": "0"}
+        left_out = ElementTree.SubElement(suite, "testcase", attributes)
+        ElementTree.SubElement(left_out, "skipped", {"message": _legal(reason)})
     ElementTree.indent(suites)
     return "<?xml version='1.0' encoding='utf-8'?>\n" + ElementTree.tostring(suites, encoding="unicode") + "\n"
 
@@ -44,13 +49,18 @@ def _add_case(suite: ElementTree.Element, report: Report, result: CaseResult) ->
     seconds = f"{text.total_seconds(result):.3f}"
     attributes = {"classname": f"bitproof.{result.case.family}", "name": result.case.name, "time": seconds}
     case = ElementTree.SubElement(suite, "testcase", {name: _legal(value) for name, value in attributes.items()})
-    status = case_status(result)
-    if status == SUCCESS:
-        return
+    if case_status(result) != SUCCESS:
+        _add_problem(case, report, result)
+    if result.closeness:
+        output = ElementTree.SubElement(case, "system-out")
+        output.text = _legal(f"{text.outcome(result)}: {text.closeness(result)}")
+
+
+def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) -> None:
     message = f"{text.outcome(result)}, expected {text.expectation(result)}"
     if result.first_divergence:
         message += f"; first at {text.locate(result.first_divergence)}"
-    tag = "error" if status == UNJUDGED else "failure"
+    tag = "error" if case_status(result) == UNJUDGED else "failure"
     problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": _legal(message)})
     error = text.shorten(result.error or "", MAX_ERROR_CHARS)
     problem.text = _legal("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from harness.records import CaseResult, Report
+from harness.records import BUCKETS, CaseResult, Closeness, Report
 from harness.report import text
 from harness.report.status import exit_status
 
@@ -33,7 +33,9 @@ def render(report: Report) -> str:
     blocks = [
         f"# bitproof {report.run_id}",
         f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
-        _verdict_table(report.cases) if report.cases else "No case was run.",
+        f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
+        *([_verdict_table(report.cases)] if report.cases else []),
+        *_not_run(report),
         *_details(report),
         _fold("Environment", _table(("what", "value"), text.flatten(report.environment))),
     ]
@@ -66,6 +68,11 @@ def _verdict_table(results: Iterable[CaseResult]) -> str:
     return _table((*headers, "first divergence", "seconds"), rows)
 
 
+def _not_run(report: Report) -> Iterator[str]:
+    if report.not_run:
+        yield "Not run here, so neither passed nor failed:\n\n" + _table(("case", "reason"), report.not_run.items())
+
+
 def _details(report: Report) -> Iterator[str]:
     """One folded block a case, within the size limit."""
     length = 0
@@ -88,6 +95,8 @@ def _case_details(report: Report, result: CaseResult) -> str:
     if result.first_divergence:
         known = [(name, value) for name, value in result.first_divergence.to_dict().items() if value is not None]
         parts.append(f"### First divergence\n\n{_table(('what', 'value'), known)}")
+    if result.closeness:
+        parts.append(f"### Closeness\n\n{_sentence(text.closeness(result))}\n\n{_histogram(result.closeness)}")
     kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
     parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
     controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
@@ -112,6 +121,17 @@ def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:
         right = candidate[step] if step < len(candidate) else "missing"
         value = f"{float.fromhex(left):.6f}" if step < len(reference) else ""
         yield step, value, left, right, "yes" if left == right else "**no**"
+
+
+def _histogram(closeness: Closeness) -> str:
+    """Elements of each kind by ULPs between the two sides."""
+    found = closeness.histogram
+    rows = [(bucket, *(found[kind].get(bucket, 0) for kind in found)) for bucket in BUCKETS]
+    return _table(("ULPs", *found), [row for row in rows if any(row[1:])])
+
+
+def _sentence(value: str) -> str:
+    return f"{value[0].upper()}{_cell(value[1:])}."
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -10,6 +10,7 @@ from harness.report import text
 
 COLORS = {
     Verdict.EQUAL: "green",
+    Verdict.CLOSE: "cyan",
     Verdict.DIFFERENT: "yellow",
     Verdict.NONDETERMINISTIC: "red",
     Verdict.UNVERIFIED: "magenta",
@@ -26,6 +27,13 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
     console.print(_table(report))
+    console.print(text.tally(report), markup=False)
+    for result in report.cases:
+        if result.closeness:
+            console.print(f"{result.case.name}: {text.closeness(result)}", markup=False, soft_wrap=True)
+    for name, reason in report.not_run.items():
+        console.print(f"{name}: NOT RUN: {reason}", markup=False, soft_wrap=True)
+    console.print()
     for result in report.cases:
         if not result.as_expected:
             console.print("\n".join(_paragraph(report, result)), markup=False, soft_wrap=True)
@@ -43,7 +51,8 @@ def _table(report: Report) -> object:
         table.add_column(header, justify="right")
     table.add_column("first divergence", overflow="fold")
     for result in report.cases:
-        color = COLORS[result.verdict] if not result.as_expected else "green"
+        is_plain = result.as_expected and result.verdict != Verdict.CLOSE
+        color = "green" if is_plain else COLORS[result.verdict]
         table.add_row(
             Text(result.case.name),
             Text(text.outcome(result), style=color),

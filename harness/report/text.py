@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from harness.records import CaseResult, Divergence, Report
+from harness.records import CaseResult, Divergence, Report, Verdict
 
 
 def replay_command(report: Report, result: CaseResult) -> str:
@@ -23,6 +23,23 @@ def outcome(result: CaseResult) -> str:
     """The verdict a case got, with the kinds that differ at the first differing step."""
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     return f"{result.verdict.value}{differs}"
+
+
+def tally(report: Report) -> str:
+    """How many cases came to each verdict, and how many were not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
+    counts = [(sum(result.verdict == verdict for result in report.cases), verdict.value) for verdict in Verdict]
+    counts.append((len(report.not_run), "not run"))
+    return ", ".join(f"{count} {name}" for count, name in counts if count)
+
+
+def closeness(result: CaseResult) -> str:
+    """The largest error against the bound, and where: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
+    found = result.closeness
+    assert found is not None
+    size = "infinite" if found.largest_error is None else f"{found.largest_error:.3g}"
+    key = found.largest
+    place = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+    return f"largest relative error {size} (bound {found.bound:g}) at {place}"
 
 
 def systems(result: CaseResult) -> str:

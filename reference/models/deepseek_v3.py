@@ -7,7 +7,7 @@ B batch, S sequence, D model dim, V vocabulary
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -180,6 +180,7 @@ def _published_attention(*, num_heads: int, q_lora_rank: int, mscale: float, max
 
 FLAVORS: dict[str, DeepSeekV3Config] = {
     "tiny": _tiny(),
+    "dense": replace(_tiny(), num_layers=1, num_dense_layers=1),
     "debugmodel": _debugmodel(),
     "16B": _16b(),
     "671B": _671b(),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cases
-from cases import chunking, unequal
+from cases import backends, chunking, unequal
 from harness.case import Case
 from harness.errors import CaseError
 from harness.select import select
@@ -22,6 +22,9 @@ def test_cases_are_listed_by_name_in_order():
         "unchunked",
         "early_accumulation",
         "chunked_vs_unchunked",
+        "inductor_dense",
+        "inductor_moe",
+        "regional_inductor",
     ]
     assert all(cases.CASES[case.name] is case for case in cases.all_cases())
 
@@ -55,6 +58,14 @@ def test_cases_that_must_differ_say_in_what():
         assert (case.steps, case.reference) == (2, "eager_chunked")
     assert unequal.early_accumulation.chunking.early_grad_accumulation
     assert unequal.chunked_vs_unchunked.candidate == "eager"
+
+
+def test_cases_of_compiled_backends_state_a_bound():
+    for case in backends.CASES:
+        assert (case.expected, case.steps) == ("CLOSE", 2)
+        assert 0 < case.close_within <= 0.5
+        assert case.pipeline.backend != "fx"
+    assert [case.name for case in backends.CASES if case.requires] == ["regional_inductor"]
 
 
 @pytest.mark.parametrize(

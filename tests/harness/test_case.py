@@ -81,6 +81,27 @@ def test_a_case_that_expects_a_difference_must_say_which():
     )
 
 
+@pytest.mark.parametrize("bound", [0.01, 1.0, 1e30])
+def test_a_case_that_expects_close_states_a_bound(bound):
+    Case(name="a", family="t", chunking=BATCH, expected="CLOSE", close_within=bound)
+
+
+@pytest.mark.parametrize("expected, bound", [("CLOSE", None), ("CLOSE", 0.0), ("CLOSE", -1.0), ("EQUAL", 0.01)])
+def test_a_bound_that_is_missing_or_says_nothing_or_belongs_to_another_verdict_is_refused(expected, bound):
+    assert refusal(lambda: Case(name="a", family="t", chunking=BATCH, expected=expected, close_within=bound)) == (
+        "CaseError: case a must state how close is close exactly when it expects CLOSE\n"
+        "  expected: expected='CLOSE' with a finite close_within > 0, or another verdict with close_within=None\n"
+        f"  found: expected={expected!r}, close_within={bound!r}"
+    )
+
+
+@pytest.mark.parametrize("bound", [float("inf"), float("nan")])
+def test_a_bound_that_is_no_number_is_refused(bound):
+    assert "must state how close is close" in refusal(
+        lambda: Case(name="a", family="t", chunking=BATCH, expected="CLOSE", close_within=bound)
+    )
+
+
 def test_a_chunked_reference_needs_to_know_how_to_chunk():
     Case(name="a", family="t", reference="eager")
     assert refusal(lambda: Case(name="a", family="t")) == (

@@ -28,8 +28,8 @@ def called(monkeypatch) -> list:
     monkeypatch.setitem(sys.modules, "harness.launch", fake)
     monkeypatch.setattr(harness, "launch", fake, raising=False)
 
-    def record(cases, options, report_dir, replay):
-        calls.append((cases, options, report_dir, replay))
+    def record(cases, options, report_dir, replay, not_run):
+        calls.append((cases, options, report_dir, replay, not_run))
         return 1
 
     monkeypatch.setattr("harness.cli.run_and_report", record)
@@ -86,8 +86,8 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v"
     )
     assert main(line.split()) == 1
-    [(cases, options, report_dir, replay)] = called
-    assert [case.name for case in cases] == ["moe_seq"]
+    [(cases, options, report_dir, replay, not_run)] = called
+    assert ([case.name for case in cases], not_run) == (["moe_seq"], {})
     assert (cases[0].candidate, cases[0].reference, cases[0].steps) == ("mine", "eager", 3)
     assert vars(options) == {
         "device": "cpu",
@@ -108,8 +108,9 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
 
 def test_run_without_options_takes_every_case_as_it_is(called):
     assert main(["run", "-k", "not unequal"]) == 1
-    [(cases, options, report_dir, replay)] = called
-    assert [case.name for case in cases] == ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    [(cases, options, report_dir, replay, not_run)] = called
+    assert [case.name for case in cases][:4] == ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    assert not_run == {}, "who selects by name gets every case that is named"
     assert vars(options) == {
         "device": "auto",
         "timeout": 600.0,
@@ -118,6 +119,16 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "verbose": False,
     }
     assert (report_dir, replay) == (Path("reports"), [])
+
+
+def test_a_case_that_needs_a_gpu_is_left_out_with_its_reason_unless_it_is_named(called):
+    assert main(["run", "--device", "cpu"]) == 1
+    assert main(["run", "--device", "cpu", "-k", "regional_inductor"]) == 1
+    everything, named = called
+    names = [case.name for case in everything[0]]
+    assert "regional_inductor" not in names and "inductor_moe" in names
+    assert everything[4]["regional_inductor"].startswith("it needs CUDA; its 8 ranks run on the CPU here (")
+    assert ([case.name for case in named[0]], named[4]) == (["regional_inductor"], {})
 
 
 def test_our_own_bug_ends_with_3_and_a_traceback(called, monkeypatch, capsys):

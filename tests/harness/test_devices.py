@@ -1,8 +1,11 @@
 import threading
+from dataclasses import replace
 
 import pytest
 
-from harness.devices import Placement, lease_gpus, place
+from cases.chunking import unchunked
+from harness import devices
+from harness.devices import Placement, lease_gpus, place, unmet_requirement
 from harness.errors import CaseError
 
 
@@ -33,6 +36,25 @@ def test_cuda_without_a_gpu_is_refused():
         "  found: 0 GPUs\n"
         "  fix: run with --device cpu, or see `bitproof doctor`"
     )
+
+
+@pytest.mark.parametrize(
+    ("request_", "num_gpus", "is_met"),
+    [
+        ("auto", 8, True),
+        ("auto", 7, False),
+        ("cuda", 1, True),
+        ("cuda", 0, False),
+        ("cpu", 8, False),
+        ("auto", 0, False),
+    ],
+)
+def test_a_case_that_requires_cuda_is_met_where_its_ranks_would_run_on_gpus(monkeypatch, request_, num_gpus, is_met):
+    monkeypatch.setattr(devices, "describe_machine", lambda: {"gpu_models": ["H200"] * num_gpus})
+    reason = unmet_requirement(replace(unchunked, requires="cuda"), request_)
+    text = f"it needs CUDA; its 8 ranks run on the CPU here ({num_gpus} GPUs, --device {request_})"
+    assert reason == (None if is_met else text)
+    assert unmet_requirement(unchunked, request_) is None
 
 
 def test_a_case_waits_for_gpus_that_another_holds(tmp_path):

@@ -72,3 +72,14 @@ def test_what_no_main_case_needs_stops_nothing():
     check = doctor.check_program("Chromium", ("no-such-program",), "tests of HTML reports", "install chromium")
     assert str(check) == "no  Chromium: none found, needed only by tests of HTML reports; fix: install chromium"
     assert doctor.summarize([check]).is_ok
+
+
+def test_a_missing_compiler_is_told_and_stops_no_main_case(monkeypatch):
+    check = doctor.check_compiler("no program g++ is found")
+    assert str(check) == (
+        "no  C++ compiler: no program g++ is found; the cases of family backends need it; "
+        "fix: install g++, or name another compiler in CXX"
+    )
+    assert doctor.summarize([check]).is_ok
+    monkeypatch.setenv("CXX", "clang++")
+    assert str(doctor.check_compiler(None)) == "ok  C++ compiler: clang++ compiles"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from harness import graph_step
-from harness.case import Case, Chunking
+from harness.case import Case, Chunking, Pipeline
+from harness.graph.backends import Compiled
 from harness.graph_step import GraphProgram, prepare
 from reference.models import model_config
 
@@ -53,6 +55,28 @@ def test_the_step_reports_its_passes_and_seconds(program: GraphProgram) -> None:
     assert [report["name"] for report in program.passes] == ["clean_up", "chunk", "concretize_symbols"]
     assert list(program.seconds["passes"]) == ["clean_up", "chunk", "concretize_symbols"]
     assert program.seconds["trace"] > 0
+
+
+def test_a_backend_compiles_the_finished_graph_and_has_a_line_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def compile_for(module, backend, group_sizes):
+        told.append((backend, group_sizes, [node.target for node in module.graph.nodes]))
+        return Compiled(lambda inputs: len(inputs), Path("none"), {"backend": backend, "nodes_compiled": 7})
+
+    monkeypatch.setattr(graph_step, "compile_for", compile_for)
+    program = prepare(replace(unchunked, pipeline=Pipeline(backend="inductor")), CPU)
+    [(backend, group_sizes, targets)] = told
+    assert (backend, group_sizes) == ("inductor", {"fsdp": 8, "efsdp": 4, "ep": 2})
+    assert targets == [node.target for node in program.module.graph.nodes]
+    assert program.run(1, 2, 3) == 3
+    assert program.passes[-1]["name"] == "backend"
+    assert program.passes[-1]["facts"] == {"backend": "inductor", "nodes_compiled": 7}
+    assert "backend" in program.seconds["passes"]
+
+
+def test_without_a_backend_the_graph_itself_runs(program: GraphProgram) -> None:
+    assert program.run is program.module
 
 
 def test_every_parameter_is_gathered_once_and_reduced_once_a_chunk_when_its_layer_is_chunked(

@@ -48,8 +48,7 @@ def nothing_left_behind(temporary):
     while (left := marked_processes(str(temporary))) and time.monotonic() < limit:
         time.sleep(0.05)
     assert left == []
-    torchs_own_cache = "torchinductor_"
-    assert [path.name for path in temporary.iterdir() if not path.name.startswith(torchs_own_cache)] == []
+    assert [path.name for path in temporary.iterdir()] == []
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +69,7 @@ class Batch:
         return self.results[name]
 
 
+NEAR = {"near": "one_bit_off", "far": "ten_percent_off", "not_a_number": "nan_once", "same": "steady"}
 TOGETHER = ("steady", "raising", "killed", "leaving", "one_bit_off", "noisy", "other_shape", "spawning")
 
 
@@ -79,6 +79,9 @@ def batch(tmp_path_factory):
     cases = [toy(name, name=name, world_size=3) for name in TOGETHER]
     cases += [replace(toy(name="nonsense"), candidate="nonsense"), toy(name="alone", world_size=1)]
     cases += [toy("lossless", name="lossless", reference="lossless")]
+    cases += [replace(toy(system, name=name), expected="CLOSE", close_within=0.01) for name, system in NEAR.items()]
+    cases += [replace(toy("noisy", name="shaky"), expected="CLOSE", close_within=1e30)]
+    cases += [replace(toy("other_shape", name="reshaped"), expected="CLOSE", close_within=1.0)]
     with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
         results = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder, events.append))
     by_case = {case.name: [e for e in events if e.get("case") == case.name] for case in cases}
@@ -128,6 +131,58 @@ def test_a_run_folder_holds_every_ranks_log_and_every_recording(batch):
     assert manifest["determinism"]["num_threads"] == 1
     assert manifest["environment"]["OMP_NUM_THREADS"] == "1"
     assert manifest["ranks"] == [{"data_sha256": f"toy{rank}"} for rank in range(3)]
+
+
+def test_one_ulp_is_close_where_the_case_states_a_bound(batch):
+    result = batch["near"]
+    assert (result.verdict, result.error, result.as_expected) == (Verdict.CLOSE, None, True)
+    assert result.control == {"reference": "EQUAL", "candidate": "EQUAL"}
+    assert result.closeness.is_within and 0 < result.closeness.largest_error < 1e-6
+    assert result.closeness.largest.rank == 1
+    assert sum(result.closeness.histogram["grad"].values()) == 4 * 2 * 6, "every element of every step and rank"
+    assert result.closeness.histogram["grad"]["1"] >= 1
+    assert result.first_divergence.name == "weight"
+    assert not any(event["event"] == "replay" or event.get("arm") == "replay" for event in batch.events["near"])
+
+
+def test_ten_percent_is_different_and_the_first_tensor_beyond_the_bound_is_named(batch):
+    result = batch["far"]
+    assert (result.verdict, result.as_expected) == (Verdict.DIFFERENT, False)
+    assert result.error.startswith(
+        "the relative error of step 2, rank 1, grad weight is 0.1, beyond the case's bound of 0.01; "
+    )
+    assert 0.099 < result.closeness.largest_error < 0.101
+    assert result.closeness.tensors_beyond >= 2
+
+
+def test_a_nan_on_one_side_is_different_whatever_the_bound(batch):
+    result = batch["not_a_number"]
+    assert result.verdict == Verdict.DIFFERENT
+    assert "step 2, rank 1, grad weight is infinite, beyond the case's bound of 0.01; 1 tensors are" in result.error
+    assert result.closeness.largest_error is None
+    assert result.closeness.histogram["grad"]["unlike"] == 1
+
+
+def test_systems_that_agree_in_every_bit_are_equal_and_so_within_any_bound(batch):
+    result = batch["same"]
+    assert (result.verdict, result.as_expected, result.closeness) == (Verdict.EQUAL, True, None)
+
+
+def test_a_system_that_differs_from_itself_is_never_close(batch):
+    assert batch["shaky"].verdict == Verdict.NONDETERMINISTIC
+
+
+def test_another_shape_is_different_whatever_the_bound(batch):
+    assert (batch["reshaped"].verdict, batch["reshaped"].closeness) == (Verdict.DIFFERENT, None)
+
+
+def test_values_are_kept_once_where_a_case_states_a_bound_and_nowhere_else(batch):
+    files = {str(path.relative_to(batch.folder / "recordings")) for path in batch.folder.rglob("*.safetensors")}
+    toys = "tests.harness.toy_systems-"
+    assert {file for file in files if file.startswith("near/")} == {
+        f"near/{toys}{name}/values/rank{rank}.safetensors" for name in ("steady", "one_bit_off") for rank in range(2)
+    }
+    assert not any(file.startswith(("one_bit_off/", "steady/")) for file in files)
 
 
 def test_one_bit_is_blamed_at_its_step_rank_and_name(batch):
@@ -346,6 +401,16 @@ def test_a_signal_to_the_command_ends_everything(tmp_path, number, leaves_nothin
     if number == signal.SIGKILL:  # nobody was left to remove the folder; the processes must be gone all the same
         for path in Path(os.environ["TMPDIR"]).iterdir():
             subprocess.run(["rm", "-r", str(path)], check=True)
+
+
+def test_without_a_compiler_a_case_that_compiles_is_unverified_and_says_why(tmp_path, monkeypatch):
+    from cases.backends import inductor_dense
+
+    monkeypatch.setenv("CXX", "/nonexistent")
+    result = run(tmp_path, replace(inductor_dense, steps=1, parallelism=Parallelism(world_size=2)))
+    assert (result.verdict, result.as_expected) == (Verdict.UNVERIFIED, False)
+    assert result.error.startswith("MachineError: Inductor cannot compile for this CPU without a C++ compiler\n")
+    assert "found: no program /nonexistent is found" in result.error
 
 
 def test_the_command_process_loads_no_torch(tmp_path):

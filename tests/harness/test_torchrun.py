@@ -15,10 +15,12 @@ from harness.launch import RunOptions, run_cases
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, sys
+from dataclasses import replace
 from pathlib import Path
 from harness.launch import RunOptions, run_cases
 from tests.harness.test_launch import toy
-cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), toy(name="again")]
+near = replace(toy("one_bit_off", name="near"), expected="CLOSE", close_within=0.01)
+cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), near, toy(name="again")]
 options = RunOptions(device="cpu", control="never", timeout=60.0)
 out = Path(sys.argv[1])
 lines = [(r.case.name, r.verdict, r.error, str(r.first_divergence)) for r in run_cases(cases, options, out)]
@@ -40,7 +42,13 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
     )
     assert done.returncode == 0, done.stderr
     leader, follower = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
-    expected = [("equal", "EQUAL"), ("differs", "DIFFERENT"), ("raises", "ERROR"), ("again", "EQUAL")]
+    expected = [
+        ("equal", "EQUAL"),
+        ("differs", "DIFFERENT"),
+        ("raises", "ERROR"),
+        ("near", "CLOSE"),
+        ("again", "EQUAL"),
+    ]
     assert [tuple(line[:2]) for line in leader] == expected
     assert [line[:3] for line in follower] == [line[:3] for line in leader]
     assert "step=2, rank=1, kind='grad', name='weight'" in leader[1][3]

@@ -77,6 +77,35 @@ class OneBitOff(Toy):
 one_bit_off = OneBitOff
 
 
+class TenPercentOff(Toy):
+    """Has a gradient that is 10 % too large, on one rank, from one step on."""
+
+    def plain_gradients(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, gradients = super().plain_gradients(x)
+        if self.rank == BAD_RANK and x[0, 0] > 0.5 + BAD_STEP:
+            gradients["weight"] *= 1.1
+        return loss, gradients
+
+
+ten_percent_off = TenPercentOff
+
+
+class NanOnce(Toy):
+    """Reports a NaN among its gradients once; nothing else shows it."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        def observing(kind: str, name: str, tensor: torch.Tensor) -> None:
+            if kind == "grad" and index == BAD_STEP and self.rank == BAD_RANK:
+                tensor = tensor.clone()
+                tensor[0, 0] = float("nan")
+            observe(kind, name, tensor)
+
+        super().step(index, observing)
+
+
+nan_once = NanOnce
+
+
 class Noisy(Toy):
     """Never the same twice."""
 

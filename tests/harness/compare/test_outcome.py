@@ -6,7 +6,7 @@ import pytest
 
 from harness.compare.outcome import complete, result_of, result_of_error
 from harness.compare.verdict import compare, judge
-from harness.errors import ChunkError, PassError, RankError, RecordingError, TraceError
+from harness.errors import ChunkError, MachineError, PassError, RankError, RecordingError, TraceError
 from harness.records import Verdict
 
 
@@ -26,6 +26,14 @@ def test_a_failure_is_an_error_with_its_text(case, error):
     result = result_of_error(case, error, device="cpu", backend="gloo")
     assert result.verdict == Verdict.ERROR
     assert result.error == f"{type(error).__name__}: x"
+
+
+def test_a_machine_that_lacks_something_leaves_a_case_unverified(case):
+    result = result_of_error(case, MachineError("no compiler", fix="install one"), device="cpu", backend="gloo")
+    assert (result.verdict, result.error) == (
+        Verdict.UNVERIFIED,
+        "MachineError: no compiler\n  fix: install one",
+    )
 
 
 def test_a_dead_rank_brings_its_traceback(case):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.compare.verdict import compare, judge
-from harness.records import Key, Recording, Verdict, zero_counts
+from harness.records import Closeness, Key, Recording, Verdict, zero_counts
 
 WHOLE = {"loss": 4, "grad": 8, "param": 4, "buffer": 8, "optimizer": 4}
 
@@ -280,3 +280,84 @@ def test_an_unverified_comparison_stays_so_whatever_the_controls_say(case, recor
     main = compare(record(), Recording(record().manifest), case)
     judgement = judge(case, main, reference_control=compare(record(), noisy, case))
     assert judgement.verdict == Verdict.UNVERIFIED
+
+
+NEAR = Closeness(
+    bound=0.01, largest_error=0.002, largest=Key(0, "grad", "w", 0), tensors_beyond=0, histogram={"grad": {"1": 4}}
+)
+FAR = replace(
+    NEAR, largest_error=0.5, tensors_beyond=3, first_beyond=Key(0, "param", "w", 1), first_beyond_error=0.0123456
+)
+
+
+@pytest.fixture
+def bounded(case):
+    return replace(case, expected="CLOSE", close_within=0.01)
+
+
+@pytest.fixture
+def differing(bounded, record, flip):
+    """A comparison of two whole recordings, one gradient apart."""
+    candidate = record()
+    flip(candidate, 0, "grad", "layers.0.w", 0)
+    return compare(record(), candidate, bounded)
+
+
+def test_bits_that_differ_within_the_bound_are_close(bounded, differing):
+    judgement = judge(bounded, differing, closeness=NEAR)
+    assert (judgement.verdict, judgement.error, judgement.closeness) == (Verdict.CLOSE, None, NEAR)
+    assert judgement.differing_kinds == ("grad",)
+
+
+def test_bits_that_differ_beyond_the_bound_are_different_and_the_text_says_how_far(bounded, differing):
+    judgement = judge(bounded, differing, closeness=FAR)
+    assert judgement.verdict == Verdict.DIFFERENT
+    assert judgement.error == (
+        "the relative error of step 0, rank 1, param w is 0.0123, beyond the case's bound of 0.01; "
+        "3 tensors are beyond it, and this is the first"
+    )
+
+
+def test_equal_bits_are_equal_even_where_the_case_states_a_bound(bounded, record):
+    assert judge(bounded, compare(record(), record(), bounded)).verdict == Verdict.EQUAL
+
+
+def test_without_a_bound_nothing_is_close(case, record, flip):
+    candidate = record()
+    flip(candidate, 0, "grad", "layers.0.w", 0)
+    assert judge(case, compare(record(), candidate, case), closeness=NEAR).verdict == Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("closeness", [None, replace(NEAR, bound=0.02)])
+def test_without_values_measured_against_this_bound_the_case_is_unverified(bounded, differing, closeness):
+    judgement = judge(bounded, differing, closeness=closeness)
+    assert judgement.verdict == Verdict.UNVERIFIED
+    assert judgement.error == "bits differ, and no values were measured against the case's bound of 0.01"
+
+
+def test_an_error_without_a_finite_size_is_never_within(bounded, differing):
+    endless = replace(FAR, largest_error=None, first_beyond_error=None)
+    judgement = judge(bounded, differing, closeness=endless)
+    assert judgement.verdict == Verdict.DIFFERENT
+    assert "is infinite, beyond the case's bound" in judgement.error
+    assert not replace(NEAR, largest_error=None).is_within
+
+
+def test_a_control_that_differs_or_lacks_evidence_leaves_nothing_close(bounded, differing, record):
+    unstable = judge(bounded, differing, candidate_control=differing, closeness=NEAR)
+    assert unstable.verdict == Verdict.NONDETERMINISTIC
+    partial = record()
+    partial.records.popitem()
+    lacking = compare(record(), partial, bounded)
+    assert judge(bounded, differing, reference_control=lacking, closeness=NEAR).verdict == Verdict.UNVERIFIED
+
+
+def test_incomplete_evidence_is_unverified_whatever_the_values(bounded, record, flip):
+    candidate = record()
+    flip(candidate, 0, "grad", "layers.0.w", 0)
+    candidate.records.popitem()
+    assert judge(bounded, compare(record(), candidate, bounded), closeness=NEAR).verdict == Verdict.UNVERIFIED
+
+
+def test_the_bound_is_a_label_that_moves_no_bit(case, bounded, record):
+    assert compare(record(), record(), bounded).verdict == Verdict.EQUAL  # recorded without one

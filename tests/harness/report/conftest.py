@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from harness.case import Case, Chunking
-from harness.records import CaseResult, Divergence, Report, Verdict
+from harness.records import CaseResult, Closeness, Divergence, Key, Report, Verdict
 from harness.report.status import exit_status
 
 COMPARED = {"loss": 160, "grad": 320, "param": 320, "buffer": 80, "optimizer": 640}
 LOSS = (10.5).hex()
+CLOSENESS = Closeness(
+    bound=0.01,
+    largest_error=0.00312,
+    largest=Key(1, "grad", "layers.1.moe.gate|w", 3),
+    tensors_beyond=0,
+    histogram={kind: {"0": 990, "1": 7, "3-4": 3} if kind == "grad" else {"0": 1000} for kind in COMPARED},
+)
 
 
 @pytest.fixture
@@ -25,12 +32,21 @@ def make_result() -> Callable[..., CaseResult]:
             chunking=Chunking(dim="seq", modules="layers.*.moe"),
             expected=expected,
             differs=("grad", "param") if expected == "DIFFERENT" else (),
+            close_within=0.01 if expected == "CLOSE" else None,
         )
         if verdict == "DIFFERENT":
             facts = {
                 "mismatched": {"loss": 0, "grad": 3, "param": 2, "buffer": 0, "optimizer": 0},
                 "differing_kinds": ("grad", "param"),
                 "first_divergence": Divergence(step=0, rank=3, kind="grad", name="layers.1.moe.gate|w", max_ulp=1),
+                **facts,
+            }
+        if verdict == "CLOSE":
+            facts = {
+                "mismatched": {"loss": 0, "grad": 3, "param": 2, "buffer": 0, "optimizer": 0},
+                "differing_kinds": ("grad", "param"),
+                "first_divergence": Divergence(step=0, rank=3, kind="grad", name="layers.1.moe.gate|w"),
+                "closeness": CLOSENESS,
                 **facts,
             }
         values = {

@@ -35,4 +35,4 @@ def test_the_environment_is_kept_as_properties(make_report, make_result):
     report = make_report(make_result(), environment={"torch\x07": "2.13\x00"})
     root = ElementTree.fromstring(junit.render(report))
     properties = {entry.get("name"): entry.get("value") for entry in root.iter("property")}
-    assert properties == {"run_id": report.run_id, "torch\\x07": "2.13\\x00"}
+    assert properties == {"run_id": report.run_id, "verdicts": "1 EQUAL", "torch\\x07": "2.13\\x00"}

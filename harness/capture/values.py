@@ -1,0 +1,69 @@
+"""One rank's tensors of a whole run on disk: a safetensors file, in which no code can hide.
+
+A tensor goes by `step/kind/name`, as in `3/grad/layers.1.moe.router.weight`. Writing replaces the file
+whole; reading gives one tensor at a time, so a large recording needs little memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from harness.errors import RecordingError
+from harness.records import Key
+
+
+def name_value(key: Key) -> str:
+    """The name of a key's tensor within its rank's file."""
+    return f"{key.step}/{key.kind}/{key.name}"
+
+
+def copy_value(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense copy in host memory, which a system that goes on in place cannot change."""
+    return tensor.resolve_conj().resolve_neg().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def write_values(path: Path, values: Mapping[Key, torch.Tensor]) -> None:
+    """Write one rank's tensors; the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + f".{os.getpid()}.partial")
+    save_file({name_value(key): tensor for key, tensor in values.items()}, partial)
+    partial.replace(path)
+
+
+class Values:
+    """An open file of values: its names, and a tensor at a time."""
+
+    def __init__(self, path: Path, file: Any) -> None:
+        self.path = path
+        self.names: frozenset[str] = frozenset(file.keys())
+        self._file = file
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor. Raises RecordingError when it is not there or damaged."""
+        try:
+            tensor: torch.Tensor = self._file.get_tensor(name)
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+            raise RecordingError(f"{self.path} lacks a value", expected=name, found=str(error)) from error
+        return tensor
+
+
+@contextmanager
+def open_values(path: Path) -> Iterator[Values]:
+    """Open one rank's file. Raises RecordingError naming it when it is missing, cut short or damaged."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield Values(path, file)
+    except (SafetensorError, OSError) as error:
+        raise RecordingError(
+            f"{path} is missing or damaged",
+            found=f"{type(error).__name__}: {error}",
+            fix="record the system again",
+        ) from error

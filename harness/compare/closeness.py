@@ -1,0 +1,145 @@
+"""How close two recordings are in value: the evidence for CLOSE.
+
+Bits have been compared before; here every recorded tensor's values are read, rank by rank, and each is
+checked against its digest, so that the values measured are those that were recorded.
+
+- A tensor's relative error is |r - c| / |r|, Euclidean norms over all elements in float64. Squares are
+  added one by one in row-major order, after division by the largest magnitude, so none over- or
+  underflows.
+- NaN where the other side has NaN, and an infinity where it has the same one, add nothing to an error.
+  On one side alone they make it infinite, as does a difference from a reference of zeros.
+- Tensors that are not floating point have no error: they agree in bits or are infinitely far apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from harness.capture.digest import digest
+from harness.capture.store import checked_values_path, read_recording
+from harness.capture.values import Values, name_value, open_values
+from harness.compare.bits import ULP_DTYPES, bits_equal, tensor_type, ulp_distances
+from harness.compare.verdict import computation_order
+from harness.errors import RecordingError
+from harness.records import BUCKETS, Closeness, Key, Recording
+
+_BUCKET_ENDS = (0, *(2**power for power in range(63)))
+
+
+def measure(reference: Path, candidate: Path, bound: float) -> Closeness:
+    """Compare the values of two recordings with the same keys. Raises RecordingError when one lacks evidence."""
+    folders = {"reference": reference, "candidate": candidate}
+    recordings = {side: read_recording(folder) for side, folder in folders.items()}
+    keys = recordings["reference"].records.keys()
+    if keys != recordings["candidate"].records.keys() or not keys:
+        raise RecordingError("two recordings without the same tensors have no values to compare")
+    errors: dict[Key, float] = {}
+    counts: dict[str, Tensor] = {}
+    for rank in sorted({key.rank for key in keys}):
+        with ExitStack() as files:
+            opened = [files.enter_context(_opened(folders[side], recordings[side], rank)) for side in folders]
+            for key in (key for key in keys if key.rank == rank):
+                left, right = map(_read, opened, (key, key), recordings.values())
+                errors[key] = relative_error(left, right)
+                counts[key.kind] = counts.get(key.kind, 0) + ulp_counts(left, right)
+    order = computation_order(keys)
+    largest = min(errors, key=lambda key: (-errors[key], order(key)))
+    beyond = sorted((key for key, error in errors.items() if not error <= bound), key=order)
+    return Closeness(
+        bound=bound,
+        largest_error=_finite(errors[largest]),
+        largest=largest,
+        tensors_beyond=len(beyond),
+        histogram={kind: _named(row) for kind, row in counts.items()},
+        first_beyond=beyond[0] if beyond else None,
+        first_beyond_error=_finite(errors[beyond[0]]) if beyond else None,
+    )
+
+
+def relative_error(reference: Tensor, candidate: Tensor) -> float:
+    """|r - c| / |r| as the top of this file says; infinity where no finite number states it."""
+    if bits_equal(reference, candidate):
+        return 0.0
+    if not reference.is_floating_point() or tensor_type(reference) != tensor_type(candidate):
+        return math.inf
+    left, right = (x.detach().cpu().reshape(-1).to(torch.float64) for x in (reference, candidate))
+    if _is_unlike(left, right).any():
+        return math.inf
+    finite = left.isfinite()
+    left, right = left[finite], right[finite]
+    apart, norm = _norm_of(left - right), _norm_of(left)
+    return 0.0 if apart == 0 else apart / norm if norm else math.inf
+
+
+def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
+    """How many elements fall into each of `records.BUCKETS`: int64 of shape [buckets]."""
+    counts = torch.zeros(len(BUCKETS), dtype=torch.int64)
+    if bits_equal(reference, candidate):
+        counts[0] = reference.numel()
+        return counts
+    if str(reference.dtype).removeprefix("torch.") in ULP_DTYPES:
+        distances = ulp_distances(reference, candidate).reshape(-1)
+        unlike = _is_unlike(reference, candidate).reshape(-1)
+        index = torch.bucketize(distances, torch.tensor(_BUCKET_ENDS))
+        index[distances < 0] = len(BUCKETS) - 2  # 2^63 and more wrapped around: float64s of opposite signs
+    else:
+        unlike = reference.reshape(-1) != candidate.reshape(-1)
+        index = torch.zeros_like(unlike, dtype=torch.int64)
+    index[unlike] = len(BUCKETS) - 1
+    return counts + torch.bincount(index, minlength=len(BUCKETS))
+
+
+@contextmanager
+def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
+    """One rank's values, which must be there for exactly the tensors that the rank recorded."""
+    path = checked_values_path(folder, recording.manifest, rank)
+    names = {name_value(key) for key in recording.records if key.rank == rank}
+    with open_values(path) as values:
+        if odd := sorted(names ^ values.names):
+            raise RecordingError(
+                f"{path} does not hold the tensors that were recorded",
+                expected=f"{len(names)} tensors",
+                found=f"{len(values.names)}, of which {odd[0]} is {'missing' if odd[0] in names else 'extra'}",
+                fix="record the system again",
+            )
+        yield values
+
+
+def _read(values: Values, key: Key, recording: Recording) -> Tensor:
+    """A tensor's value, once it has the digest that was recorded."""
+    tensor = values.read(name_value(key))
+    if digest(tensor) != recording.records[key].digest:
+        raise RecordingError(
+            f"{values.path} holds another value than was recorded",
+            expected=f"{name_value(key)} with digest {recording.records[key].digest}",
+            found=f"{tensor_type(tensor)} with digest {digest(tensor)}",
+            fix="record the system again",
+        )
+    return tensor
+
+
+def _is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
+    """Where one side is NaN or infinite and the other is not the same."""
+    special = ~(reference.isfinite() & candidate.isfinite())
+    return special & ~(reference.isnan() & candidate.isnan()) & (reference != candidate)
+
+
+def _norm_of(x: Tensor) -> float:
+    """The Euclidean norm of finite float64s, squares added in row-major order."""
+    largest = float(x.abs().max()) if x.numel() else 0.0
+    return 0.0 if largest == 0 else largest * math.sqrt(float((x / largest).square().cumsum(0)[-1]))
+
+
+def _finite(error: float) -> float | None:
+    return error if math.isfinite(error) else None
+
+
+def _named(counts: Tensor) -> dict[str, int]:
+    """The buckets that hold something, in order."""
+    return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}

@@ -1,0 +1,249 @@
+"""What runs the finished graph, where it does not run as it is: Inductor, on the whole graph or on regions.
+
+    inductor           the whole graph compiled, operators fused
+    regional_inductor  each FlexAttention operator compiled for itself; the rest runs as it is
+
+Needs:    a graph without the chunk symbol; the size of every process group that it names.
+Promises: groups stay names and writes into inputs stay writes, so one compiled step serves all ranks of a
+          machine. Its files live in a temporary folder that goes with it, and nothing compiled before is read.
+Refuses:  a machine that cannot compile (MachineError) and a graph that Inductor cannot compile, or in which
+          there is nothing to compile (PassError). A step never runs uncompiled instead.
+
+For the whole graph:
+1. Write it again in the operators that Inductor lowers, in-place writes as copies at its end.
+2. Compile it, its process groups known by name and size: the ranks that form them are not there yet.
+For regions:
+1. Mark the nodes of each region.
+2. Have each region cut out, compiled, and called where it stood.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+from unittest import mock
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from harness.compiler import compiler_problem
+from harness.errors import BitproofError, MachineError, PassError
+from harness.graph.operators import operator_name
+
+Step = Callable[[list[Any]], Any]
+RegionOf = Callable[[Node], str | None]
+
+FLEX_ATTENTION = ("flex_attention", "flex_attention_backward")
+
+SETTINGS: dict[str, Any] = {
+    "compile_threads": 1,  # a pool of compiling processes would outlive the compilation
+    "fx_graph_cache": False,
+    "autotune_local_cache": False,
+    "deterministic": True,
+    "emulate_precision_casts": True,  # round to bfloat16 wherever eager does, within fused operators too
+    "fallback_random": True,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+}
+"""Inductor's settings, as far as this torch has them: nothing chosen by timing, nothing read from a cache."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled step, called as the graph is, from a `step` that takes a list and empties it as it reads.
+
+    `folder` holds its files; `facts` is what the report says of it.
+    """
+
+    step: Step
+    folder: Path
+    facts: dict[str, Any]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the step."""
+        return self.step(list(inputs))
+
+
+def compile_for(
+    module: GraphModule,
+    backend: Literal["inductor", "regional_inductor"],
+    group_sizes: Mapping[str, int],
+    region_of: RegionOf | None = None,
+) -> Compiled:
+    """Compile a graph with a backend; `group_sizes` has the number of ranks of every process group by name.
+
+    `region_of`, for regional_inductor, gives a node's region, None outside any; by default each FlexAttention
+    operator is one.
+    Raises MachineError when this machine cannot compile it, and PassError when Inductor cannot anywhere.
+    """
+    on_cpu = not any(device.type == "cuda" for device in _devices(module))
+    if on_cpu and (problem := compiler_problem()):
+        raise MachineError(
+            "Inductor cannot compile for this CPU without a C++ compiler",
+            expected="one that compiles a one-line program: what CXX names, else g++",
+            found=problem,
+            fix="install g++, or name another compiler in CXX; see `bitproof doctor`",
+        )
+    folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
+    try:
+        with _settings(folder), _named_groups(group_sizes), torch.no_grad():
+            step, facts = compile_whole(module) if backend == "inductor" else compile_regions(module, region_of)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, BitproofError) or not isinstance(error, Exception):
+            raise
+        raise _refusal(module, backend, on_cpu, error) from error
+    compiled = Compiled(step, Path(folder), {"backend": backend} | facts)
+    weakref.finalize(compiled, _remove, folder, os.getpid())
+    return compiled
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Remove a step's files, unless this process is a rank that was forked with them."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
+    """The whole graph as one compiled function."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    values = _input_values(module)
+    lowered = _functional(module, values)
+    with _tracing(values):
+        compiled = cast(Any, compile_fx_inner(lowered, values))
+    return compiled, {"nodes_compiled": len(lowered.graph.nodes)}
+
+
+def compile_regions(module: GraphModule, region_of: RegionOf | None) -> tuple[GraphModule, dict[str, Any]]:
+    """A copy of the graph in which each region is one call of a compiled function."""
+    from torch.fx.passes.regional_inductor import regional_inductor
+
+    module = _copied(module)
+    _unshare_nested_graphs(module)
+    regions = {node: region for node in module.graph.nodes if (region := (region_of or _flex_region)(node)) is not None}
+    if not regions:
+        raise PassError(
+            "there is nothing to compile",
+            expected="a graph with FlexAttention, which regional_inductor compiles",
+            found="none",
+            fix="set model.attention to 'flex', or choose another backend",
+        )
+    for node, region in regions.items():
+        node.meta["custom"] = {"compile_with_inductor": {"inductor_region": region}}
+    values, names = _input_values(module), {node.name for node in regions}
+    with _tracing(values):
+        compiled = regional_inductor(module, *values)
+    left = [node.name for node in compiled.graph.nodes if node.op != "placeholder" and node.name in names]
+    assert not left, f"not compiled: {left}"
+    return compiled, {"regions_compiled": len(set(regions.values())), "nodes_compiled": len(regions)}
+
+
+def _flex_region(node: Node) -> str | None:
+    """A FlexAttention operator is a region with the nested graphs that it is given."""
+    if isinstance(node.target, HigherOrderOperator) and operator_name(node) in FLEX_ATTENTION:
+        return node.name
+    if node.op == "get_attr":
+        return next((region for user in node.users if (region := _flex_region(user))), None)
+    return None
+
+
+def _unshare_nested_graphs(module: GraphModule) -> None:
+    """Give each higher-order operator references of its own to its nested graphs: a region takes them with it."""
+    for node in [node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator)]:
+        for shared in [x for x in node.all_input_nodes if x.op == "get_attr" and len(x.users) > 1]:
+            with module.graph.inserting_before(node):
+                own = module.graph.get_attr(str(shared.target))
+            own.meta = dict(shared.meta)
+            node.replace_input_with(shared, own)
+
+
+def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
+    """The graph in the operators that Inductor lowers, in-place writes as copies at its end."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def run(*inputs: Any) -> Any:
+        return Interpreter(module).run(*inputs, enable_io_processing=False)
+
+    functional = torch.func.functionalize(run, remove="mutations")
+    traced = make_fx(functional, decomposition_table=select_decomp_table(), _error_on_data_dependent_ops=False)
+    with values[0].fake_mode, enable_python_dispatcher():
+        return cast(GraphModule, traced(*values))
+
+
+def _input_values(module: GraphModule) -> list[Any]:
+    return [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _devices(module: GraphModule) -> set[torch.device]:
+    return {value.device for value in _input_values(module)}
+
+
+def _copied(module: GraphModule) -> GraphModule:
+    """The module with a graph of its own; values and nested graphs are shared."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return GraphModule(module, graph)
+
+
+@contextmanager
+def _tracing(values: list[Any]) -> Iterator[None]:
+    """What Inductor asks for the fake tensors' mode, and so for the symbols of data-dependent sizes."""
+    from torch._guards import TracingContext, tracing
+
+    with tracing(TracingContext(values[0].fake_mode)):
+        yield
+
+
+@contextmanager
+def _settings(folder: str) -> Iterator[None]:
+    """Inductor set up to be deterministic and to keep its files in `folder`."""
+    from torch._inductor import config
+
+    known = {name: value for name, value in SETTINGS.items() if hasattr(config, name)}
+    places = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+    with mock.patch.dict(os.environ, places), config.patch(known), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of what it uses itself
+        yield
+
+
+@contextmanager
+def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Process groups that Inductor can ask for their size. Compiled code asks by name when it runs."""
+    from torch._C._distributed_c10d import ProcessGroup, _register_process_group, _unregister_process_group
+
+    with ExitStack() as registered:
+        # Held here, because torch's registry holds groups by weak references alone.
+        groups = {name: cast(Any, ProcessGroup)(0, size) for name, size in sizes.items()}
+        for name, group in groups.items():
+            _register_process_group(cast(Any, name), group)
+            registered.callback(_unregister_process_group, cast(Any, name))
+        yield
+
+
+def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
+    """What Inductor refuses: on a CPU FlexAttention, which it compiles on CUDA; else the graph."""
+    from torch._inductor.exc import InductorError
+
+    has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    if has_flex and on_cpu and isinstance(error, InductorError):
+        return MachineError(
+            "Inductor compiles no training step with FlexAttention on a CPU",
+            expected="a GPU",
+            found=found,
+            fix="run on CUDA, or choose the backend fx",
+        )
+    return PassError(f"{backend} cannot compile the graph", found=found)

@@ -26,6 +26,8 @@ from harness.graph.origin import META_KEY, Origin
 CHUNK_KEY = "chunk"
 """Where a node's metadata says which chunk (0 or 1) it computes; absent on what is computed once."""
 
+_MEMORIES = [name for name in vars(FakeTensor) if name.endswith("_memo")]
+
 
 class GraphWriter:
     """A graph in the making. `extent` replaces the chunk symbol in the values of its inputs."""
@@ -138,8 +140,8 @@ class GraphWriter:
         return node
 
     def _evaluate(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if operators.reads_data(target):  # nodes may share a fake tensor, which remembers the symbols read from it
-            return self._run(target, args, kwargs, lambda node: self.resolved(node.meta["val"], self._extent))
+        if operators.reads_data(target):
+            return self._run(target, args, kwargs, _without_memory)
         key = target, self._argument_key(args), self._argument_key(tuple(kwargs.items()))
         if key not in self._known:
             self._known[key] = self._run(target, args, kwargs, lambda node: node.meta["val"])
@@ -162,6 +164,15 @@ class GraphWriter:
     def _layout(self, value: Any) -> int:
         """A number that equal layouts share; sizes that depend on data are equal when their symbols are."""
         return self._layouts.setdefault(layout_key(value), len(self._layouts))
+
+
+def _without_memory(node: Node) -> Any:
+    """A node's value, which other nodes may share: a fake tensor remembers the symbols that were read from it."""
+    value = node.meta["val"]
+    if isinstance(value, FakeTensor):
+        for memo in _MEMORIES:
+            setattr(value, memo, None)
+    return value
 
 
 def _shape_env_without(symbol: Any) -> ShapeEnv:

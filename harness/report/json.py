@@ -124,7 +124,8 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
         error=reader.optional_text(values, "error", where),
         seconds=reader.table(values.get("seconds"), f"{where}.seconds"),
         passes=[
-            reader.table(item, f"{where}.passes") for item in reader.array(values.get("passes", []), f"{where}.passes")
+            _pass(reader, item, f"{where}.passes[{index}]")
+            for index, item in enumerate(reader.array(values.get("passes", []), f"{where}.passes"))
         ],
     )
     _refuse_contradictions(reader, values, result, where)
@@ -145,6 +146,20 @@ def _refuse_contradictions(reader: _Reader, values: dict[str, Any], result: Case
         raise reader.refuse(f"{where}.verdict", "no EQUAL, as records differ", result.verdict.value)
     if result.verdict == Verdict.DIFFERENT and not any(result.mismatched.values()):
         raise reader.refuse(f"{where}.verdict", "no DIFFERENT, as no record differs", result.verdict.value)
+
+
+def _pass(reader: _Reader, entry: Any, where: str) -> dict[str, Any]:
+    values = reader.table(entry, where)
+    reader.text(values, "name", where)
+    for name in ("settings", "facts"):
+        reader.table(values.get(name, {}), f"{where}.{name}")
+    for operator, counts in reader.table(values.get("changed", {}), f"{where}.changed").items():
+        if not isinstance(counts, list) or [type(count) for count in counts] != [int, int]:
+            raise reader.refuse(f"{where}.changed.{operator}", "two integers", counts)
+    for name, kinds in (("seconds", (int, float)), ("nodes_before", (int,)), ("nodes_after", (int,))):
+        if type(values.get(name)) not in kinds:
+            raise reader.refuse(f"{where}.{name}", "a number", values.get(name))
+    return values
 
 
 def _divergence(reader: _Reader, entry: Any, where: str) -> Divergence:

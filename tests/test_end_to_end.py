@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -58,3 +59,65 @@ def test_a_selection_of_nothing_is_a_wrong_call(tmp_path):
     finished, report = run(tmp_path, "-k", "no_such_case")
     assert (finished.returncode, report) == (2, None)
     assert "transformer_batch" in finished.stderr
+
+
+EXAMPLES = "cases/examples/extra_passes.py"
+
+
+def run_example(tmp_path, function):
+    return run(
+        tmp_path, "-k", "moe_batch", "--world-size", "2", "--steps", "1", "--extra-pass", f"{EXAMPLES}:{function}"
+    )
+
+
+def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_path):
+    finished, report = run_example(tmp_path, "wait_late@after=chunk")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert result["verdict"] == "EQUAL"
+    names = [entry["name"] for entry in result["passes"]]
+    assert names.index("wait_late") == names.index("chunk") + 1
+    entry = result["passes"][names.index("wait_late")]
+    assert (entry["nodes_before"], entry["changed"]) == (entry["nodes_after"], {})
+    digest = hashlib.sha256((ROOT / EXAMPLES).read_bytes()).hexdigest()
+    manifest = json.loads((tmp_path / "latest/recordings/moe_batch/graph/manifest.json").read_text())
+    assert {"name": "wait_late", "settings": {"sha256": digest}} in manifest["graph"]["passes"]
+    assert report["options"][-2:] == ["--extra-pass", f"{EXAMPLES}:wait_late@after=chunk"]
+
+
+def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(tmp_path):
+    finished, report = run(
+        tmp_path,
+        *("-k", "moe_batch", "--world-size", "2", "--steps", "1", "--reference", "graph", "--no-control"),
+        *("--extra-pass", f"{EXAMPLES}:add_gradients_in_bfloat16", "--dump-graphs"),
+    )
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert result["verdict"] == "DIFFERENT"
+    assert result["first_divergence"]["kind"] == "grad"
+    graphs = tmp_path / "latest" / "graphs"
+    last = sorted(path.name for path in (graphs / "moe_batch").glob("*.diff"))[-1]
+    assert last.endswith("-add_gradients_in_bfloat16.diff")
+    added = [line for line in (graphs / "moe_batch" / last).read_text().splitlines() if line.startswith("+")]
+    assert any("dtype=torch.bfloat16" in line and "-> bfloat16[" in line for line in added)
+    assert not list((graphs / "moe_batch.reference").glob("*add_gradients*"))
+    assert len(list((graphs / "moe_batch" / "tlparse").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "texts"),
+    [
+        ("raise ValueError('my mistake')", "", ("in pass: drop", "ValueError: my mistake", "mine.py")),
+        ("return 5", "", ("drop returned something that is no graph", "pass drop")),
+        ("return None", "@before=buckets", ("there is no pass buckets", "clean_up, chunk, concretize_symbols")),
+    ],
+)
+def test_an_extra_pass_that_fails_makes_the_case_an_error_that_names_it(source, place, texts, tmp_path):
+    (tmp_path / "mine.py").write_text(f"def drop(module):\n    {source}\n")
+    finished, report = run(
+        tmp_path, "-k", "moe_batch", "--world-size", "2", "--extra-pass", f"{tmp_path}/mine.py:drop{place}"
+    )
+    assert finished.returncode == 3, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert result["verdict"] == "ERROR"
+    assert all(text in result["error"] for text in texts), result["error"]

@@ -20,7 +20,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import sympy
 import torch
@@ -34,7 +34,10 @@ from harness.graph.writer import CHUNK_KEY
 
 
 class GraphDump:
-    """Writes each graph that it is called with into `folder`. Texts name graph inputs and gradients by their names."""
+    """Writes each graph that it is called with into `folder`, within a `with` block.
+
+    Texts say which parameter, buffer or gradient a graph input or output is.
+    """
 
     def __init__(self, folder: Path, parameter_names: Sequence[str], buffer_names: Sequence[str]) -> None:
         self._folder = folder
@@ -45,6 +48,12 @@ class GraphDump:
         self._count = 0
         self._trace = LazyTraceHandler(str(folder / "tlparse"))
         self._trace.setFormatter(TorchLogsFormatter(trace=True))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._trace.close()
 
     def __call__(self, name: str, module: GraphModule) -> None:
         """Write one more graph, and how it differs from the one before."""

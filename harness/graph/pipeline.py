@@ -78,7 +78,7 @@ _FOLLOWED = {"chunk": "chunking", "tag_memory": "memory", "offload": "memory", "
 
 
 def run_pipeline(
-    module: GraphModule, passes: Sequence[Pass], context: PassContext, observe: Observe = lambda name, module: None
+    module: GraphModule, passes: Sequence[Pass], context: PassContext, observe: Observe | None = None
 ) -> tuple[GraphModule, list[PassReport]]:
     """Run the passes in order, verifying the graph after each. A failure names its pass.
 
@@ -87,6 +87,7 @@ def run_pipeline(
     reports: list[PassReport] = []
     resolved = None
     interface, counts = _interface(module), _count_operators(module)
+    observe = observe or (lambda name, module: None)
     observe("traced", module)
     for run_pass in passes:
         name, num_nodes = run_pass.__name__, len(module.graph.nodes)

@@ -67,7 +67,7 @@ def test_an_unknown_function_of_a_file_is_refused_without_running_the_file(file:
 
 def test_a_file_that_is_not_python_is_refused(file: Path) -> None:
     file.write_text("def first(:")
-    with pytest.raises(UsageError, match="the file of an extra pass is not Python\n  found: .*line 1"):
+    with pytest.raises(UsageError, match=r"the file of an extra pass is not Python\n  found: .*line 1"):
         parse_pass(f"{file}:first")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from harness import graph_step
 from harness.case import Case, Chunking
+from harness.errors import UsageError
+from harness.graph.options import GraphOptions
 from harness.graph_step import GraphProgram, prepare
 from reference.models import model_config
 
@@ -82,3 +85,39 @@ def test_expert_all_to_alls_are_twice_those_of_the_unchunked_step(program: Graph
     once = collectives(prepare(unchunked, CPU))["all_to_all_single"]
     assert once == 5 * NUM_MOE_LAYERS, "counts, rows there and back; backward, back and there"
     assert collectives(program)["all_to_all_single"] == 2 * once
+
+
+def pass_file(folder: Path) -> str:
+    file = folder / "mine.py"
+    file.write_text(
+        "def drop_last(module):\n"
+        "    for node in list(module.graph.nodes)[-2:-1]:\n"
+        "        node.replace_all_uses_with(node.all_input_nodes[0])\n"
+        "        module.graph.erase_node(node)\n"
+    )
+    return f"{file}:drop_last"
+
+
+def test_an_extra_pass_changes_its_own_program_and_no_later_one(program: GraphProgram, tmp_path: Path) -> None:
+    text = pass_file(tmp_path)
+    changed = prepare(transformer_batch, CPU, GraphOptions(extra_passes=(text,)))
+    assert changed.passes[-1]["name"] == "drop_last"
+    assert len(changed.module.graph.nodes) == len(program.module.graph.nodes) - 1
+    assert changed.code_hash != program.code_hash == prepare(transformer_batch, CPU).code_hash
+
+
+def test_an_extra_pass_without_a_place_is_refused_with_the_cases_own_column(tmp_path: Path) -> None:
+    options = GraphOptions(extra_passes=(f"{pass_file(tmp_path)}@before=chunk",))
+    with pytest.raises(UsageError) as error:
+        prepare(unchunked, CPU, options)
+    assert str(error.value) == (
+        "UsageError: there is no pass chunk for drop_last to stand before\n"
+        "  expected: clean_up, concretize_symbols\n"
+        "  found: @before=chunk"
+    )
+
+
+def test_graphs_are_written_only_where_a_folder_is_given(tmp_path: Path) -> None:
+    code = prepare(unchunked, CPU, GraphOptions(dump_dir=tmp_path / "graphs")).code_hash
+    assert (tmp_path / "graphs" / "02-concretize_symbols.diff").stat().st_size > 0
+    assert prepare(unchunked, CPU).code_hash == code, "looking changes nothing"

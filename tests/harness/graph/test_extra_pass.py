@@ -212,6 +212,14 @@ def test_a_call_that_now_reads_something_else_gets_a_new_value() -> None:
     assert calls(run(flatten), "sum")[0].meta["val"].shape == (4,)
 
 
+def test_readers_get_new_values_though_they_read_the_same_node_as_before() -> None:
+    def widen(module: GraphModule) -> None:
+        (neg,) = calls(module, "neg")
+        neg.target, neg.args = aten.to.dtype, (neg.args[0], torch.float64)
+
+    assert calls(run(widen), "sum")[0].meta["val"].dtype == torch.float64
+
+
 def test_a_pass_before_chunk_keeps_the_chunk_symbol_and_the_bits() -> None:
     def twice(module: GraphModule) -> None:
         (mul, *_) = calls(module, "mul")

@@ -8,6 +8,7 @@ for that: collectives are traced by group name, and names are the same on all ra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -92,10 +93,9 @@ def prepare(case: Case, device: torch.device, options: GraphOptions | None = Non
         groups=group_table(mesh),
     )
     passes = insert(build_pipeline(context), extra_passes)
-    observe = []
-    if options.dump_dir is not None:
-        observe.append(GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names))
-    module, reports = run_pipeline(joint.module, passes, context, *observe)
+    dump = GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names) if options.dump_dir else None
+    with dump or contextlib.nullcontext():
+        module, reports = run_pipeline(joint.module, passes, context, dump)
     run: Callable[..., Any] = module
     if case.pipeline.backend != "fx":
         run, report = _compiled(module, case, context.groups)

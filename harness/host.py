@@ -213,6 +213,7 @@ def error_to_dict(error: Exception, request: dict[str, Any]) -> dict[str, Any]:
         error = RankError(
             f"{request.get('system', 'the host')} failed before its ranks started",
             found=f"{type(error).__name__}: {error}",
+            where=", ".join(note.strip() for note in getattr(error, "__notes__", ())) or None,
             traceback="".join(traceback.format_exception(error)).rstrip(),
         )
     facts = {name: getattr(error, name) for name in ("what", "expected", "found", "where", "fix", "replay")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -60,3 +61,60 @@ def test_a_selection_of_nothing_is_a_wrong_call(tmp_path):
     finished, report = run(tmp_path, "-k", "no_such_case")
     assert (finished.returncode, report) == (2, None)
     assert "transformer_batch" in finished.stderr
+
+
+EXAMPLES = "cases/examples/extra_passes.py"
+
+
+def run_example(tmp_path, function):
+    return run(
+        tmp_path, "-k", "moe_batch", "--world-size", "2", "--steps", "1", "--extra-pass", f"{EXAMPLES}:{function}"
+    )
+
+
+def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_path):
+    finished, report = run_example(tmp_path, "wait_late@after=chunk")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert result["verdict"] == "EQUAL"
+    names = [entry["name"] for entry in result["passes"]]
+    assert names.index("wait_late") == names.index("chunk") + 1
+    entry = result["passes"][names.index("wait_late")]
+    assert (entry["nodes_before"], entry["changed"]) == (entry["nodes_after"], {})
+    digest = hashlib.sha256((ROOT / EXAMPLES).read_bytes()).hexdigest()
+    manifest = json.loads((tmp_path / "latest/recordings/moe_batch/graph/manifest.json").read_text())
+    assert {"name": "wait_late", "settings": {"sha256": digest}} in manifest["graph"]["passes"]
+    assert report["options"][-2:] == ["--extra-pass", f"{EXAMPLES}:wait_late@after=chunk"]
+
+
+def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(tmp_path):
+    finished, report = run(
+        tmp_path,
+        *("-k", "moe_batch", "--world-size", "2", "--steps", "1", "--reference", "graph", "--no-control"),
+        *("--extra-pass", f"{EXAMPLES}:add_gradients_in_bfloat16", "--dump-graphs"),
+    )
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert result["verdict"] == "DIFFERENT"
+    assert result["first_divergence"]["kind"] == "grad"
+    graphs = tmp_path / "latest" / "graphs"
+    last = sorted(path.name for path in (graphs / "moe_batch").glob("*.diff"))[-1]
+    assert last.endswith("-add_gradients_in_bfloat16.diff")
+    added = [line for line in (graphs / "moe_batch" / last).read_text().splitlines() if line.startswith("+")]
+    assert any("dtype=torch.bfloat16" in line and "-> bfloat16[" in line for line in added)
+    assert not list((graphs / "moe_batch.reference").glob("*add_gradients*"))
+    assert len(list((graphs / "moe_batch" / "tlparse").iterdir())) == 1
+
+
+def test_an_extra_pass_that_raises_makes_the_case_an_error_that_names_it_with_its_traceback(tmp_path):
+    (tmp_path / "mine.py").write_text("def drop(module):\n    raise ValueError('my mistake')\n")
+    finished, report = run(tmp_path, "-k", "moe_batch", "--world-size", "2", "--extra-pass", f"{tmp_path}/mine.py:drop")
+    assert finished.returncode == 3, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert result["verdict"] == "ERROR"
+    head, _, traceback = result["error"].partition("\n\n")
+    assert head == (
+        "RankError: graph failed before its ranks started\n  found: ValueError: my mistake\n  came from: in pass: drop"
+    )
+    assert traceback.startswith("Traceback (most recent call last):")
+    assert "raise ValueError('my mistake')" in traceback and "mine.py" in traceback

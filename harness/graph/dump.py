@@ -20,8 +20,9 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import sympy
 import torch
 from torch._logging import trace_structured
 from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
@@ -33,7 +34,10 @@ from harness.graph.writer import CHUNK_KEY
 
 
 class GraphDump:
-    """Writes each graph that it is called with into `folder`. Texts name graph inputs and gradients by their names."""
+    """Writes each graph that it is called with into `folder`, within a `with` block.
+
+    Texts say which parameter, buffer or gradient a graph input or output is.
+    """
 
     def __init__(self, folder: Path, parameter_names: Sequence[str], buffer_names: Sequence[str]) -> None:
         self._folder = folder
@@ -45,9 +49,15 @@ class GraphDump:
         self._trace = LazyTraceHandler(str(folder / "tlparse"))
         self._trace.setFormatter(TorchLogsFormatter(trace=True))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._trace.close()
+
     def __call__(self, name: str, module: GraphModule) -> None:
         """Write one more graph, and how it differs from the one before."""
-        label, lines = f"{self._count:02d}-{name}", list(self._tell(module))
+        label, lines = f"{self._count:02d}-{name}", list(self._tell(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")
         if self._count:
@@ -58,7 +68,7 @@ class GraphDump:
         self._label, self._lines, self._count = label, lines, self._count + 1
 
     def _tell(self, module: GraphModule) -> Iterator[str]:
-        """The graph, then the graphs nested in it."""
+        """The graph, then the graphs nested in it. Each part starts with an empty line."""
         yield from _tell_graph(module, self._inputs, self._outputs)
         for name, nested in module.named_modules():
             if name and isinstance(nested, GraphModule):
@@ -132,7 +142,7 @@ def _tell_value(value: Any) -> str:
         return f"{type(value).__name__} {value}"
     shape, strides = _expressions(value.shape), _expressions(value.stride())
     text = f"{str(value.dtype).removeprefix('torch.')}{_sizes(shape)}"
-    text += "" if strides == _contiguous(shape) else f" strides {_sizes(strides)}"
+    text += "" if _is_contiguous(shape, strides) else f" strides {_sizes(strides)}"
     return text if value.device.type == "cpu" else f"{text} on {value.device}"
 
 
@@ -144,9 +154,15 @@ def _sizes(sizes: Sequence[Any]) -> str:
     return f"[{', '.join(map(str, sizes))}]"
 
 
-def _contiguous(shape: Sequence[Any]) -> list[Any]:
-    strides = list(itertools.accumulate(reversed(shape[1:]), operator.mul, initial=1))
-    return strides[::-1] if shape else []
+def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Asked of numbers: a symbol's stride may be written in another form than its size."""
+    sizes = [max(1, _any_number(size)) for size in shape]
+    wanted = list(itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1))[: len(sizes)]
+    return [_any_number(stride) for stride in strides] == wanted[::-1]
+
+
+def _any_number(size: Any) -> int:
+    return int(size.subs(dict.fromkeys(size.free_symbols, 7))) if isinstance(size, sympy.Basic) else size
 
 
 @contextmanager

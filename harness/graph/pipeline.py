@@ -93,7 +93,7 @@ _FOLLOWED = {"chunk": "chunking", "tag_memory": "memory", "offload": "memory", "
 
 @collector_paused()
 def run_pipeline(
-    module: GraphModule, passes: Sequence[Pass], context: PassContext, observe: Observe = lambda name, module: None
+    module: GraphModule, passes: Sequence[Pass], context: PassContext, observe: Observe | None = None
 ) -> tuple[GraphModule, list[PassReport]]:
     """Run the passes in order, verifying the graph after each. A failure names its pass.
 
@@ -102,6 +102,7 @@ def run_pipeline(
     reports: list[PassReport] = []
     resolved = None
     interface, counts = _interface(module), _count_operators(module)
+    observe = observe or (lambda name, module: None)
     observe("traced", module)
     for run_pass in passes:
         name, num_nodes = run_pass.__name__, len(module.graph.nodes)

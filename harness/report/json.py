@@ -138,7 +138,8 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
         seconds=reader.table(values.get("seconds"), f"{where}.seconds"),
         memory=reader.table(values.get("memory", {}), f"{where}.memory"),
         passes=[
-            reader.table(item, f"{where}.passes") for item in reader.array(values.get("passes", []), f"{where}.passes")
+            _pass(reader, item, f"{where}.passes[{index}]")
+            for index, item in enumerate(reader.array(values.get("passes", []), f"{where}.passes"))
         ],
         closeness=_closeness(reader, values.get("closeness"), f"{where}.closeness"),
     )
@@ -218,6 +219,20 @@ def _key(reader: _Reader, entry: Any, where: str) -> Key:
     kind = cast(Kind, reader.choice(values, "kind", where, KINDS))
     step, rank = (reader.number(values, name, where) for name in ("step", "rank"))
     return Key(step, kind, reader.text(values, "name", where), rank)
+
+
+def _pass(reader: _Reader, entry: Any, where: str) -> dict[str, Any]:
+    values = reader.table(entry, where)
+    reader.text(values, "name", where)
+    for name in ("settings", "facts"):
+        reader.table(values.get(name, {}), f"{where}.{name}")
+    for operator, counts in reader.table(values.get("changed", {}), f"{where}.changed").items():
+        if not isinstance(counts, list) or [type(count) for count in counts] != [int, int]:
+            raise reader.refuse(f"{where}.changed.{operator}", "two integers", counts)
+    for name, kinds in (("seconds", (int, float)), ("nodes_before", (int,)), ("nodes_after", (int,))):
+        if type(values.get(name)) not in kinds:
+            raise reader.refuse(f"{where}.{name}", "a number", values.get(name))
+    return values
 
 
 def _divergence(reader: _Reader, entry: Any, where: str) -> Divergence:

@@ -18,6 +18,8 @@ from harness.report.status import exit_status
 MAX_ERROR_CHARS = 16_000
 MAX_DETAIL_CHARS = 800_000
 MAX_LOSSES = 100
+MAX_VALUES = 100
+MAX_VALUE_CHARS = 1_000
 
 STATUS_TEXTS = {
     0: "every case got its expected verdict",
@@ -107,11 +109,49 @@ def _case_details(report: Report, result: CaseResult) -> str:
         rows = [(name, f"{value:.3f}") for name, value in seconds]
         parts.append(f"### Seconds\n\n{_table(('part', 'seconds'), rows)}")
     if result.passes:
-        headers = tuple(dict.fromkeys(name for entry in result.passes for name in entry))
-        rows = [tuple(entry.get(name, "") for name in headers) for entry in result.passes]
-        parts.append(f"### Passes\n\n{_table(headers, rows)}")
+        headers = ("pass", "seconds", "nodes before", "nodes after")
+        passes = [(p["name"], f"{p['seconds']:.3f}", p["nodes_before"], p["nodes_after"]) for p in result.passes]
+        parts += [f"### Passes\n\n{_table(headers, passes)}", *_pass_details(result.passes)]
     where = f"{result.world_size} ranks, {result.steps} steps, {result.device}, {result.backend}"
     return "\n\n".join([where, *parts])
+
+
+def _pass_details(passes: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """What each pass was told, what it has to tell, and which operators it added or took away, folded."""
+    for entry in passes:
+        known = {name: entry.get(name) or {} for name in ("settings", "facts")}
+        tables = [f"{name}:\n\n{_values(values)}" for name, values in known.items() if values]
+        if changed := entry.get("changed"):
+            rows = [(name, before, after, f"{after - before:+d}") for name, (before, after) in changed.items()]
+            tables.append(f"calls:\n\n{_table(('operator', 'before', 'after', 'change'), rows)}")
+        if tables:
+            yield _fold(f"pass {entry['name']}", "\n\n".join(tables))
+
+
+def _values(values: dict[str, Any]) -> str:
+    """Nested JSON values as one table, by their paths; what is too long for people is cut with a word about it."""
+    rows = list(_leaves(values, ""))
+    left_out = len(rows) - MAX_VALUES
+    rows = [*rows[:MAX_VALUES], ("...", f"{left_out} more, in report.json")] if left_out > 0 else rows
+    return _table(("what", "value"), rows)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """`buckets[0].group` and its value; a list of plain values is one row."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    elif isinstance(value, list) and value:
+        yield path, _short(", ".join(map(str, value)))
+    else:
+        yield path, "" if value is None else _short(str(value))
+
+
+def _short(value: str) -> str:
+    return text.shorten(value, MAX_VALUE_CHARS, "report.json has them")
 
 
 def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:

@@ -75,9 +75,9 @@ def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return flat
 
 
-def shorten(text: str, limit: int) -> str:
-    """A long text's beginning and end, with a sentence about what was left out between."""
+def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:
+    """A long text's beginning and end, with a sentence about what was left out between, and where it is."""
     if len(text) <= limit:
         return text
     head, tail = limit // 4, limit - limit // 4
-    return f"{text[:head]}\n... {len(text) - limit} characters left out; the rank logs have them ...\n{text[-tail:]}"
+    return f"{text[:head]}\n... {len(text) - limit} characters left out; {source} ...\n{text[-tail:]}"

@@ -83,7 +83,8 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     data.write_text("text")
     line = (
         f"--candidate mine --reference eager --steps 3 --world-size 4 --device cpu --no-control "
-        f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v"
+        f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v "
+        "--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs"
     )
     assert main(["run", "-k", "moe_seq and chunking", *line.split()]) == 1
     [(cases, options, report_dir, replay, not_run)] = called
@@ -94,6 +95,8 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "timeout": 30.0,
         "control": "never",
         "inject": "flip-bit",
+        "extra_passes": ("a.b:c", "d:e@before=chunk"),
+        "dump_graphs": True,
         "verbose": True,
     }
     assert report_dir == tmp_path
@@ -101,9 +104,28 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         replay
         == (
             f"--candidate mine --reference eager --steps 3 --world-size 4 --data {data} --inject flip-bit --device cpu "
-            "--early-grad-accumulation --no-control"
+            "--early-grad-accumulation --no-control --extra-pass a.b:c --extra-pass d:e@before=chunk"
         ).split()
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("mine", "UsageError: --extra-pass does not understand its value"),
+        ("no/such.py:drop", "UsageError: the file of an extra pass cannot be read"),
+        (
+            "cases/examples/extra_passes.py:drop",
+            "has no function drop\n  expected: wait_late, add_gradients_in_bfloat16",
+        ),
+    ],
+)
+def test_an_extra_pass_that_is_not_there_ends_with_2_and_no_report(value, text, tmp_path):
+    command = [sys.executable, "-m", "harness", "run", "-k", "moe_seq", "--extra-pass", value]
+    done = subprocess.run([*command, "--report-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert text in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_run_without_options_takes_every_case_as_it_is(called):
@@ -116,6 +138,8 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "timeout": 600.0,
         "control": "when_different",
         "inject": None,
+        "extra_passes": (),
+        "dump_graphs": False,
         "verbose": False,
     }
     assert (report_dir, replay) == (Path("reports"), [])

@@ -19,8 +19,9 @@ from cases.models import llama3_fsdp4_tp2
 from cases.process_groups import isolate_distinct, isolate_shared
 from harness import graph_step
 from harness.case import Case, Chunking, Parallelism, Pipeline
-from harness.errors import ChunkError
+from harness.errors import ChunkError, UsageError
 from harness.graph.backends import Compiled
+from harness.graph.options import GraphOptions
 from harness.graph.origin import origin_of
 from harness.graph_step import GraphProgram, make_graph_system, prepare
 from reference.layers import attention
@@ -276,3 +277,39 @@ def test_an_overlapped_step_runs_the_same_nodes_and_hides_most_of_its_all_to_all
 
 def described(node: Node) -> str:
     return f"{node.name} {node.target} {node.args} {node.kwargs}"
+
+
+def pass_file(folder: Path) -> str:
+    file = folder / "mine.py"
+    file.write_text(
+        "def drop_last(module):\n"
+        "    for node in list(module.graph.nodes)[-2:-1]:\n"
+        "        node.replace_all_uses_with(node.all_input_nodes[0])\n"
+        "        module.graph.erase_node(node)\n"
+    )
+    return f"{file}:drop_last"
+
+
+def test_an_extra_pass_changes_its_own_program_and_no_later_one(program: GraphProgram, tmp_path: Path) -> None:
+    text = pass_file(tmp_path)
+    changed = prepare(transformer_batch, CPU, GraphOptions(extra_passes=(text,)))
+    assert changed.passes[-1]["name"] == "drop_last"
+    assert len(changed.module.graph.nodes) == len(program.module.graph.nodes) - 1
+    assert changed.code_hash != program.code_hash == prepare(transformer_batch, CPU).code_hash
+
+
+def test_an_extra_pass_without_a_place_is_refused_with_the_cases_own_column(tmp_path: Path) -> None:
+    options = GraphOptions(extra_passes=(f"{pass_file(tmp_path)}@before=chunk",))
+    with pytest.raises(UsageError) as error:
+        prepare(unchunked, CPU, options)
+    assert str(error.value) == (
+        "UsageError: there is no pass chunk for drop_last to stand before\n"
+        "  expected: clean_up, concretize_symbols, measure_memory\n"
+        "  found: @before=chunk"
+    )
+
+
+def test_graphs_are_written_only_where_a_folder_is_given(tmp_path: Path) -> None:
+    code = prepare(unchunked, CPU, GraphOptions(dump_dir=tmp_path / "graphs")).code_hash
+    assert (tmp_path / "graphs" / "02-concretize_symbols.diff").stat().st_size > 0
+    assert prepare(unchunked, CPU).code_hash == code, "looking changes nothing"

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from harness.case import Case, Parallelism
+from harness.devices import Placement
 from harness.errors import CaseError, UsageError
-from harness.launch import RunOptions, record_system, run_cases
+from harness.launch import CaseRun, RunOptions, record_system, run_cases
 from harness.records import CaseResult, Verdict
 
 TOYS = "tests.harness.toy_systems:"
@@ -220,6 +221,56 @@ def test_a_fault_beyond_the_end_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(UsageError, match="fault raise:rank=0,step=4 never fires in case toy"):
         run_cases([toy()], RunOptions(inject="raise:rank=0,step=4"), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_extra_pass_for_a_candidate_without_a_graph_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(CaseError, match="the candidate of case toy has no graph, so it has no passes"):
+        run_cases([toy()], RunOptions(extra_passes=("tests.harness.toy_systems:steady",)), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Clerk:
+    """Answers nothing, and keeps what it was asked."""
+
+    def __init__(self, folder):
+        self.run_dir, self.work, self.asked = folder, folder, []
+
+    def ask(self, request, timeout, on_event):
+        self.asked.append(json.loads(json.dumps(request)))
+        return {}
+
+
+def graph_options(tmp_path, case, **options):
+    """What the host is told of graphs, by role and arm."""
+    clerk = Clerk(tmp_path)
+    case_run = CaseRun(case, Placement(), clerk, RunOptions(**options), lambda event: None)
+    asked = [(role, arm) for role in ("reference", "candidate") for arm in ("first", "control")]
+    for role, arm in asked:
+        case_run.record(role, arm)
+    return {key: request["graph_options"] for key, request in zip(asked, clerk.asked, strict=True)}
+
+
+def test_extra_passes_go_into_every_run_of_the_candidate_alone(tmp_path):
+    case = replace(toy(), reference="graph", candidate="graph")
+    told = graph_options(tmp_path, case, extra_passes=("a:b", "c:d"))
+    assert {key: options["extra_passes"] for key, options in told.items()} == {
+        ("reference", "first"): [],
+        ("reference", "control"): [],
+        ("candidate", "first"): ["a:b", "c:d"],
+        ("candidate", "control"): ["a:b", "c:d"],
+    }
+    assert {options["dump_dir"] for options in told.values()} == {None}
+
+
+def test_graphs_are_dumped_once_a_side_and_two_graphs_into_two_folders(tmp_path):
+    def folders(reference):
+        case = replace(toy(), reference=reference, candidate="graph")
+        told = graph_options(tmp_path, case, dump_graphs=True)
+        assert {told[role, "control"]["dump_dir"] for role in ("reference", "candidate")} == {None}
+        return [Path(told[role, "first"]["dump_dir"]).name for role in ("reference", "candidate")]
+
+    assert folders("eager") == ["toy", "toy"]
+    assert folders("graph") == ["toy.reference", "toy"]
 
 
 def test_the_same_bytes_under_another_shape_differ(batch):

@@ -74,6 +74,48 @@ def test_every_pass_reports_its_nodes_before_and_after(model: Layers) -> None:
     assert all(report.seconds > 0 for report in reports)
 
 
+def test_every_pass_reports_the_operators_whose_number_it_changed(model: Layers) -> None:
+    joint = trace(model)
+    context = context_of(joint, "layers.*")
+    _, reports = run_pipeline(joint.module, build_pipeline(context), context)
+    assert reports[1].changed["mul"] == [4, 6]
+    assert reports[1].changed["cat"] == [0, 1]
+    assert "mean" not in reports[1].changed
+    assert reports[2].changed == {}
+
+
+def test_every_pass_reports_the_settings_that_it_follows(model: Layers) -> None:
+    joint = trace(model)
+    context = context_of(joint, "layers.*", early=True)
+    _, reports = run_pipeline(joint.module, build_pipeline(context), context)
+    assert [report.settings for report in reports] == [
+        {},
+        {"dim": "batch", "modules": "layers.*", "early_grad_accumulation": True},
+        {},
+    ]
+
+
+def test_an_observer_sees_the_traced_graph_and_what_each_pass_left(model: Layers) -> None:
+    joint = trace(model)
+    context = context_of(joint, "layers.*")
+    seen: list[tuple[str, int]] = []
+    _, reports = run_pipeline(
+        joint.module,
+        build_pipeline(context),
+        context,
+        lambda name, module: seen.append((name, len(module.graph.nodes))),
+    )
+    assert seen == [("traced", reports[0].nodes_before), *((r.name, r.nodes_after) for r in reports)]
+
+
+def test_an_observer_sees_a_graph_that_is_then_refused(model: Layers) -> None:
+    joint = trace(model)
+    seen: list[str] = []
+    with pytest.raises(PassError):
+        run_pipeline(joint.module, [forget], context_of(joint), lambda name, module: seen.append(name))
+    assert seen == ["traced", "forget"]
+
+
 def test_a_refusal_names_its_pass(model: Layers) -> None:
     joint = trace(model)
     context = context_of(joint, "blocks.*")
@@ -92,11 +134,12 @@ def test_a_crash_names_its_pass(model: Layers) -> None:
     assert error.value.__notes__ == ["  in pass: divide"]
 
 
-def test_a_pass_that_leaves_a_bad_graph_is_blamed_for_it(model: Layers) -> None:
-    def forget(module: GraphModule, context: PassContext) -> GraphModule:
-        next(node for node in module.graph.nodes if node.op == "call_function").meta.clear()
-        return module
+def forget(module: GraphModule, context: PassContext) -> GraphModule:
+    next(node for node in module.graph.nodes if node.op == "call_function").meta.clear()
+    return module
 
+
+def test_a_pass_that_leaves_a_bad_graph_is_blamed_for_it(model: Layers) -> None:
     joint = trace(model)
     with pytest.raises(PassError, match="lacks metadata") as error:
         run_pipeline(joint.module, [forget], context_of(joint))
@@ -106,3 +149,48 @@ def test_a_pass_that_leaves_a_bad_graph_is_blamed_for_it(model: Layers) -> None:
 def test_no_passes_leave_the_graph_as_it_is(model: Layers) -> None:
     joint = trace(model)
     assert run_pipeline(joint.module, [], context_of(joint)) == (joint.module, [])
+
+
+def test_a_symbol_may_be_carried_up_to_the_pass_that_resolves_it_and_not_after(model: Layers) -> None:
+    def carry(module: GraphModule, context: PassContext) -> GraphModule:
+        (node, *_) = module.graph.find_nodes(op="placeholder")
+        node.meta["val"] = symbolic
+        return module
+
+    joint = trace(model)
+    symbolic = joint.module.graph.find_nodes(op="placeholder")[-1].meta["val"]
+    context = context_of(joint, "layers.*")
+    clean_up, chunk, concretize = build_pipeline(context)
+    run_pipeline(joint.module, [clean_up, carry, chunk, concretize], context)
+    joint = trace(model)
+    with pytest.raises(PassError) as error:
+        run_pipeline(joint.module, [clean_up, chunk, carry, concretize], context)
+    assert str(error.value) == (
+        "PassError: node `arg0_1` (arg0_1) carries a stray symbol\n"
+        "  expected: no size that depends on u0, which is a number by now\n"
+        "  found: shape ['u0', '6', '8']\n"
+        "  came from: no module (forward), pass carry"
+    )
+
+
+def test_a_pass_that_takes_an_input_or_an_output_away_is_refused(model: Layers) -> None:
+    def drop_output(module: GraphModule, context: PassContext) -> GraphModule:
+        output = module.graph.output_node()
+        output.args = (output.args[0][:1],)  # type: ignore[index]
+        return module
+
+    def add_input(module: GraphModule, context: PassContext) -> GraphModule:
+        with module.graph.inserting_before(next(iter(module.graph.nodes))):
+            module.graph.placeholder("more")
+        return module
+
+    for run_pass, found in ((drop_output, "2 inputs and 1 outputs"), (add_input, "3 inputs and 2 outputs")):
+        joint = trace(model)
+        with pytest.raises(PassError) as error:
+            run_pipeline(joint.module, [run_pass], context_of(joint))
+        assert str(error.value) == (
+            "PassError: the graph is called in another way than the traced one\n"
+            "  expected: 2 inputs and 2 outputs\n"
+            f"  found: {found}\n"
+            f"  came from: pass {run_pass.__name__}"
+        )

@@ -27,7 +27,8 @@ def test_details_hold_losses_divergence_times_passes_environment_and_replay(make
         "| 0 | 10.500000 | 0x1.5000000000000p+3 | 0x1.5000000000000p+3 | yes |",
         "| max_ulp | 1 |",
         "| passes.chunk | 0.500 |",
-        "| chunk | 0.5 | 10 | 20 |",
+        "| pass | seconds | nodes before | nodes after |",
+        "| chunk | 0.500 | 10 | 20 |",
         "| torch | 2.13.0 |",
         "| grad | 320 | 3 |",
         "| candidate | EQUAL |",
@@ -70,3 +71,36 @@ def test_a_summary_stays_below_what_ci_systems_take(make_report, make_result):
 
 def test_results_outside_a_run_are_summarized_too(make_result):
     assert "Exit status 1" in markdown.summarize([make_result(verdict="DIFFERENT")])
+
+
+def test_what_a_pass_was_told_found_and_changed_is_folded_below_the_table(make_report, make_result):
+    entry = {
+        "name": "bucket",
+        "seconds": 0.25,
+        "nodes_before": 30,
+        "nodes_after": 20,
+        "settings": {"dim": "batch", "early": False},
+        "facts": {"saved": 3, "buckets": [{"group": "fsdp", "members": ["a", "b|"]}, {"group": "EP"}], "none": None},
+        "changed": {"all_gather": [40, 8], "cat": [0, 8]},
+    }
+    plain = {"name": "clean_up", "seconds": 0.0, "nodes_before": 30, "nodes_after": 30, "facts": {}, "changed": {}}
+    text = markdown.render(make_report(make_result(passes=[plain, entry])))
+    assert "<summary>pass clean_up</summary>" not in text
+    details = " ".join(text[text.index("<summary>pass bucket</summary>") :].split())
+    for part in (
+        "settings: | what | value | |:-------|:--------| | dim | batch | | early | False |",
+        "| saved | 3 | | buckets[0].group | fsdp | | buckets[0].members | a, b\\| |",
+        "| buckets[1].group | EP | | none | |",
+        "calls: | operator | before | after | change |",
+        "| all_gather | 40 | 8 | -32 | | cat | 0 | 8 | +8 |",
+    ):
+        assert part in details, details
+
+
+def test_a_pass_with_a_great_deal_to_tell_is_cut(make_report, make_result):
+    facts = {"moved": [{"node": index} for index in range(1000)], "long": ["x" * 100] * 1000}
+    entry = {"name": "overlap", "seconds": 0, "nodes_before": 1, "nodes_after": 1, "facts": facts}
+    text = markdown.render(make_report(make_result(passes=[entry])))
+    assert len(text) < 20_000
+    assert "| moved[99].node | 99 " in text and "moved[100]" not in text
+    assert "901 more, in report.json" in text

@@ -1,0 +1,47 @@
+"""Two passes of one's own, as plain FX: one keeps every bit, the other looks as harmless and does not.
+
+    bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:wait_late
+    bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:add_gradients_in_bfloat16
+
+The first is EQUAL, the second DIFFERENT. Neither knows of bitproof: a pass is a function that changes a
+GraphModule in place, or returns a new one. Nodes that it makes need no metadata.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+
+
+def wait_late(module: GraphModule) -> None:
+    """Wait for each collective where its result is first read, so that what stands between runs meanwhile.
+
+    Moving a wait computes nothing else: every bit stays.
+    """
+    place = {node: index for index, node in enumerate(module.graph.nodes)}
+    for wait in module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default):
+        if wait.users:
+            min(wait.users, key=place.__getitem__).prepend(wait)
+
+
+def add_gradients_in_bfloat16(module: GraphModule) -> None:
+    """Add the two chunks' gradients in half the bytes.
+
+    Gradients were computed in bfloat16, so it looks as if nothing were lost. But each chunk's was reduced over
+    ranks in float32 since, and the sum of two has more digits than bfloat16 keeps: gradients differ.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        if [getattr(x, "meta", {}).get("chunk") for x in node.args] == [0, 1]:
+            with module.graph.inserting_before(node):
+                halves = [_cast(module, x, torch.bfloat16) for x in node.args]
+                total = module.graph.call_function(aten.add.Tensor, tuple(halves))
+                node.replace_all_uses_with(_cast(module, total, torch.float32))
+            module.graph.erase_node(node)
+
+
+def _cast(module: GraphModule, x: Any, dtype: torch.dtype) -> Node:
+    return module.graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})

@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CASES := chunking and not unchunked
+CASES := transformer_batch or moe_batch or moe_seq
 
 .PHONY: run test check bench clean
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from cases.chunking import moe_seq, transformer_batch, unchunked
+from cases.chunking import moe_seq, transformer_batch, unchunked, variant
 from harness.case import Batch, Case, Model
 
 FAMILY = "attention"
@@ -13,7 +11,7 @@ FAMILY = "attention"
 def _flex(case: Case) -> Case:
     """A line a document: a row of 32 tokens holds ends, starts and middles of documents."""
     batch = Batch(data="pydoc_lines")
-    return replace(case, name=f"{case.name}_flex", family=FAMILY, steps=5, model=Model(attention="flex"), batch=batch)
+    return variant(case, "flex", FAMILY, model=Model(attention="flex"), batch=batch)
 
 
 # Attention itself runs once a chunk, its mask cut in two; or whole, with the sequence left open; or nothing is split.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cases.chunking import moe_batch, unchunked
-from harness.case import Model, Pipeline, Precision
+from harness.case import Batch, Model, Pipeline, Precision
 
 FAMILY = "backends"
 
@@ -43,6 +43,7 @@ regional_inductor = replace(
     inductor_dense,
     name="regional_inductor",
     model=Model(attention="flex"),
+    batch=Batch(data="pydoc_lines"),
     precision=Precision(),
     close_within=0.5,
     requires="cuda",

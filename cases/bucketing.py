@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cases import chunking
 from harness.case import Pipeline
 
 FAMILY = "bucketing"
 
-CASES = tuple(
-    replace(case, name=f"{case.name}_bucketed", family=FAMILY, steps=5, pipeline=Pipeline(bucket=True))
-    for case in chunking.CASES
-)
-
-transformer_batch_bucketed, moe_batch_bucketed, moe_seq_bucketed, unchunked_bucketed = CASES
+CASES = tuple(chunking.variant(base, "bucketed", FAMILY, pipeline=Pipeline(bucket=True)) for base in chunking.CASES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from harness.case import Case, Chunking
 
@@ -27,3 +28,17 @@ moe_seq = replace(transformer_batch, name="moe_seq", chunking=Chunking(dim="seq"
 unchunked = replace(transformer_batch, name="unchunked", reference="eager", chunking=None)
 
 CASES = (transformer_batch, moe_batch, moe_seq, unchunked)
+
+
+def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
+    """One of these cases with something else about it, for 5 steps: blocks_batch_world2 of transformer_batch.
+
+    The name has a stem of its own, so that `-k moe_seq` goes on meaning one case.
+    """
+    stem = {
+        "transformer_batch": "blocks_batch",
+        "moe_batch": "experts_batch",
+        "moe_seq": "experts_seq",
+        "unchunked": "whole",
+    }[base.name]
+    return replace(base, name=f"{stem}_{suffix}", family=family, steps=5, **changes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cases import chunking
 from harness.case import Memory
 
@@ -12,16 +10,12 @@ FAMILY = "memory"
 _CHUNKED = (chunking.transformer_batch, chunking.moe_batch, chunking.moe_seq)
 _POLICIES = (Memory(policy="selective"), Memory(policy="full"), Memory(policy="offload"))
 
-# Each policy with each chunking: transformer_batch_selective, moe_seq_offload, ...
+# Each policy with each chunking: blocks_batch_selective, experts_seq_offload, ...
 _policies_in_chunks = tuple(
-    replace(base, name=f"{base.name}_{memory.policy}", family=FAMILY, steps=5, memory=memory)
-    for base in _CHUNKED
-    for memory in _POLICIES
+    chunking.variant(base, memory.policy, FAMILY, memory=memory) for base in _CHUNKED for memory in _POLICIES
 )
 
 # Recomputation alone, against an eager step that saves everything.
-unchunked_full = replace(
-    chunking.unchunked, name="unchunked_full", family=FAMILY, steps=5, memory=Memory(policy="full")
-)
+whole_full = chunking.variant(chunking.unchunked, "full", FAMILY, memory=Memory(policy="full"))
 
-CASES = (*_policies_in_chunks, unchunked_full)
+CASES = (*_policies_in_chunks, whole_full)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from cases.chunking import moe_batch, moe_seq, transformer_batch
+from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
 from harness.case import Memory, Pipeline
 
 FAMILY = "nightly"
 
 CASES = tuple(
-    replace(
+    variant(
         base,
-        name=f"{base.name}_nightly",
-        family=FAMILY,
-        steps=5,
+        "nightly",
+        FAMILY,
         memory=Memory(policy="offload"),
-        pipeline=Pipeline(isolate_groups=True, bucket=True, overlap=False),
+        pipeline=Pipeline(isolate_groups=True, bucket=True, overlap=True),
     )
     for base in (transformer_batch, moe_batch, moe_seq)
 )

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from cases import chunking
-from harness.case import Case, Pipeline
+from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
+from harness.case import Pipeline
 
 FAMILY = "overlap"
 
-
-def _overlapped(case: Case) -> Case:
-    return replace(case, name=f"{case.name}_overlap", family=FAMILY, steps=5, pipeline=Pipeline(overlap=True))
-
-
-transformer_batch_overlap = _overlapped(chunking.transformer_batch)
-moe_batch_overlap = _overlapped(chunking.moe_batch)
-moe_seq_overlap = _overlapped(chunking.moe_seq)
-
-CASES = (transformer_batch_overlap, moe_batch_overlap, moe_seq_overlap)
+CASES = tuple(
+    variant(base, "overlap", FAMILY, pipeline=Pipeline(overlap=True))
+    for base in (transformer_batch, moe_batch, moe_seq)
+)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from cases.chunking import moe_batch, moe_seq, transformer_batch
+from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
 from harness.case import Batch, Model, Parallelism, Precision
 
 FAMILY = "shapes"
@@ -25,7 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What each variant changes, by the end of its name."""
 
 CASES = tuple(
-    replace(base, name=f"{base.name}_{suffix}", family=FAMILY, steps=5, **changes)
+    variant(base, suffix, FAMILY, **changes)
     for suffix, changes in VARIANTS.items()
     for base in (transformer_batch, moe_batch, moe_seq)
 )

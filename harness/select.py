@@ -4,9 +4,8 @@
     and_expr:   not_expr ("and" not_expr)*
     not_expr:   "not" not_expr | "(" expression ")" | name
 
-A name matches, whatever its letter case, when it is a substring of the case's name or family. But an
-expression that is nothing but a case's whole name selects that case alone: moe_seq leaves moe_seq_full out.
-Own, because pytest's evaluator is private; a test holds the two together.
+A name matches, whatever its letter case, when it is a substring of the case's name or family. Own,
+because pytest's evaluator is private; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
     if expression is None or not expression.strip():
         return list(cases)
     evaluate = compile_expression(expression)
-    whole = expression.strip()
-    selected = [case for case in cases if case.name == whole] or [
-        case for case in cases if evaluate(partial(_matches, case))
-    ]
+    selected = [case for case in cases if evaluate(partial(_matches, case))]
     if not selected:
         raise UsageError(
             "no case matches the expression",

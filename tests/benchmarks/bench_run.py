@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from tabulate import tabulate
 
-CASES = "chunking and not unchunked"
+CASES = "transformer_batch or moe_batch or moe_seq"
 SAMPLE_SECONDS = 0.5
 
 

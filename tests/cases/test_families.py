@@ -75,16 +75,28 @@ def test_tensor_parallel_cases_split_eight_ranks_as_their_names_say():
         assert (case.reference, case.candidate, case.chunking) == ("eager", "graph", None)
 
 
-@pytest.mark.parametrize("base", [chunking.transformer_batch, chunking.moe_batch, chunking.moe_seq])
-def test_a_variant_changes_what_its_name_says_of_a_chunking_and_nothing_else(base):
+@pytest.mark.parametrize(
+    ("base", "stem"),
+    [
+        (chunking.transformer_batch, "blocks_batch"),
+        (chunking.moe_batch, "experts_batch"),
+        (chunking.moe_seq, "experts_seq"),
+    ],
+)
+def test_a_variant_changes_what_its_name_says_of_a_chunking_and_nothing_else(base, stem):
     for suffix, changes in shapes.VARIANTS.items():
-        case = cases.CASES[f"{base.name}_{suffix}"]
+        case = cases.CASES[f"{stem}_{suffix}"]
         assert case == replace(base, name=case.name, family="shapes", steps=5, **changes)
+
+
+@pytest.mark.parametrize("name", ["transformer_batch", "moe_batch", "moe_seq"])
+def test_the_name_of_a_main_case_selects_it_alone(name):
+    assert [case.name for case in select(cases.all_cases(), name)] == [name]
 
 
 def test_a_shard_of_the_uneven_model_is_padded_or_padding_alone_for_dense_and_for_expert_parameters():
     ranks, shards = 8, 4  # all, and those that share the parameters of half of the experts
-    model = build_model(cases.CASES["moe_seq_uneven"].model)
+    model = build_model(cases.CASES["experts_seq_uneven"].model)
     dense = {name: p.shape[0] for name, p in model.named_parameters() if ".experts." not in name}
     assert {name for name, rows in dense.items() if rows % ranks} == {
         "tok_embeddings.weight",
@@ -106,8 +118,8 @@ def holds_padding_alone(rows: int, ranks: int) -> list[int]:
 
 def test_some_experts_get_no_token_from_any_rank_of_their_group():
     """By counting: there are more experts than rows that the ranks of one expert group route in a step."""
-    for chunked in ("transformer_batch", "moe_batch", "moe_seq"):
-        case = cases.CASES[f"{chunked}_idle_experts"]
+    for stem in ("blocks_batch", "experts_batch", "experts_seq"):
+        case = cases.CASES[f"{stem}_idle_experts"]
         routing = model_config(case.model).moe.routing
         rows = case.batch.sequences * case.batch.seq_len * routing.top_k * case.parallelism.ep
         assert rows < routing.num_experts
@@ -123,9 +135,7 @@ def test_isolation_is_tried_on_one_object_and_on_two():
 
 def test_every_chunking_case_is_also_bucketed():
     for case, plain in zip(bucketing.CASES, chunking.CASES, strict=True):
-        assert case == replace(
-            plain, name=f"{plain.name}_bucketed", family="bucketing", steps=5, pipeline=Pipeline(bucket=True)
-        )
+        assert case == replace(plain, name=case.name, family="bucketing", steps=5, pipeline=Pipeline(bucket=True))
 
 
 def test_cases_of_compiled_backends_state_a_bound():

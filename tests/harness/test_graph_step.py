@@ -13,7 +13,6 @@ import torch
 from torch.fx import Node
 
 from cases import CASES, overlap
-from cases.bucketing import transformer_batch_bucketed
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from cases.models import llama3_fsdp4_tp2
 from cases.process_groups import isolate_distinct, isolate_shared
@@ -66,7 +65,7 @@ def test_another_case_gives_another_code(program: GraphProgram) -> None:
 
 
 def test_another_nested_graph_gives_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = CASES["transformer_batch_flex"]
+    case = CASES["blocks_batch_flex"]
     first = prepare(case, CPU)
     assert prepare(case, CPU).code_hash == first.code_hash
     monkeypatch.setattr(attention, "_same_score", lambda score, b, h, q, kv: score * 2)
@@ -209,7 +208,7 @@ def groups_of(program: GraphProgram, operator: str) -> set[str]:
 
 
 def test_a_bucketed_step_gathers_and_reduces_each_block_once() -> None:
-    program = prepare(transformer_batch_bucketed, CPU)
+    program = prepare(CASES["blocks_batch_bucketed"], CPU)
     outside_blocks = 3  # embedding, last norm, output
     counts = collectives(program)
     assert counts["all_gather_into_tensor"] == NUM_LAYERS + NUM_MOE_LAYERS + outside_blocks
@@ -243,7 +242,7 @@ def observed(trainer: Trainer) -> dict[str, bytes]:
     "case",
     [
         replace(llama3_fsdp4_tp2, parallelism=Parallelism(world_size=2, ep=1, tp=2)),
-        replace(CASES["moe_seq_float32"], parallelism=Parallelism(world_size=2)),
+        replace(CASES["experts_seq_float32"], parallelism=Parallelism(world_size=2)),
     ],
     ids=lambda case: case.name,
 )

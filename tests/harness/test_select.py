@@ -37,14 +37,6 @@ def test_an_expression_selects_by_name_and_family_in_case_order(expression, sele
     assert names(expression) == list(selected)
 
 
-def test_a_cases_whole_name_means_that_case_alone():
-    longer = Case(name="moe_seq_full", family="memory", chunking=Chunking(dim="seq", modules="*"))
-    everything = [*CASES, longer]
-    assert [case.name for case in select(everything, "moe_seq")] == ["moe_seq"]
-    assert [case.name for case in select(everything, "moe_seq_")] == ["moe_seq_full"]
-    assert [case.name for case in select(everything, "memory and moe_seq")] == ["moe_seq_full"]
-
-
 def test_selecting_nothing_is_refused_with_the_known_names():
     with pytest.raises(UsageError) as error:
         select(CASES, "llama")

@@ -14,34 +14,42 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from harness.graph import symbols
 
 
-class StepFakeMode(FakeTensorMode):
-    """A FakeTensorMode with the above; it needs a shape environment."""
+def step_fake_mode(shape_env: ShapeEnv, **options: Any) -> FakeTensorMode:
+    """A FakeTensorMode with the above. No subclass: higher-order operators look their rules up by exact class."""
+    mode = FakeTensorMode(shape_env=shape_env, **options)
+    mode.dispatch = _Dispatch(mode, shape_env)  # type: ignore[method-assign]
+    return mode
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+
+class _Dispatch:
+    """Runs one operator, as torch's own dispatch does but for uneven all-to-alls."""
+
+    def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv) -> None:
+        self._mode = mode
+        self._shape_env = shape_env
+        self._plain = mode.dispatch
         self._num_rows: dict[Any, Any] = {}
 
-    def dispatch(
+    def __call__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operator; torch calls this."""
         if func is torch.ops._c10d_functional.all_to_all_single.default:
             splits = tuple(map(symbols.expression, args[1]))
             if len(splits) > 2 and not all(isinstance(split, int) for split in splits):
                 return self._deliver(args[0], args[1][0], splits)
-        return super().dispatch(func, types, args, kwargs or {})
+        return self._plain(func, types, args, kwargs or {})
 
     def _deliver(self, x: Tensor, first: Any, splits: tuple[Any, ...]) -> Tensor:
         if splits not in self._num_rows:
-            assert self.shape_env is not None
-            with self.shape_env.ignore_fresh_unbacked_symbols():
-                rest = self.shape_env.create_unbacked_symint()
+            with self._shape_env.ignore_fresh_unbacked_symbols():
+                rest = self._shape_env.create_unbacked_symint()
             torch._check(first >= 0)
             torch._check(rest >= 0)
             self._num_rows[splits] = first + rest
-        with self:
+        with self._mode:
             return x.new_empty((self._num_rows[splits], *x.shape[1:]))

@@ -24,7 +24,7 @@ from typing import Any, cast
 import sympy
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
@@ -32,7 +32,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from harness.errors import TraceError
 from harness.graph import operators, symbols
-from harness.graph.fake_mode import StepFakeMode
+from harness.graph.fake_mode import step_fake_mode
 from harness.graph.origin import OriginRecorder, user_line
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def trace_joint_step(
     from `gradient_seed`. Raises TraceError, naming the line that could not be traced.
     """
     extent = _common_extent(inputs, chunk_dim)
-    fake_mode = StepFakeMode(shape_env=ShapeEnv())
+    fake_mode = step_fake_mode(shape_env=ShapeEnv())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = list(state)
     fake_state = [_fake_state(fake_mode, x, device) for x in state.values()]
@@ -147,14 +147,14 @@ def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:
     return extent
 
 
-def _fake_state(fake_mode: StepFakeMode, x: Tensor, device: torch.device) -> Tensor:
+def _fake_state(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)
 
 
 def _fake_input(
-    fake_mode: StepFakeMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
+    fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
 ) -> FakeTensor:
     from torch._dynamo.source import LocalSource
 

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from harness.graph import operators, symbols
-from harness.graph.fake_mode import StepFakeMode
+from harness.graph.fake_mode import step_fake_mode
 from harness.graph.origin import META_KEY, Origin
 
 CHUNK_KEY = "chunk"
@@ -37,7 +37,7 @@ class GraphWriter:
         self.graph = Graph()
         self._symbol = symbol
         self._extent = extent
-        self._fake_mode = StepFakeMode(shape_env=_shape_env_without(symbol))
+        self._fake_mode = step_fake_mode(shape_env=_shape_env_without(symbol))
         self._known: dict[Any, Any] = {}
         self._layouts: dict[Any, int] = {}
         self._layout_of: dict[Node, int] = {}

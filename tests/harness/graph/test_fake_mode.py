@@ -7,33 +7,34 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from harness.graph.fake_mode import StepFakeMode
+from harness.graph.fake_mode import step_fake_mode
 from harness.graph.symbols import expression, free_symbols
 
 all_to_all_single = torch.ops._c10d_functional.all_to_all_single.default
 
 
 @pytest.fixture
-def mode() -> StepFakeMode:
-    return StepFakeMode(shape_env=ShapeEnv())
+def mode() -> FakeTensorMode:
+    return step_fake_mode(shape_env=ShapeEnv())
 
 
-def splits(mode: StepFakeMode, count: int) -> list[Any]:
+def splits(mode: FakeTensorMode, count: int) -> list[Any]:
     assert mode.shape_env is not None
     with mode.shape_env.ignore_fresh_unbacked_symbols():
         return [mode.shape_env.create_unbacked_symint() for _ in range(count)]
 
 
-def deliver(mode: StepFakeMode, output_splits: list[Any], *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def deliver(mode: FakeTensorMode, output_splits: list[Any], *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     with mode:
         x = torch.empty(6, 8, dtype=dtype)
         return all_to_all_single(x, output_splits, [1] * len(output_splits), "ep")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 64])
-def test_the_rows_of_any_number_of_ranks_are_a_sum_of_two_symbols(mode: StepFakeMode, num_ranks: int) -> None:
+def test_the_rows_of_any_number_of_ranks_are_a_sum_of_two_symbols(mode: FakeTensorMode, num_ranks: int) -> None:
     received = splits(mode, num_ranks)
     x = deliver(mode, received)
     rows = x.shape[0]
@@ -42,12 +43,12 @@ def test_the_rows_of_any_number_of_ranks_are_a_sum_of_two_symbols(mode: StepFake
     assert (x.dim(), x.shape[1], x.stride(), x.dtype) == (2, 8, (8, 1), torch.bfloat16)
 
 
-def test_two_ranks_rows_are_the_sum_of_their_splits(mode: StepFakeMode) -> None:
+def test_two_ranks_rows_are_the_sum_of_their_splits(mode: FakeTensorMode) -> None:
     received = splits(mode, 2)
     assert expression(deliver(mode, received).shape[0]) == expression(received[0] + received[1])
 
 
-def test_equal_splits_give_equal_sizes_and_others_do_not(mode: StepFakeMode) -> None:
+def test_equal_splits_give_equal_sizes_and_others_do_not(mode: FakeTensorMode) -> None:
     first, second = splits(mode, 4), splits(mode, 4)
     sizes = [expression(deliver(mode, x, dtype=d).shape[0]) for x, d in ((first, torch.bfloat16), (first, torch.int64))]
     assert sizes[0] == sizes[1]
@@ -55,20 +56,20 @@ def test_equal_splits_give_equal_sizes_and_others_do_not(mode: StepFakeMode) -> 
     assert expression(deliver(mode, [first[0], *second[1:]]).shape[0]) != sizes[0]
 
 
-def test_numbers_are_added_as_torch_adds_them(mode: StepFakeMode) -> None:
+def test_numbers_are_added_as_torch_adds_them(mode: FakeTensorMode) -> None:
     assert deliver(mode, [1, 2, 3]).shape == (6, 8)
 
 
-def test_a_number_of_rows_is_known_not_to_be_negative(mode: StepFakeMode) -> None:
+def test_a_number_of_rows_is_known_not_to_be_negative(mode: FakeTensorMode) -> None:
     assert mode.shape_env is not None
     rows = deliver(mode, splits(mode, 3)).shape[0]
     assert [mode.shape_env.var_to_range[symbol].lower for symbol in free_symbols(rows)] == [0, 0]
 
 
-def test_torch_itself_would_add_every_split(mode: StepFakeMode) -> None:
+def test_torch_itself_would_add_every_split(mode: FakeTensorMode) -> None:
     """What this mode is for: should torch come to do better, it can go."""
     received = splits(mode, 5)
     with mode:
         x = torch.empty(5, 8)
-    plain = super(StepFakeMode, mode).dispatch(all_to_all_single, (), (x, received, [1] * 5, "ep"))
+    plain = FakeTensorMode.dispatch(mode, all_to_all_single, (), (x, received, [1] * 5, "ep"))
     assert len(free_symbols(plain.shape[0])) == 5

@@ -27,7 +27,7 @@ from harness.graph.collector import collector_paused
 from harness.graph.context import PassContext
 from harness.graph.dump import GraphDump
 from harness.graph.extra_pass import insert, load_pass
-from harness.graph.groups import EXPERT_ONLY, Group, GroupTable, derived_name
+from harness.graph.groups import Group, GroupTable
 from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
 from harness.graph.trace import trace_joint_step
@@ -86,7 +86,7 @@ def prepare(case: Case, device: torch.device, options: GraphOptions | None = Non
     context = PassContext(
         chunk_symbol=joint.chunk_symbol,
         chunking=case.chunking,
-        expert_groups=frozenset({EXPERT, derived_name(EXPERT, EXPERT_ONLY)}),
+        expert_groups=frozenset({EXPERT}),
         guards=tuple(joint.guards),
         memory=case.memory,
         pipeline=case.pipeline,
@@ -132,7 +132,7 @@ def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Call
     start = time.perf_counter()
     compiled = compile_for(module, case.pipeline.backend, sizes)
     seconds = time.perf_counter() - start
-    return compiled, PassReport("backend", seconds, num_nodes, num_nodes, compiled.facts)
+    return compiled, PassReport("backend", seconds, num_nodes, num_nodes, facts=compiled.facts)
 
 
 def make_graph_system(

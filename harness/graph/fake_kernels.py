@@ -3,7 +3,7 @@
 torch 2.13 multiplies groups in float32, but its shape function takes bfloat16 alone
 (`_meta_grouped_mm_common` in torch/_meta_registrations.py). A float32 product gets the layout that a bfloat16
 one has, whose rows may be padded to 16 bytes: no difference to rows of a multiple of 8 elements, as experts
-have. Importing this module is what teaches it; `harness.graph` does.
+have. Importing this module is what teaches it; `fake_mode` does.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from harness.graph import fake_kernels as fake_kernels  # what torch's fake tensors lack
 from harness.graph import symbols
 
 

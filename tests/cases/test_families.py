@@ -49,8 +49,9 @@ def test_the_main_cases_run_20_steps_on_8_ranks_in_pairs_of_experts():
 
 
 def test_flex_cases_are_their_plain_namesakes_with_documents_a_line_long():
-    for case in attention.CASES:
-        plain = cases.CASES[case.name.removesuffix("_flex")]
+    for case, plain in zip(
+        attention.CASES, (chunking.transformer_batch, chunking.moe_seq, chunking.unchunked), strict=True
+    ):
         assert (case.model.attention, case.batch.data, case.steps) == ("flex", "pydoc_lines", 5)
         assert (case.chunking, case.reference, case.expected) == (plain.chunking, plain.reference, "EQUAL")
 

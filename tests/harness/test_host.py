@@ -63,7 +63,7 @@ def test_a_manifest_has_the_ordered_passes_with_their_settings_and_no_times(
     monkeypatch.setattr(host, "join_parts", lambda out, manifest, parts: manifests.append(manifest))
     for seconds in (0.1, 0.2):
         graph = {"code_hash": "c", "passes": [p | {"seconds": seconds} for p in PASSES], "seconds": {"trace": seconds}}
-        join_recording(request(tmp_path), graph, [{"determinism": {}, "system": {}}], [])
+        join_recording(request(tmp_path), graph, [{"determinism": {}, "system": {}}], [], [])
     assert manifests[0]["graph"] == {
         "code_hash": "c",
         "passes": [{"name": "clean_up", "settings": {}}, {"name": "chunk", "settings": {"dim": "batch"}}],

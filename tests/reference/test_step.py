@@ -111,9 +111,9 @@ def test_gradients_start_from_one_over_the_ranks_that_read_different_text():
             super().__init__()
             self.table = model
 
-        def forward(self, tokens_BS, positions_BS):
+        def forward(self, tokens_BS, positions_BS, attention_masks):
             return self.table(tokens_BS)
 
-    _, whole = loss_and_gradients(Scores(), inputs, 1)
-    _, quarter = loss_and_gradients(Scores(), inputs, 4)
+    _, whole = loss_and_gradients(Scores(), "sdpa", inputs, 1)
+    _, quarter = loss_and_gradients(Scores(), "sdpa", inputs, 4)
     assert torch.equal(quarter["table.weight"], whole["table.weight"] / 4)

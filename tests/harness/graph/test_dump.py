@@ -44,6 +44,8 @@ def test_files_are_numbered_in_the_order_of_the_column(folder: Path) -> None:
         "02-chunk.txt",
         "03-concretize_symbols.diff",
         "03-concretize_symbols.txt",
+        "04-measure_memory.diff",
+        "04-measure_memory.txt",
         "tlparse",
     ]
 
@@ -107,7 +109,14 @@ def test_the_structured_trace_parses_line_by_line(folder: Path) -> None:
     payloads = {about["artifact"]["name"]: "\n".join(lines) for about, lines in artifacts}
     for about, lines in artifacts:
         assert about["has_payload"] == hashlib.md5("\n".join(lines).encode()).hexdigest()
-    assert list(payloads) == ["00-traced", "torch_version", "01-clean_up", "02-chunk", "03-concretize_symbols"]
+    assert list(payloads) == [
+        "00-traced",
+        "torch_version",
+        "01-clean_up",
+        "02-chunk",
+        "03-concretize_symbols",
+        "04-measure_memory",
+    ]
     for name in ("00-traced", "02-chunk"):
         assert payloads[name] + "\n" == (folder / f"{name}.txt").read_text()
 

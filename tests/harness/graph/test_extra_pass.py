@@ -233,7 +233,7 @@ def test_a_pass_before_chunk_keeps_the_chunk_symbol_and_the_bits() -> None:
     context = context_of(joint, "layers.*")
     column = insert(build_pipeline(context), [extra(twice, "before", "chunk")])
     module, reports = run_pipeline(joint.module, column, context)
-    assert [report.name for report in reports] == ["clean_up", "twice", "chunk", "concretize_symbols"]
+    assert [report.name for report in reports] == ["clean_up", "twice", "chunk", "concretize_symbols", "measure_memory"]
     assert reports[1].settings == {"sha256": "0" * 64}
     assert reports[1].changed == {"clone": [0, 1]}
     assert not differing(run_graph(module, joint, model, x), run_eager(model, x, "layers.*"))

@@ -92,6 +92,7 @@ def test_every_pass_reports_the_settings_that_it_follows(model: Layers) -> None:
         {},
         {"dim": "batch", "modules": "layers.*", "early_grad_accumulation": True},
         {},
+        {},
     ]
 
 
@@ -160,7 +161,7 @@ def test_a_symbol_may_be_carried_up_to_the_pass_that_resolves_it_and_not_after(m
     joint = trace(model)
     symbolic = joint.module.graph.find_nodes(op="placeholder")[-1].meta["val"]
     context = context_of(joint, "layers.*")
-    clean_up, chunk, concretize = build_pipeline(context)
+    clean_up, chunk, concretize, _ = build_pipeline(context)
     run_pipeline(joint.module, [clean_up, carry, chunk, concretize], context)
     joint = trace(model)
     with pytest.raises(PassError) as error:

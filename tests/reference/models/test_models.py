@@ -20,7 +20,7 @@ def test_an_unknown_flavor_is_refused_listing_the_known_ones() -> None:
         build_model(Model(flavor="Tiny"))
     assert str(refusal.value) == (
         "CaseError: unknown flavor of deepseek_v3: 'Tiny'\n"
-        "  expected: one of tiny, uneven, many_experts, debugmodel, 16B, 671B"
+        "  expected: one of tiny, uneven, many_experts, dense, debugmodel, 16B, 671B"
     )
 
 

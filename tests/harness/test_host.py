@@ -60,7 +60,7 @@ def test_a_manifest_has_the_ordered_passes_with_their_settings_and_no_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifests = []
-    monkeypatch.setattr(host, "join_parts", lambda out, manifest, parts: manifests.append(manifest))
+    monkeypatch.setattr(host, "join_parts", lambda out, manifest, parts, values: manifests.append(manifest))
     for seconds in (0.1, 0.2):
         graph = {"code_hash": "c", "passes": [p | {"seconds": seconds} for p in PASSES], "seconds": {"trace": seconds}}
         join_recording(request(tmp_path), graph, [{"determinism": {}, "system": {}}], [], [])

@@ -88,13 +88,14 @@ def make_graph_system(
 ) -> Trainer:
     """A trainer whose gradients come from `program`. `wrap` may tamper with them."""
     trainer = Trainer(case, mesh, device)
+    trainer.graph = program.module
     buffers = dict(trainer.model.named_buffers())
     state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
     state += [buffers[name] for name in program.buffer_names]
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
-            loss, *values = program.module(*state, *inputs)
+            loss, *values = trainer.graph(*state, *inputs)
         return loss, dict(zip(program.parameter_names, values, strict=True))
 
     trainer.gradients = wrap(gradients)

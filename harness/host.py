@@ -4,8 +4,8 @@ It reads one JSON request a line from standard input and answers through a pipe 
 stray print of a library cannot damage an answer. Every answer but the last of a request is an event.
 
     {"request": "environment"}    versions, hardware, GPUs
-    {"request": "run", ...}       one run of one system: a recording, or, with "keep", one tensor's value
-    {"request": "bits", ...}      how two kept tensors differ
+    {"request": "run", ...}       one run of one system: a recording, or a replay up to one step
+    {"request": "bits", ...}      how two values differ that replays left behind
 
 It ends when standard input does, and, on Linux, when the process that started it dies.
 """
@@ -29,17 +29,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.capture.manifest import build_manifest, environment_variables, machine
-from harness.capture.recorder import Keep
 from harness.capture.store import join_parts, warm_up
-from harness.capture.value import load_value
 from harness.case import Case
 from harness.determinism import set_determinism
 from harness.devices import Placement
 from harness.errors import BitproofError, RankError
 from harness.faults import parse_fault
+from harness.localize.replay import Replay, archive_of, read_value
 from harness.process import die_with_parent, output_to
 from harness.ranks import Ranks
-from harness.records import Key
 from harness.worker import Job, describe_program, needs_program, preload, prepare_program
 
 Send = Callable[[dict[str, Any]], None]
@@ -47,7 +45,7 @@ Send = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """One run of one system. Paths are of this machine; `out` is the recording, or with `keep` the value's file.
+    """One run of one system. Paths are of this machine; `out` is the recording, or the folder of a replay's archives.
 
     `timeout` is what is left of `case_timeout`, in seconds.
     """
@@ -62,13 +60,13 @@ class RunRequest:
     timeout: float
     case_timeout: float
     inject: str | None = None
-    keep: Key | None = None
+    replay: Replay | None = None
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RunRequest:
         """Read the request that `launch` wrote."""
         values = {name: value for name, value in values.items() if name != "request"}
-        keep = values.get("keep")
+        replay = values.get("replay")
         return RunRequest(
             **values
             | {
@@ -77,7 +75,7 @@ class RunRequest:
                 "out": Path(values["out"]),
                 "logs": Path(values["logs"]),
                 "work": Path(values["work"]),
-                "keep": None if keep is None else Key(*keep),
+                "replay": None if replay is None else Replay.from_dict(replay),
             }
         )
 
@@ -102,7 +100,7 @@ class Host:
             case "run":
                 return self._run(RunRequest.from_dict(request))
             case "bits":
-                return compare_bits(Path(request["reference"]), Path(request["candidate"]))
+                return compare_bits(request)
         raise ValueError(f"unknown request {request['request']!r}")
 
     def _run(self, request: RunRequest) -> dict[str, Any]:
@@ -119,7 +117,7 @@ class Host:
             case_timeout=request.case_timeout,
             collective_timeout=request.timeout + 60,
             fault=parse_fault(request.inject) if request.inject else None,
-            keep=Keep(request.keep, request.out) if request.keep else None,
+            replay=request.replay,
             program=program,
         )
         self.send({"event": "start"})
@@ -127,8 +125,11 @@ class Host:
         try:
             done = ranks.run(request.work / "store", hangup=0)
             graph = ranks.ranks[0].graph
-            if request.keep is None:
-                join_recording(request, graph, done, [job.part_of(rank) for rank in range(len(done))])
+            files = [job.part_of(rank) for rank in range(len(done))]
+            if request.replay is None:
+                join_recording(request, graph, done, files)
+            else:
+                keep_archives(request.out, [file.read_bytes() for file in files])
         finally:
             shutil.rmtree(request.work, ignore_errors=True)
         return answer_of(graph, done, prepare_seconds=prepare_seconds, start_seconds=ranks.start_seconds)
@@ -224,6 +225,13 @@ def join_recording(
     join_parts(request.out, manifest, parts)
 
 
+def keep_archives(folder: Path, archives: list[bytes]) -> None:
+    """Put what a replay left behind, rank by rank, into its folder."""
+    folder.mkdir(parents=True)
+    for rank, content in enumerate(archives):
+        archive_of(folder, rank).write_bytes(content)
+
+
 def answer_of(
     graph: dict[str, Any] | None, done: list[dict[str, Any]], *, prepare_seconds: float, start_seconds: float
 ) -> dict[str, Any]:
@@ -240,11 +248,17 @@ def answer_of(
     }
 
 
-def compare_bits(reference: Path, candidate: Path) -> dict[str, Any]:
-    """How two kept tensors differ."""
-    from harness.compare.bits import bit_difference
+def compare_bits(request: dict[str, Any]) -> dict[str, Any]:
+    """How two values differ that the replays of both systems left under `name`: None for other dtypes or shapes."""
+    from harness.capture.digest import digest
+    from harness.compare.bits import bit_difference, tensor_type
 
-    return dataclasses.asdict(bit_difference(load_value(reference), load_value(candidate)))
+    values = [read_value(Path(request[role]), request["name"]) for role in ("reference", "candidate")]
+    same_type = tensor_type(values[0]) == tensor_type(values[1])
+    return {
+        "bits": dataclasses.asdict(bit_difference(*values)) if same_type else None,
+        "digests": [digest(value) for value in values],
+    }
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.case import Case, Kind
-from reference.chunking import chunk_modules
+from reference.chunking import chunk_modules, running_chunk
 from reference.data import Step as StepInputs
 from reference.data import TextStream, text_source
 from reference.loss import cross_entropy
@@ -75,6 +75,12 @@ class Trainer:
         documents, self.data_sha256 = text_source(case.batch.data)
         self.data = TextStream(documents, case.batch, rank=mesh.rank, world_size=mesh.parallelism.world_size)
         self.gradients: GradientFunction = self.eager_gradients
+        self.graph: Any = None  # what `gradients` runs, where that is a graph
+
+    @staticmethod
+    def running_chunk() -> int | None:
+        """Which chunk is in its forward now; None outside of chunks."""
+        return running_chunk()
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and gradients by eager autograd."""

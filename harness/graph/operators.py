@@ -48,7 +48,7 @@ ATTENTION = {
 """Names of operators, without overload, that mix the positions of a sequence."""
 
 _FUNCTIONAL = "_c10d_functional"
-_COLLECTIVES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
+COLLECTIVE_NAMESPACES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
 
 
 def operator_name(node: Node) -> str:
@@ -59,7 +59,7 @@ def operator_name(node: Node) -> str:
 
 def is_collective(node: Node) -> bool:
     """Whether the node launches a collective (waits are not collectives)."""
-    return getattr(node.target, "namespace", None) in _COLLECTIVES and not is_wait(node)
+    return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
 
 
 def is_wait(node: Node) -> bool:
@@ -86,6 +86,16 @@ def reads_data(target: Any) -> bool:
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a call writes in place, told from its schema."""
     return _arguments(node, _aliased_names(node.target, True))
+
+
+def written_names(target: Any) -> tuple[str, ...]:
+    """The names of the arguments that an operator writes in place."""
+    return _aliased_names(target, True)
+
+
+def is_view(target: Any) -> bool:
+    """Whether an operator computes nothing: its result is an argument's storage seen in another way."""
+    return bool(_aliased_names(target)) and not _aliased_names(target, True)
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:

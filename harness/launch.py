@@ -323,9 +323,9 @@ class CaseRun:
 
     def _bits_of_output(self, culprit: Culprit, logs: dict[Role, list[list[Call]]], step: int) -> dict[str, Any] | None:
         """How the blamed call's output differs; empty when it has no partner, None when it did not come again."""
-        if culprit.reference is None:
+        if culprit.reference is None or culprit.candidate is None:
             return {}
-        indices: dict[Role, int] = {"reference": culprit.reference, "candidate": culprit.index}
+        indices: dict[Role, int] = {"reference": culprit.reference, "candidate": culprit.candidate}
         outputs = [logs[role][culprit.rank][index].outputs for role, index in indices.items()]
         position = next((i for i, pair in enumerate(zip(*outputs, strict=False)) if pair[0] != pair[1]), None)
         if position is None:
@@ -376,10 +376,11 @@ class CaseRun:
         return f"{label}.candidate" if twin else label
 
 
-def _differing(reference: Recording, candidate: Recording, step: int) -> dict[int, list[str]]:
-    """By rank, the candidate's digests of one step that the reference does not have under the same key."""
-    found: dict[int, list[str]] = {}
+def _differing(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
+    """By rank, the digests of both systems for every record of one step in which they differ."""
+    found: dict[int, list[tuple[str, str]]] = {}
     for key, record in candidate.records.items():
-        if key.step == step and key in reference.records and reference.records[key].digest != record.digest:
-            found.setdefault(key.rank, []).append(record.digest)
+        other = reference.records.get(key)
+        if key.step == step and other is not None and other.digest != record.digest:
+            found.setdefault(key.rank, []).append((other.digest, record.digest))
     return found

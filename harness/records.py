@@ -64,9 +64,10 @@ class Divergence:
     """Where two systems first part. None marks what is not known.
 
     `step`, `rank`, `kind` and `name` are the first differing record, and `elements` to `candidate_type` are
-    about its tensor. `module` to `node` are the first operator call whose inputs agree and whose output does
-    not: on `operator_rank`, the lowest of the `operator_ranks` that saw it, written at the line `source`;
-    the `output_` fields are about its output.
+    about its tensor. `module` to `node` are the operator call to blame: the first whose inputs agree and whose
+    output does not. `how` says what is wrong with it; it ran on `operator_rank`, the lowest of the
+    `operator_ranks` on which it differs, and is written at the line `source`; the `output_` fields are
+    about its output.
     """
 
     step: int
@@ -86,6 +87,7 @@ class Divergence:
     candidate_bits: str | None = None
     reference_type: str | None = None
     candidate_type: str | None = None
+    how: str | None = None
     source: str | None = None
     operator_rank: int | None = None
     operator_ranks: str | None = None

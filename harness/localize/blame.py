@@ -11,6 +11,9 @@
 3. A collective's inputs are those of all ranks that took part: a rank that received bad rows is not to
    blame, nor is the collective; the rank that sent them is.
 4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed.
+5. Where the answer only reads another right value than its partner does, or where there is no root, a
+   call may be missing: the first call of the reference, in the history of the value that the candidate
+   should have had, whose output the candidate has nowhere and whose inputs it has.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from harness.localize.calls import Call, Place
 
@@ -26,45 +29,74 @@ Site = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 
+How = Literal["computes", "reads", "adds", "lacks"]
+
+HOW: dict[How, str] = {
+    "computes": "gives another output from the same inputs",
+    "reads": "reads other inputs, each of them right by itself",
+    "adds": "is a call that the reference does not make",
+    "lacks": "is a call of the reference that the candidate does not make",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """The call to blame. `ranks` are all on which this call's output differs.
+    """The call to blame, on the lowest of the `ranks` on which it differs.
 
-    `reference` is the index, in the reference's log of that rank, of the call that it should equal: one
-    with the same inputs if there is one (the operator computes something else), else the one in the
-    same turn (it was given other, good values); None when the reference has no such call.
+    `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
+    make the call, or in which its partner is not known.
     """
 
-    rank: int
-    index: int
+    how: How
     call: Call
     ranks: tuple[int, ...]
+    candidate: int | None
     reference: int | None
-    same_inputs: bool
+
+    @property
+    def rank(self) -> int:
+        """The lowest of its ranks."""
+        return self.ranks[0]
+
+
+Differing = Mapping[int, Iterable[tuple[str, str]]]
+"""By rank, the digests of each tensor that differs: the reference's and the candidate's."""
 
 
 def find_culprit(
-    reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]], differing: Mapping[int, Iterable[str]]
+    reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]], differing: Differing
 ) -> Culprit | None:
-    """Compare one step's logs, one a rank. `differing` gives, by rank, the candidate's digests of tensors that differ.
+    """Compare one step's logs, one a rank.
 
-    None when no call explains them: they were changed outside of any operator.
+    None when no call explains what differs: it was changed outside of every operator.
     """
     logs = [_Log(calls, _Reference(known)) for calls, known in zip(candidate, reference, strict=True)]
     roots = _roots(logs, differing)
     if not roots:
+        return _first_missing(logs, {rank: [wanted for wanted, _ in pairs] for rank, pairs in differing.items()})
+    index, first_rank = min((index, rank) for rank, index in roots)
+    log = logs[first_rank]
+    call = log.calls[index]
+    partner, same_inputs = log.reference.partner(call, log.turn(index))
+    ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
+    if partner is not None and not same_inputs:
+        missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs})
+        if missing is not None:
+            return missing
+    how: How = "computes" if same_inputs else "reads" if partner is not None or log.reference.calls(call) else "adds"
+    return Culprit(how=how, call=call, ranks=ranks, candidate=index, reference=partner)
+
+
+def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) -> Culprit | None:
+    """Rule 5, for values that the candidate should have had, by rank."""
+    found = {rank: logs[rank].first_missing(values) for rank, values in wanted.items()}
+    indices = {rank: index for rank, index in found.items() if index is not None}
+    if not indices:
         return None
-    index, rank = min((index, rank) for rank, index in roots)
-    log = logs[rank]
-    partner, same_inputs = log.reference.partner(log.calls[index], log.turn(index))
-    return Culprit(
-        rank=rank,
-        index=index,
-        call=log.calls[index],
-        ranks=tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, log.calls[index]))),
-        reference=partner,
-        same_inputs=same_inputs,
-    )
+    index = min(indices.values())
+    ranks = tuple(sorted(rank for rank, other in indices.items() if other == index))
+    call = logs[ranks[0]].reference.log[index]
+    return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
 
 
 def facts_of(culprit: Culprit) -> dict[str, Any]:
@@ -75,6 +107,7 @@ def facts_of(culprit: Culprit) -> dict[str, Any]:
         "direction": call.place.direction,
         "chunk": call.place.chunk,
         "operator": call.operator,
+        "how": HOW[culprit.how],
         "node": call.node,
         "source": call.source,
         "operator_rank": culprit.rank,
@@ -82,9 +115,9 @@ def facts_of(culprit: Culprit) -> dict[str, Any]:
     }
 
 
-def _roots(logs: Sequence[_Log], differing: Mapping[int, Iterable[str]]) -> set[Site]:
+def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
     """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
-    starts = [(rank, log.last_producer(digest)) for rank, log in enumerate(logs) for digest in differing.get(rank, ())]
+    starts = [(rank, log.last_producer(has)) for rank, log in enumerate(logs) for _, has in differing.get(rank, ())]
     pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
     seen, roots = set(pending), set()
     while pending:
@@ -106,7 +139,7 @@ class _Log:
     def __init__(self, calls: Sequence[Call], reference: _Reference) -> None:
         self.calls = calls
         self.reference = reference
-        self._producers: list[dict[str, int]] = []
+        self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._agrees = [reference.knows(call) for call in calls]
         self._latest: dict[str, int] = {}
         self._bad: list[tuple[int, ...]] = []
@@ -137,6 +170,20 @@ class _Log:
                 found.add(producer)
         return found
 
+    def first_missing(self, wanted: Iterable[str]) -> int | None:
+        """In the reference's log, the first call whose output this log has nowhere and whose inputs it has."""
+        pending, seen, found = [value for value in wanted if value not in self._values], set(), []
+        while pending:
+            index = self.reference.producer(pending.pop())
+            if index is None or index in seen:
+                continue
+            seen.add(index)
+            earlier = [value for value in self.reference.log[index].inputs if value not in self._values]
+            pending += earlier
+            if not earlier:
+                found.append(index)
+        return min(found, default=None)
+
     def _is_new(self, index: int) -> bool:
         return not self.reference.calls(self.calls[index])
 
@@ -150,11 +197,13 @@ class _Reference:
     """What the reference computed on one rank, by direction and operator."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = calls
+        self.log = calls
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._chunks: dict[tuple[str, str, tuple[str, ...]], set[int | None]] = defaultdict(set)
         self._indices: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._producers: dict[str, int] = {}
         for index, call in enumerate(calls):
+            self._producers |= dict.fromkeys((*call.aliases, *call.outputs), index)
             self._chunks[*_kind(call), call.outputs].add(call.place.chunk)
             self._indices[_kind(call)].append(index)
 
@@ -169,13 +218,17 @@ class _Reference:
         """Whether the reference calls such an operator at all."""
         return _kind(call) in self._indices
 
+    def producer(self, value: str) -> int | None:
+        """The last call that gave a value."""
+        return self._producers.get(value)
+
     def partner(self, call: Call, turn: int) -> tuple[int | None, bool]:
         """The call that `call`, the turn-th of its operator at its place, should equal; whether its inputs do."""
-        indices = [i for i in self._indices.get(_kind(call), ()) if _fits(self._calls[i].place, call.place)]
+        indices = [i for i in self._indices.get(_kind(call), ()) if _fits(self.log[i].place, call.place)]
         for index in indices:
-            if self._calls[index].inputs == call.inputs:
+            if sorted(self.log[index].inputs) == sorted(call.inputs):
                 return index, True
-        indices = [i for i in indices if self._calls[i].place.module == call.place.module]
+        indices = [i for i in indices if self.log[i].place.module == call.place.module]
         return (indices[turn] if turn < len(indices) else None), False
 
 

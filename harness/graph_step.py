@@ -145,13 +145,14 @@ def make_graph_system(
     for name, group in program.groups.items():
         ensure_group(name, group.partition, high_priority=group.high_priority)
     trainer = Trainer(case, mesh, device)
+    trainer.graph = program.run
     buffers = dict(trainer.model.named_buffers())
     state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
     state += [buffers[name] for name in program.buffer_names]
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
-            loss, *values = program.run(*state, *inputs)
+            loss, *values = trainer.graph(*state, *inputs)
         return loss, dict(zip(program.parameter_names, values, strict=True))
 
     trainer.gradients = wrap(gradients)

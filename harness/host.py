@@ -4,8 +4,8 @@ It reads one JSON request a line from standard input and answers through a pipe 
 stray print of a library cannot damage an answer. Every answer but the last of a request is an event.
 
     {"request": "environment"}    versions, hardware, GPUs
-    {"request": "run", ...}       one run of one system: a recording, or, with "keep", one tensor's value
-    {"request": "bits", ...}      how two kept tensors differ
+    {"request": "run", ...}       one run of one system: a recording, or a replay up to one step
+    {"request": "bits", ...}      how two values differ that replays left behind
     {"request": "closeness", ...} how close two recordings are in value
 
 It ends when standard input does, and, on Linux, when the process that started it dies.
@@ -30,18 +30,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.capture.manifest import build_manifest, environment_variables, machine
-from harness.capture.recorder import Keep
 from harness.capture.store import join_parts, warm_up
-from harness.capture.value import load_value
 from harness.case import Case
 from harness.determinism import set_determinism
 from harness.devices import Placement
 from harness.errors import BitproofError, RankError
 from harness.faults import parse_fault
 from harness.graph.options import GraphOptions
+from harness.localize.replay import Replay, archive_of, read_value
 from harness.process import die_with_parent, output_to
 from harness.ranks import Ranks
-from harness.records import Key
 from harness.worker import Job, describe_program, needs_program, preload, prepare_program
 
 Send = Callable[[dict[str, Any]], None]
@@ -49,7 +47,7 @@ Send = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """One run of one system. Paths are of this machine; `out` is the recording, or with `keep` the value's file.
+    """One run of one system. Paths are of this machine; `out` is the recording, or the folder of a replay's archives.
 
     `timeout` is what is left of `case_timeout`, in seconds.
     """
@@ -64,14 +62,14 @@ class RunRequest:
     timeout: float
     case_timeout: float
     inject: str | None = None
-    keep: Key | None = None
+    replay: Replay | None = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RunRequest:
         """Read the request that `launch` wrote."""
         values = {name: value for name, value in values.items() if name != "request"}
-        keep = values.get("keep")
+        replay = values.get("replay")
         return RunRequest(
             **values
             | {
@@ -80,7 +78,7 @@ class RunRequest:
                 "out": Path(values["out"]),
                 "logs": Path(values["logs"]),
                 "work": Path(values["work"]),
-                "keep": None if keep is None else Key(*keep),
+                "replay": None if replay is None else Replay.from_dict(replay),
                 "graph_options": GraphOptions.from_dict(values["graph_options"]),
             }
         )
@@ -88,7 +86,7 @@ class RunRequest:
     @property
     def keeps_values(self) -> bool:
         """Whether ranks keep all values: where the case states a bound, and once is enough."""
-        return self.case.close_within is not None and self.arm == "first" and self.keep is None
+        return self.case.close_within is not None and self.arm == "first" and self.replay is None
 
     def log_of(self, rank: int) -> Path:
         """A rank's log; the first run's has the plain name."""
@@ -111,7 +109,7 @@ class Host:
             case "run":
                 return self._run(RunRequest.from_dict(request))
             case "bits":
-                return compare_bits(Path(request["reference"]), Path(request["candidate"]))
+                return compare_bits(request)
             case "closeness":
                 return measure_closeness(request)
         raise ValueError(f"unknown request {request['request']!r}")
@@ -130,7 +128,7 @@ class Host:
             case_timeout=request.case_timeout,
             collective_timeout=request.timeout + 60,
             fault=parse_fault(request.inject) if request.inject else None,
-            keep=Keep(request.keep, request.out) if request.keep else None,
+            replay=request.replay,
             program=program,
             graph_options=request.graph_options,
             keeps_values=request.keeps_values,
@@ -140,9 +138,12 @@ class Host:
         try:
             done = ranks.run(request.work / "store", hangup=0)
             graph = ranks.ranks[0].graph
-            if request.keep is None:
+            files = [job.part_of(rank) for rank in range(len(done))]
+            if request.replay is None:
                 values = [job.values_of(rank) for rank in range(len(done)) if job.keeps_values]
-                join_recording(request, graph, done, [job.part_of(rank) for rank in range(len(done))], values)
+                join_recording(request, graph, done, files, values)
+            else:
+                keep_archives(request.out, [file.read_bytes() for file in files])
         finally:
             shutil.rmtree(request.work, ignore_errors=True)
         return answer_of(graph, done, prepare_seconds=prepare_seconds, start_seconds=ranks.start_seconds)
@@ -252,6 +253,13 @@ def _decisive(graph: dict[str, Any]) -> dict[str, Any]:
     return {"code_hash": graph["code_hash"], "passes": passes}
 
 
+def keep_archives(folder: Path, archives: list[bytes]) -> None:
+    """Put what a replay left behind, rank by rank, into its folder."""
+    folder.mkdir(parents=True)
+    for rank, content in enumerate(archives):
+        archive_of(folder, rank).write_bytes(content)
+
+
 def answer_of(
     graph: dict[str, Any] | None, done: list[dict[str, Any]], *, prepare_seconds: float, start_seconds: float
 ) -> dict[str, Any]:
@@ -276,11 +284,17 @@ def measure_closeness(request: dict[str, Any]) -> dict[str, Any]:
     return dataclasses.asdict(measure(Path(request["reference"]), Path(request["candidate"]), request["bound"]))
 
 
-def compare_bits(reference: Path, candidate: Path) -> dict[str, Any]:
-    """How two kept tensors differ."""
-    from harness.compare.bits import bit_difference
+def compare_bits(request: dict[str, Any]) -> dict[str, Any]:
+    """How two values differ that the replays of both systems left under `name`: None for other dtypes or shapes."""
+    from harness.capture.digest import digest
+    from harness.compare.bits import bit_difference, tensor_type
 
-    return dataclasses.asdict(bit_difference(load_value(reference), load_value(candidate)))
+    values = [read_value(Path(request[role]), request["name"]) for role in ("reference", "candidate")]
+    same_type = tensor_type(values[0]) == tensor_type(values[1])
+    return {
+        "bits": dataclasses.asdict(bit_difference(*values)) if same_type else None,
+        "digests": [digest(value) for value in values],
+    }
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ The caller's process loads no torch. One host process does all that needs it; se
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import shutil
 import signal
@@ -28,6 +29,9 @@ from harness.errors import BitproofError, RankError
 from harness.faults import check_fault, parse_fault
 from harness.graph.options import check_extra_passes
 from harness.host_process import HostLost, HostProcess
+from harness.localize.blame import Culprit, facts_of, find_culprit
+from harness.localize.calls import Call
+from harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
 from harness.records import CaseResult, Closeness, Divergence, Key, Recording, Verdict
 
 Role = Literal["reference", "candidate"]
@@ -219,6 +223,7 @@ class CaseRun:
         self.seconds: dict[str, Any] = {"trace": 0.0, "passes": {}, "reference": 0.0, "candidate": 0.0, "compare": 0.0}
         self.passes: list[dict[str, Any]] = []
         self.memory: dict[str, float | None] = {}
+        self._num_replays = dict.fromkeys(ROLES, 0)
         self._on_event = on_event
 
     def result(self) -> CaseResult:
@@ -234,8 +239,8 @@ class CaseRun:
         losses = {role: recording.losses() for role, recording in recordings.items()}
         return result_of(self.case, judgement, **where, losses=losses, **self._measured())
 
-    def record(self, role: Role, arm: str, *, out: Path | None = None, keep: Key | None = None) -> dict[str, Any]:
-        """One run of one system, recorded at `out`, or with `keep` one value; returns what the host says of it."""
+    def record(self, role: Role, arm: str, *, out: Path | None = None, replay: Replay | None = None) -> dict[str, Any]:
+        """One run of one system, recorded or replayed at `out`; returns what the host says of it."""
         system = getattr(self.case, role)
         label = self._label(role)
         suffix = "" if arm == "first" else f".{arm}"
@@ -252,7 +257,7 @@ class CaseRun:
             "timeout": remaining,
             "case_timeout": self.options.timeout,
             "inject": self.options.inject if role == "candidate" else None,
-            "keep": keep,
+            "replay": dataclasses.asdict(replay) if replay else None,
             "graph_options": {
                 "extra_passes": self.options.extra_passes if role == "candidate" else (),
                 "dump_dir": self._dump_dir(role) if self.options.dump_graphs and arm == "first" else None,
@@ -307,22 +312,69 @@ class CaseRun:
         return compare(recording, read_recording(self._recording(role, "control")), self.case)
 
     def _look_closer(self, judgement: Judgement, first: Divergence, recordings: dict[Role, Recording]) -> Judgement:
-        """Replay both systems up to the first difference and count its bits, at the cost of one run each."""
-        if first.reference_type != first.candidate_type:
-            return judgement  # elements of different types or shapes have no partners
+        """Replay both systems up to the first difference: which call is to blame, and which bits differ.
+
+        Two replays of each system: one logs every call of that step, one fetches the blamed call's output.
+        """
         began = time.monotonic()
         key = Key(first.step, first.kind, first.name, first.rank)
-        kept = {role: self.desk.work / f"{self.case.name}-{role}.value" for role in ROLES}
         for role in ROLES:
-            replayed = self.record(role, "replay", out=kept[role], keep=key)["kept"]
-            if replayed != recordings[role].records[key].digest:
+            if self._replay(role, Replay(step=key.step, log=True, record=key)) != recordings[role].records[key].digest:
                 return self._unrepeatable(judgement, role, key)
-        request = {"request": "bits"} | {role: str(path) for role, path in kept.items()}
-        remaining = max(0.0, self.deadline - time.monotonic())
-        bits = self.desk.ask(request, remaining + _HOST_MARGIN, self._on_event)
-        names = ("elements_differing", "elements", "max_ulp", "reference_bits", "candidate_bits")
+        if first.reference_type == first.candidate_type:  # elements of other types or shapes have no partners
+            bits, _ = self._bits(1, key.rank, RECORD)
+            first = replace(first, **bits)
+        logs = {role: self._logs(role) for role in ROLES}
+        differing = _differing(recordings["reference"], recordings["candidate"], key.step)
+        culprit = find_culprit(logs["reference"], logs["candidate"], differing)
+        if culprit is not None:
+            first = replace(first, **facts_of(culprit))
+            output_bits = self._bits_of_output(culprit, logs, key.step)
+            if output_bits is None:
+                return self._unrepeatable(judgement, "candidate", key)
+            first = replace(first, **output_bits)
         self.seconds["replay"] = time.monotonic() - began
-        return replace(judgement, first_divergence=replace(first, **{name: bits[name] for name in names}))
+        return replace(judgement, first_divergence=first)
+
+    def _replay(self, role: Role, replay: Replay) -> str | None:
+        """One more replay of a system; returns the digest of the record that it kept."""
+        self._num_replays[role] += 1
+        number = self._num_replays[role]
+        arm = f"replay{number}"
+        kept: str | None = self.record(role, arm, out=self._archives(role, number), replay=replay)["kept"]
+        return kept
+
+    def _archives(self, role: Role, number: int) -> Path:
+        return self.desk.work / f"{self.case.name}-{role}.archives{number}"
+
+    def _logs(self, role: Role) -> list[list[Call]]:
+        """The first replay's calls, rank by rank."""
+        return [read_log(archive_of(self._archives(role, 1), rank)) for rank in range(self.case.parallelism.world_size)]
+
+    def _bits_of_output(self, culprit: Culprit, logs: dict[Role, list[list[Call]]], step: int) -> dict[str, Any] | None:
+        """How the blamed call's output differs; empty when it has no partner, None when it did not come again."""
+        if culprit.reference is None or culprit.candidate is None:
+            return {}
+        indices: dict[Role, int] = {"reference": culprit.reference, "candidate": culprit.candidate}
+        outputs = [logs[role][culprit.rank][index].outputs for role, index in indices.items()]
+        position = next((i for i, pair in enumerate(zip(*outputs, strict=False)) if pair[0] != pair[1]), None)
+        if position is None:
+            return {}
+        for role, index in indices.items():
+            self._replay(role, Replay(step=step, output=OutputSite(culprit.rank, index, position)))
+        bits, digests = self._bits(2, culprit.rank, OUTPUT)
+        if digests != [output[position] for output in outputs]:
+            return None
+        return {f"output_{name}": value for name, value in bits.items()}
+
+    def _bits(self, number: int, rank: int, name: str) -> tuple[dict[str, Any], list[str]]:
+        """How the values differ that a replay of each system left, and their digests."""
+        archives = {role: str(archive_of(self._archives(role, number), rank)) for role in ROLES}
+        remaining = max(0.0, self.deadline - time.monotonic())
+        request = {"request": "bits", "name": name} | archives
+        answer = self.desk.ask(request, remaining + _HOST_MARGIN, self._on_event)
+        names = ("elements_differing", "elements", "max_ulp", "reference_bits", "candidate_bits")
+        return {name: answer["bits"][name] for name in names if answer["bits"]}, answer["digests"]
 
     def _unrepeatable(self, judgement: Judgement, role: Role, key: Key) -> Judgement:
         text = (
@@ -361,3 +413,13 @@ class CaseRun:
         label = re.sub(r"[^\w.-]", "-", getattr(self.case, role))
         twin = role == "candidate" and self.case.reference == self.case.candidate
         return f"{label}.candidate" if twin else label
+
+
+def _differing(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
+    """By rank, the digests of both systems for every record of one step in which they differ."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    for key, record in candidate.records.items():
+        other = reference.records.get(key)
+        if key.step == step and other is not None and other.digest != record.digest:
+            found.setdefault(key.rank, []).append((other.digest, record.digest))
+    return found

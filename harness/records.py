@@ -65,7 +65,14 @@ class Recording:
 
 @dataclass(kw_only=True)
 class Divergence:
-    """Where two systems first part. None marks what is not known (yet)."""
+    """Where two systems first part. None marks what is not known.
+
+    `step`, `rank`, `kind` and `name` are the first differing record, and `elements` to `candidate_type` are
+    about its tensor. `module` to `node` are the operator call to blame: the first whose inputs agree and whose
+    output does not. `how` says what is wrong with it; it ran on `operator_rank`, the lowest of the
+    `operator_ranks` on which it differs, and is written at the line `source`; the `output_` fields are
+    about its output.
+    """
 
     step: int
     rank: int
@@ -84,6 +91,15 @@ class Divergence:
     candidate_bits: str | None = None
     reference_type: str | None = None
     candidate_type: str | None = None
+    how: str | None = None
+    source: str | None = None
+    operator_rank: int | None = None
+    operator_ranks: str | None = None
+    output_elements_differing: int | None = None
+    output_elements: int | None = None
+    output_max_ulp: int | None = None
+    output_reference_bits: str | None = None
+    output_candidate_bits: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The divergence with the report's key names (`pass` instead of `pass_`)."""

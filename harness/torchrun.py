@@ -135,7 +135,7 @@ class Team:
         from harness.host import RunRequest, compare_bits, measure_closeness
 
         if request["request"] == "bits":
-            return compare_bits(Path(request["reference"]), Path(request["candidate"]))
+            return compare_bits(request)
         if request["request"] == "closeness":
             return measure_closeness(request)
         if self._lost is not None:
@@ -171,7 +171,6 @@ class Team:
     def _take_steps(self, run: RunRequest, file: Path, account: dict[str, Any], on_event: OnEvent) -> None:
         from torch.distributed.distributed_c10d import PrefixStore
 
-        from harness.capture.recorder import Keep
         from harness.faults import parse_fault
         from harness.worker import Job, run_rank
 
@@ -179,12 +178,12 @@ class Team:
             case=run.case,
             system=run.system,
             placement=run.placement,
-            part=str(self.work / "replayed" if run.keep else file),
+            part=str(file),
             timeout=run.timeout,
             case_timeout=run.case_timeout,
             collective_timeout=run.timeout,
             fault=parse_fault(run.inject) if run.inject else None,
-            keep=Keep(run.keep, file) if run.keep else None,
+            replay=run.replay,
             program=self._program(run),
             graph_options=run.graph_options,
             local_rank=self._local_rank,
@@ -256,7 +255,7 @@ class Team:
         return [account for account, _ in answers], [content for _, content in answers]
 
     def _finish(self, run: RunRequest, accounts: list[dict[str, Any]], contents: list[bytes]) -> dict[str, Any]:
-        from harness.host import answer_of, join_recording
+        from harness.host import answer_of, join_recording, keep_archives
 
         graphs = [account["graph"] for account in accounts]
         hashes = [graph and graph["code_hash"] for graph in graphs]
@@ -268,8 +267,8 @@ class Team:
                     found=f"code hash {code_hash}, not {hashes[0]}",
                 )
         done = [account["done"] for account in accounts]
-        if run.keep is not None:
-            run.out.write_bytes(contents[run.keep.rank])
+        if run.replay is not None:
+            keep_archives(run.out, contents)
         else:
             parts = [self.work / f"part{rank}" for rank in range(len(contents))]
             values = [part.with_suffix(".safetensors") for part in parts if run.keeps_values]

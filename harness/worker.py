@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.capture.recorder import Keep, Recorder
+from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
 from harness.case import Case, Kind
@@ -23,6 +23,7 @@ from harness.devices import Placement
 from harness.errors import UsageError
 from harness.faults import Fault, Injector
 from harness.graph.options import GraphOptions
+from harness.localize.replay import OUTPUT, RECORD, Replay, write_archive
 
 if TYPE_CHECKING:
     import torch
@@ -48,9 +49,9 @@ class System(Protocol):
 class Job:
     """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
 
-    `program` is the prepared graph when the host could make it before forking, else each rank makes it by
-    `graph_options`; `keep` makes the run a replay that ends with the step of the tensor to keep; `keeps_values`
-    makes ranks write the values of all tensors. `local_rank`, where it is not the rank, chooses the GPU.
+    With `replay`, the run ends with that step, and the file is what a replay leaves behind; `keeps_values` makes
+    ranks write the values of all tensors. `program` is the prepared graph when the host could make it before
+    forking, else each rank makes it by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
@@ -63,7 +64,7 @@ class Job:
     case_timeout: float
     collective_timeout: float
     fault: Fault | None = None
-    keep: Keep | None = None
+    replay: Replay | None = None
     program: Any = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     local_rank: int | None = None
@@ -72,7 +73,7 @@ class Job:
     @property
     def steps(self) -> int:
         """How many steps the run takes."""
-        return self.case.steps if self.keep is None else self.keep.key.step + 1
+        return self.case.steps if self.replay is None else self.replay.step + 1
 
     def part_of(self, rank: int) -> Path:
         """The file that a rank records into."""
@@ -91,6 +92,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     import torch
     import torch.distributed as dist
 
+    from harness.capture.digest import digest
     from reference.parallel.mesh import Mesh, join_groups, leave_groups
 
     determinism = set_determinism(job.case.seed)
@@ -109,18 +111,22 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
 
     injector = Injector(job.fault, rank)
     system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
-    recorder = Recorder(rank, job.keep, job.keeps_values)
+    recorder = Recorder(rank, job.replay.record if job.replay else None, job.keeps_values)
     _forget_peak(device)
     began = time.perf_counter()
     for step in range(job.steps):
         report({"event": "step", "step": step})
         recorder.step = step
         injector.begin_step(step)
-        system.step(step, recorder.observe)
+        if job.replay and step == job.replay.step:
+            _replay_step(job.replay, system, recorder, job.part_of(rank))
+        else:
+            system.step(step, recorder.observe)
     injector.check_fired()
     seconds = time.perf_counter() - began
     report({"event": "end"})
-    write_part(job.part_of(rank), recorder.rows.items())
+    if job.replay is None:
+        write_part(job.part_of(rank), recorder.rows.items())
     if job.keeps_values:
         write_values(job.values_of(rank), recorder.values)
     dist.barrier()  # a rank that left early would look to the others like one that died
@@ -133,10 +139,29 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
             "peak_mib": _peak_mib(device),
             "determinism": determinism,
             "system": _describe_system(system),
-            "kept": recorder.rows[job.keep.key].digest if job.keep and job.keep.key in recorder.rows else None,
+            "kept": digest(recorder.kept) if recorder.kept is not None else None,
         }
     )
     leave_groups()
+
+
+def _replay_step(replay: Replay, system: System, recorder: Recorder, archive: Path) -> None:
+    """Take the last step of a replay, and leave behind what it asks for."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    from harness.localize.recorder import logged
+
+    def observe(kind: Kind, name: str, tensor: torch.Tensor) -> None:
+        with _disable_current_modes():  # what recording calls is none of the system's calls
+            recorder.observe(kind, name, tensor)
+
+    site = replay.output if replay.output and replay.output.rank == recorder.rank else None
+    with logged(system, keep=site and (site.call, site.output)) as log:
+        system.step(replay.step, observe)
+    values = {RECORD: recorder.kept, OUTPUT: log.kept}
+    write_archive(
+        archive, log.calls if replay.log else [], {name: value for name, value in values.items() if value is not None}
+    )
 
 
 def preload() -> None:

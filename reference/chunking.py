@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ from harness.errors import ChunkError
 from reference.layers.document_mask import mask_mod_of
 
 DIM_INDEX = {"batch": 0, "seq": 1}
+
+_running_chunk: ContextVar[int | None] = ContextVar("running_chunk", default=None)
+
+
+def running_chunk() -> int | None:
+    """Which chunk is in its forward now, 0 or 1; None outside of chunks."""
+    return _running_chunk.get()
 
 
 def chunk_modules(model: nn.Module, chunking: Chunking) -> list[str]:
@@ -74,8 +82,15 @@ class _ChunkedForward:
         arguments = self.signature.bind(*args, **kwargs).arguments
         extent = self._checked_extent(arguments[self.activation])
         halves = {name: self._halves(name, value, extent) for name, value in arguments.items()}
-        outputs = [self.forward(**{name: pair[i] for name, pair in halves.items()}) for i in (0, 1)]
+        outputs = [self._run(i, {name: pair[i] for name, pair in halves.items()}) for i in (0, 1)]
         return self._join(outputs[0], outputs[1], extent // 2)
+
+    def _run(self, index: int, half: dict[str, Any]) -> Any:
+        before = _running_chunk.set(index)
+        try:
+            return self.forward(**half)
+        finally:
+            _running_chunk.reset(before)
 
     def _checked_extent(self, x: Any) -> int:
         """The activation's size along the chunked dim, which must be even."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.case import Case, Kind
-from reference.chunking import chunk_modules
+from reference.chunking import chunk_modules, running_chunk
 from reference.data import DOCUMENT_START, TextStream, text_source
 from reference.data import Step as StepInputs
 from reference.layers.document_mask import document_mask
@@ -86,6 +86,12 @@ class Trainer:
         data_ranks = mesh.parallelism.data_ranks
         self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
         self.gradients: GradientFunction = self.eager_gradients
+        self.graph: Any = None  # what `gradients` runs, where that is a graph
+
+    @staticmethod
+    def running_chunk() -> int | None:
+        """Which chunk is in its forward now; None outside of chunks."""
+        return running_chunk()
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and gradients by eager autograd."""

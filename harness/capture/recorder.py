@@ -1,37 +1,31 @@
-"""Turns a system's `observe` calls into rows, and keeps the one value that a replay asks for, or all."""
+"""Turns a system's `observe` calls into rows, and keeps copies of the one value that a replay asks for, or of all."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from harness.capture.digest import digest, plain
 from harness.capture.dtypes import dtype_name
-from harness.capture.value import save_value
 from harness.capture.values import copy_value
 from harness.case import KINDS, Kind
 from harness.errors import RecordingError
 from harness.records import Key, Record
 
 
-class Keep(NamedTuple):
-    """The tensor whose value a replay must leave behind, and the file to leave it in."""
-
-    key: Key
-    path: Path
-
-
 @dataclass
 class Recorder:
-    """One rank's rows, in the order computed, and, if wanted, their values. `seconds` is what recording took."""
+    """One rank's rows, in the order computed. `seconds` is the wall time that recording took.
+
+    `kept` is a copy of the tensor under the key `keep`, once it was observed; with `keeps_values`, `values` has all.
+    """
 
     rank: int
-    keep: Keep | None = None
+    keep: Key | None = None
     keeps_values: bool = False
+    kept: torch.Tensor | None = None
     step: int = 0
     rows: dict[Key, Record] = field(default_factory=dict)
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
@@ -51,8 +45,8 @@ class Recorder:
                 fix="call observe once for each tensor",
             )
         self.rows[key] = Record(digest(tensor), dtype_name(tensor.dtype), tuple(tensor.shape), _loss(kind, tensor))
-        if self.keep is not None and self.keep.key == key:
-            save_value(self.keep.path, plain(tensor))
+        if self.keep == key:
+            self.kept = copy_value(plain(tensor))
         if self.keeps_values:
             self.values[key] = copy_value(plain(tensor))
         self.seconds += time.perf_counter() - began

@@ -1,11 +1,9 @@
-"""One tensor on disk: a JSON header line, then the elements' bytes in row-major order. No pickle."""
+"""One tensor as bytes: a JSON header line, then the elements' bytes in row-major order. No pickle."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,35 +15,28 @@ from harness.errors import RecordingError
 HEADER_BYTES = 4096
 
 
-def save_value(path: Path, tensor: torch.Tensor) -> None:
-    """Write a dense tensor; the file appears whole or not at all."""
+def pack_value(tensor: torch.Tensor) -> bytes:
+    """A dense tensor as bytes."""
     header = {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + f".{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(json.dumps(header).encode() + b"\n")
-        file.write(tensor_bytes(tensor))
-    partial.replace(path)
+    return json.dumps(header).encode() + b"\n" + tensor_bytes(tensor)
 
 
-def load_value(path: Path) -> torch.Tensor:
-    """Read a tensor back on the CPU. Raises RecordingError naming the file when it is missing or damaged."""
+def unpack_value(packed: bytes, where: str) -> torch.Tensor:
+    """The tensor again, on the CPU. Raises RecordingError, naming `where`, when the bytes are damaged."""
+    header, _, content = packed.partition(b"\n")
     try:
-        with path.open("rb") as file:
-            header = json.loads(file.readline(HEADER_BYTES))
-            dtype, shape = _header(header)
-            content = bytearray(file.read())
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordingError(f"{path} holds no tensor", found=f"{type(error).__name__}: {error}") from error
+        dtype, shape = _header(json.loads(header[:HEADER_BYTES]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordingError(f"{where} holds no tensor", found=f"{type(error).__name__}: {error}") from error
     if len(content) != math.prod(shape) * dtype.itemsize:
         raise RecordingError(
-            f"{path} is cut short or too long",
+            f"{where} is cut short or too long",
             expected=f"{math.prod(shape) * dtype.itemsize} bytes of {dtype_name(dtype)} of shape {shape}",
             found=f"{len(content)} bytes",
         )
     if not content:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(shape)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def _header(header: Any) -> tuple[torch.dtype, tuple[int, ...]]:

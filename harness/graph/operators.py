@@ -51,18 +51,23 @@ COMPUTE_HEAVY = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"} |
 """Names of operators, without overload, whose work grows faster than the bytes they read and write."""
 
 _FUNCTIONAL = "_c10d_functional"
-_COLLECTIVES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
+COLLECTIVE_NAMESPACES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
 
 
 def operator_name(node: Node) -> str:
-    """A call's operator without its overload: mm of aten.mm.default, flex_attention of a higher-order one."""
-    packet = getattr(node.target, "overloadpacket", node.target)
+    """A call's operator, as `name_of` names it."""
+    return name_of(node.target)
+
+
+def name_of(target: Any) -> str:
+    """An operator without its overload: mm of aten.mm.default, flex_attention of a higher-order one."""
+    packet = getattr(target, "overloadpacket", target)
     return getattr(packet, "__name__", str(packet))
 
 
 def is_collective(node: Node) -> bool:
     """Whether the node launches a collective (waits are not collectives)."""
-    return getattr(node.target, "namespace", None) in _COLLECTIVES and not is_wait(node)
+    return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
 
 
 def is_wait(node: Node) -> bool:
@@ -108,6 +113,16 @@ def makes_symbols(node: Node) -> bool:
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a call writes in place, told from its schema."""
     return _arguments(node, _aliased_names(node.target, True))
+
+
+def written_names(target: Any) -> tuple[str, ...]:
+    """The names of the arguments that an operator writes in place."""
+    return _aliased_names(target, True)
+
+
+def is_view(target: Any) -> bool:
+    """Whether an operator computes nothing: its result is an argument's storage seen in another way."""
+    return bool(_aliased_names(target)) and not _aliased_names(target, True)
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:

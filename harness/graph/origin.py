@@ -99,7 +99,7 @@ class OriginRecorder:
         if self._in_backward:
             return self._backward or Origin(None, "backward")
         module = self._running[-1] if self._running else ""
-        origin = Origin(module, "forward", _user_line(sys._getframe(2)))
+        origin = Origin(module, "forward", innermost_user_line(sys._getframe(2)))
         number = torch.autograd._get_sequence_nr() - 1  # of the autograd node this operator has just made
         if not self._sequence_numbers or number > self._sequence_numbers[-1]:
             self._sequence_numbers.append(number)
@@ -134,8 +134,8 @@ def _reachable(root: Any) -> list[Any]:
     return list(seen)
 
 
-def _user_line(frame: FrameType | None) -> str | None:
-    """The innermost line of a running stack that is the user's."""
+def innermost_user_line(frame: FrameType | None) -> str | None:
+    """The innermost line of a running stack that is the user's; None when there is none."""
     while frame is not None:
         if line := user_line(frame.f_code.co_filename, frame.f_lineno):
             return line

@@ -124,7 +124,7 @@ def test_a_run_folder_holds_every_ranks_log_and_every_recording(batch):
     recordings = batch.folder / "recordings" / "one_bit_off"
     assert {path.name for path in recordings.iterdir()} == {steady, f"{steady}.control", other, f"{other}.control"}
     assert {path.name for path in (batch.folder / "logs" / "one_bit_off" / other).iterdir()} == {
-        f"rank{rank}{run}.log" for rank in range(3) for run in ("", ".control", ".replay")
+        f"rank{rank}{run}.log" for rank in range(3) for run in ("", ".control", ".replay1")
     }
     manifest = json.loads((recordings / other / "manifest.json").read_text())
     assert manifest["case"] == json.loads(json.dumps(batch["one_bit_off"].case.to_dict()))
@@ -194,12 +194,14 @@ def test_one_bit_is_blamed_at_its_step_rank_and_name(batch):
     assert (first.step, first.rank, first.kind, first.name) == (2, 1, "grad", "weight")
     assert (first.elements_differing, first.elements, first.max_ulp) == (1, 6, 1)
     assert int(first.reference_bits, 16) ^ int(first.candidate_bits, 16) == 1
+    assert (first.operator, first.operator_rank, first.operator_ranks) == ("bitwise_xor_", 1, "1")
+    assert first.source.startswith("tests/harness/toy_systems.py:")
     assert result.differing_kinds[0] == "grad"
 
 
 def test_a_replay_takes_no_step_beyond_the_first_difference(batch):
     steps = [event for event in batch.events["one_bit_off"] if event["event"] == "step"]
-    assert [event["step"] for event in steps if event["arm"] == "replay"] == [0, 1, 2] * 2
+    assert [event["step"] for event in steps if event["arm"] == "replay1"] == [0, 1, 2] * 2
 
 
 def test_a_fault_is_put_into_the_candidate_alone(tmp_path):

@@ -1,0 +1,1 @@
+"""Where two systems first part: operator by operator, on the step where their tensors first differ."""

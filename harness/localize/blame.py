@@ -1,0 +1,240 @@
+"""Which call is to blame: the first, in execution order, whose inputs agree and whose output does not.
+
+1. A call of the candidate agrees when the reference called the same operator in the same direction and
+   got the same outputs; chunk 0 may not stand for chunk 1, but what runs once may stand for either. The
+   module does not count: passes write joins and sums of their own. A call of an operator that the
+   reference never called agrees when the reference computed its values in some other way.
+2. Start at the tensors that differ, and walk back from each call to those that computed its inputs, as
+   long as some input does not agree. A call whose inputs all agree is a root. Values that differ and
+   reach no result are never visited, so what a pass adds raises no suspicion by itself. Of calls that the
+   reference lacks, a view is passed over in favor of the call that reads it.
+3. A collective's inputs are those of all ranks that took part: a rank that received bad rows is not to
+   blame, nor is the collective; the rank that sent them is.
+4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed.
+5. Where the answer only reads another right value than its partner does, or where there is no root, a
+   call may be missing: the first call of the reference, in the history of the value that the candidate
+   should have had, whose output the candidate has nowhere and whose inputs it has.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from harness.localize.calls import Call, Place
+
+Site = tuple[int, int]
+"""A rank, and a call's index in its log."""
+
+
+How = Literal["computes", "reads", "adds", "lacks"]
+
+HOW: dict[How, str] = {
+    "computes": "gives another output from the same inputs",
+    "reads": "reads other inputs, each of them right by itself",
+    "adds": "is a call that the reference does not make",
+    "lacks": "is a call of the reference that the candidate does not make",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """The call to blame, on the lowest of the `ranks` on which it differs.
+
+    `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
+    make the call, or in which its partner is not known.
+    """
+
+    how: How
+    call: Call
+    ranks: tuple[int, ...]
+    candidate: int | None
+    reference: int | None
+
+    @property
+    def rank(self) -> int:
+        """The lowest of its ranks."""
+        return self.ranks[0]
+
+
+Differing = Mapping[int, Iterable[tuple[str, str]]]
+"""By rank, the digests of each tensor that differs: the reference's and the candidate's."""
+
+
+def find_culprit(
+    reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]], differing: Differing
+) -> Culprit | None:
+    """Compare one step's logs, one a rank.
+
+    None when no call explains what differs: it was changed outside of every operator.
+    """
+    logs = [_Log(calls, _Reference(known)) for calls, known in zip(candidate, reference, strict=True)]
+    roots = _roots(logs, differing)
+    if not roots:
+        return _first_missing(logs, {rank: [wanted for wanted, _ in pairs] for rank, pairs in differing.items()})
+    index, first_rank = min((index, rank) for rank, index in roots)
+    log = logs[first_rank]
+    call = log.calls[index]
+    partner, same_inputs = log.reference.partner(call, log.turn(index))
+    ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
+    if partner is not None and not same_inputs:
+        missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs})
+        if missing is not None:
+            return missing
+    how: How = "computes" if same_inputs else "reads" if partner is not None or log.reference.calls(call) else "adds"
+    return Culprit(how=how, call=call, ranks=ranks, candidate=index, reference=partner)
+
+
+def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) -> Culprit | None:
+    """Rule 5, for values that the candidate should have had, by rank."""
+    found = {rank: logs[rank].first_missing(values) for rank, values in wanted.items()}
+    indices = {rank: index for rank, index in found.items() if index is not None}
+    if not indices:
+        return None
+    index = min(indices.values())
+    ranks = tuple(sorted(rank for rank, other in indices.items() if other == index))
+    call = logs[ranks[0]].reference.log[index]
+    return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
+
+
+def facts_of(culprit: Culprit) -> dict[str, Any]:
+    """What a report says of the call to blame, by the names of a Divergence's fields."""
+    call = culprit.call
+    return {
+        "module": call.place.module,
+        "direction": call.place.direction,
+        "chunk": call.place.chunk,
+        "operator": call.operator,
+        "how": HOW[culprit.how],
+        "node": call.node,
+        "source": call.source,
+        "operator_rank": culprit.rank,
+        "operator_ranks": ", ".join(map(str, culprit.ranks)),
+    }
+
+
+def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
+    """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
+    starts = [(rank, log.last_producer(has)) for rank, log in enumerate(logs) for _, has in differing.get(rank, ())]
+    pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
+    seen, roots = set(pending), set()
+    while pending:
+        rank, index = pending.pop()
+        peers = [rank]
+        if logs[rank].calls[index].collective:
+            peers = [r for r, log in enumerate(logs) if log.has_same(index, logs[rank].calls[index])]
+        earlier = {(peer, producer) for peer in peers for producer in logs[peer].bad_producers(index)}
+        if not earlier:
+            roots.add((rank, index))
+        pending += sorted(earlier - seen)
+        seen |= earlier
+    return roots
+
+
+class _Log:
+    """One rank's calls, and which of them agree with the reference's."""
+
+    def __init__(self, calls: Sequence[Call], reference: _Reference) -> None:
+        self.calls = calls
+        self.reference = reference
+        self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
+        self._agrees = [reference.knows(call) for call in calls]
+        self._latest: dict[str, int] = {}
+        self._bad: list[tuple[int, ...]] = []
+        for index, call in enumerate(calls):
+            found = [self._latest[value] for value in call.inputs if value in self._latest]
+            self._bad.append(tuple(producer for producer in found if not self._agrees[producer]))
+            for value in (*call.aliases, *call.outputs):
+                self._latest[value] = index
+
+    def turn(self, index: int) -> int:
+        """How many calls of the same operator at the same place came before."""
+        call = self.calls[index]
+        return sum((earlier.place, earlier.operator) == (call.place, call.operator) for earlier in self.calls[:index])
+
+    def last_producer(self, digest: str) -> int | None:
+        """The last call that gave this value, unless it agrees."""
+        index = self._latest.get(digest)
+        return None if index is None or self._agrees[index] else index
+
+    def bad_producers(self, index: int) -> set[int]:
+        """The calls that gave a call's inputs and do not agree."""
+        found, pending = set(), list(self._bad[index])
+        while pending:
+            producer = pending.pop()
+            if self._is_new(index) and self._is_new(producer) and self.calls[producer].view:
+                pending += self._bad[producer]
+            else:
+                found.add(producer)
+        return found
+
+    def first_missing(self, wanted: Iterable[str]) -> int | None:
+        """In the reference's log, the first call whose output this log has nowhere and whose inputs it has."""
+        pending, seen, found = [value for value in wanted if value not in self._values], set(), []
+        while pending:
+            index = self.reference.producer(pending.pop())
+            if index is None or index in seen:
+                continue
+            seen.add(index)
+            earlier = [value for value in self.reference.log[index].inputs if value not in self._values]
+            pending += earlier
+            if not earlier:
+                found.append(index)
+        return min(found, default=None)
+
+    def _is_new(self, index: int) -> bool:
+        return not self.reference.calls(self.calls[index])
+
+    def has_same(self, index: int, call: Call) -> bool:
+        """Whether this rank made the same call at the same point of its log."""
+        mine = self.calls[index] if index < len(self.calls) else None
+        return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)
+
+
+class _Reference:
+    """What the reference computed on one rank, by direction and operator."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.log = calls
+        self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
+        self._chunks: dict[tuple[str, str, tuple[str, ...]], set[int | None]] = defaultdict(set)
+        self._indices: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._producers: dict[str, int] = {}
+        for index, call in enumerate(calls):
+            self._producers |= dict.fromkeys((*call.aliases, *call.outputs), index)
+            self._chunks[*_kind(call), call.outputs].add(call.place.chunk)
+            self._indices[_kind(call)].append(index)
+
+    def knows(self, call: Call) -> bool:
+        """Whether the reference has this call's outputs where they belong."""
+        if not self.calls(call):
+            return all(value in self._values for value in call.outputs)
+        chunks = self._chunks.get((*_kind(call), call.outputs), set())
+        return bool(chunks) and (call.place.chunk is None or None in chunks or call.place.chunk in chunks)
+
+    def calls(self, call: Call) -> bool:
+        """Whether the reference calls such an operator at all."""
+        return _kind(call) in self._indices
+
+    def producer(self, value: str) -> int | None:
+        """The last call that gave a value."""
+        return self._producers.get(value)
+
+    def partner(self, call: Call, turn: int) -> tuple[int | None, bool]:
+        """The call that `call`, the turn-th of its operator at its place, should equal; whether its inputs do."""
+        indices = [i for i in self._indices.get(_kind(call), ()) if _fits(self.log[i].place, call.place)]
+        for index in indices:
+            if sorted(self.log[index].inputs) == sorted(call.inputs):
+                return index, True
+        indices = [i for i in indices if self.log[i].place.module == call.place.module]
+        return (indices[turn] if turn < len(indices) else None), False
+
+
+def _kind(call: Call) -> tuple[str, str]:
+    return call.place.direction, call.operator
+
+
+def _fits(first: Place, second: Place) -> bool:
+    return None in (first.chunk, second.chunk) or first.chunk == second.chunk

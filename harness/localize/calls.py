@@ -1,0 +1,65 @@
+"""Operator calls as a rank ran them: what was called, where in the model, and the digests of what went in and out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from harness.errors import RecordingError
+
+
+class Place(NamedTuple):
+    """Where in a step a call belongs. Passes may move a call, but not to another place.
+
+    `direction` is "forward", "backward", or "update" for what follows the gradients; `module` is a fully
+    qualified name, "" for the root, None for what no module owns; `chunk` is 0, 1, or None for what runs once.
+    """
+
+    module: str | None
+    direction: str
+    chunk: int | None = None
+
+
+class Call(NamedTuple):
+    """One operator call. Digests are those of records: over dtype, shape and every byte in order.
+
+    `outputs` are taken after the call, and, of a collective, after its wait; what is written in place counts.
+    `aliases` are the other tensors over a storage that the call wrote, as they are after it. A `view` computes nothing.
+    `node` and `source` name the graph's node and the user's line, where known.
+    """
+
+    place: Place
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    node: str | None = None
+    source: str | None = None
+    collective: bool = False
+    aliases: tuple[str, ...] = ()
+    view: bool = False
+
+    def __str__(self) -> str:
+        module = self.place.module if self.place.module else "the step itself"
+        chunk = "" if self.place.chunk is None else f", chunk {self.place.chunk}"
+        return f"{self.operator} of {module} ({self.place.direction}{chunk})"
+
+
+def calls_to_text(calls: Iterable[Call]) -> str:
+    """A log as JSON lines."""
+    return "".join(json.dumps(call) + "\n" for call in calls)
+
+
+def calls_from_text(text: str, where: str) -> list[Call]:
+    """The inverse of `calls_to_text`. Raises RecordingError, naming `where`, when the text is damaged."""
+    try:
+        return [_call(json.loads(line)) for line in text.splitlines()]
+    except (ValueError, TypeError) as error:
+        raise RecordingError("a log of operator calls is damaged", found=str(error), where=where) from error
+
+
+def _call(values: list[Any]) -> Call:
+    call = Call(*values)
+    return call._replace(
+        place=Place(*call.place), inputs=tuple(call.inputs), outputs=tuple(call.outputs), aliases=tuple(call.aliases)
+    )

@@ -1,0 +1,238 @@
+"""Log every operator call of a step, eager or graph, with the digests of what goes in and comes out.
+
+A dispatch mode sees each call below autograd, which is where tracing saw it too, so eager calls and graph
+nodes have the same operators. Where a call belongs is told
+
+    by a graph's node, while a graph runs (`GraphRunner`)
+    by the module hooks' stack, in eager forward
+    by autograd's node and the forward call that made it, in eager backward
+    as "update", outside the function that computes gradients
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from harness.capture.digest import digest
+from harness.graph.operators import COLLECTIVE_NAMESPACES, is_view, name_of, written_names
+from harness.graph.origin import innermost_user_line, origin_of
+from harness.graph.writer import CHUNK_KEY
+from harness.localize.calls import Call, Place
+
+UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+"""Operators whose output is whatever memory held."""
+
+IDENTITIES = {"detach", "alias", "lift_fresh"}
+
+
+class CallRecorder(TorchDispatchMode):
+    """Logs calls while it is entered. `place` says where the running call belongs, and, of a graph, its node.
+
+    `keep` names a call by its index, and one of its outputs; `kept` is a copy of that, once it was computed.
+    A higher-order operator is one call, whatever its nested graphs run.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, place: Callable[[], tuple[Place, str | None, str | None]], keep: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.kept: Tensor | None = None
+        self._place = place
+        self._keep = keep
+        self._in_flight: dict[int, int] = {}
+        self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call and log it."""
+        kwargs = kwargs or {}
+        name = name_of(function)
+        if name in UNDEFINED | IDENTITIES:
+            return function(*args, **kwargs)
+        if name == "wait_tensor":
+            return self._wait(function, args)
+        collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
+        inputs = _digests((args, kwargs))
+        result = function(*args, **kwargs)
+        place, node, source = self._place()
+        written = _tensors(_written(function, args, kwargs))
+        self.calls.append(
+            Call(place, name, inputs, (), node, source, collective, self._aliases(written), is_view(function))
+        )
+        if collective:
+            self._in_flight |= dict.fromkeys(map(_storage, _tensors(result)), len(self.calls) - 1)
+        else:
+            for tensor in _tensors((result, written)):
+                self._add_output(len(self.calls) - 1, tensor)
+        for tensor in _tensors((args, kwargs, result)):
+            self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
+        return result
+
+    def _aliases(self, written: list[Tensor]) -> tuple[str, ...]:
+        """Digests of all other tensors over the storages that a call has just written."""
+        same = [tensor() for x in written for tensor in self._seen.get(_storage(x), {}).values()]
+        return tuple(digest(tensor) for tensor in same if tensor is not None and all(tensor is not x for x in written))
+
+    def _wait(self, function: Any, args: Any) -> Any:
+        """What a collective computed is known here; it becomes the launch's output."""
+        result = function(*args)
+        index = self._in_flight.pop(_storage(args[0]), None)
+        if index is not None:
+            self._add_output(index, result)
+        return result
+
+    def _add_output(self, index: int, tensor: Tensor) -> None:
+        call = self.calls[index]
+        if self._keep == (index, len(call.outputs)):
+            self.kept = tensor.detach().clone()
+        self.calls[index] = call._replace(outputs=(*call.outputs, digest(tensor)))
+
+
+def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that a call writes in place."""
+    if not (names := written_names(function)):
+        return []
+    declared = (argument.name for argument in function._schema.arguments)
+    given = dict(zip(declared, args, strict=False)) | kwargs
+    return [given.get(name) for name in names]
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _digests(values: Any) -> tuple[str, ...]:
+    return tuple(digest(tensor) for tensor in _tensors(values))
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class Places:
+    """Where the running call belongs, and, of a graph, which node makes it."""
+
+    def __init__(self, model: nn.Module | None, running_chunk: Callable[[], int | None]) -> None:
+        self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
+        self._running_chunk = running_chunk
+        self._running: list[str] = []
+        self._numbers: list[int] = []
+        self._made_at: list[Place] = []
+        self.node: Node | None = None
+        self.computes_gradients = False
+        self._has_gradients = False
+
+    def __call__(self) -> tuple[Place, str | None, str | None]:
+        """The place, the node's name, and the user's line."""
+        if self.node is not None:
+            self._has_gradients = True
+            origin = origin_of(self.node)
+            return Place(origin.module, origin.direction, self.node.meta.get(CHUNK_KEY)), self.node.name, origin.source
+        line = innermost_user_line(sys._getframe(2))
+        autograd_node = torch._C._current_autograd_node()
+        if autograd_node is None and (self._has_gradients or not self.computes_gradients):
+            return Place(None, "update"), None, line
+        if autograd_node is not None:
+            self._has_gradients = True
+            return self._backward(autograd_node._sequence_nr()), None, line
+        return self._forward(), None, line
+
+    def _forward(self) -> Place:
+        """The innermost running module; the autograd node that the call will make is filed under it."""
+        place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
+        number = torch.autograd._get_sequence_nr() - 1  # of the autograd node this call has just made
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
+            self._made_at.append(place)
+        return place
+
+    def _backward(self, number: int) -> Place:
+        """Where the forward call ran that made an autograd node of this sequence number."""
+        index = bisect.bisect_right(self._numbers, number) - 1
+        made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
+        return made_at._replace(direction="backward")
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Keep the stack of running modules."""
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        self._running.pop()
+
+
+class GraphRunner(Interpreter):
+    """Runs a graph node by node, telling `places` which."""
+
+    def __init__(self, module: GraphModule, places: Places) -> None:
+        super().__init__(module)
+        self._places = places
+
+    def run_node(self, node: Node) -> Any:
+        """Run one node."""
+        self._places.node = node
+        try:
+            return super().run_node(node)
+        finally:
+            self._places.node = None
+
+
+@contextmanager
+def logged(system: Any, keep: tuple[int, int] | None = None) -> Iterator[CallRecorder]:
+    """Log every operator call that a system makes in this context, on this thread, and keep one output.
+
+    A system may show its `model`, the function `gradients` that computes loss and gradients, the
+    `graph` that this function runs, and `running_chunk`; of a system that shows nothing, calls have no place.
+    """
+    places = Places(getattr(system, "model", None), getattr(system, "running_chunk", lambda: None))
+    recorder = CallRecorder(places, keep)
+    replaced = {}
+
+    def replace(name: str, value: Any) -> None:
+        replaced[name] = getattr(system, name)
+        setattr(system, name, value)
+
+    if gradients := getattr(system, "gradients", None):
+        replace("gradients", _marked(gradients, places))
+    if isinstance(graph := getattr(system, "graph", None), GraphModule):
+        replace("graph", GraphRunner(graph, places).run)
+    try:
+        with places.following(), recorder:
+            yield recorder
+    finally:
+        for name, value in replaced.items():
+            setattr(system, name, value)
+
+
+def _marked(gradients: Callable[..., Any], places: Places) -> Callable[..., Any]:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        places.computes_gradients = True
+        try:
+            return gradients(*args, **kwargs)
+        finally:
+            places.computes_gradients = False
+
+    return marked

@@ -1,0 +1,159 @@
+"""Which call is blamed, on logs written by hand. A value is written as a letter; a capital one is wrong."""
+
+from __future__ import annotations
+
+from harness.localize.blame import Culprit, find_culprit
+from harness.localize.calls import Call, Place
+
+FORWARD = Place("layers.0", "forward")
+BACKWARD = Place("layers.0", "backward")
+
+
+def call(text: str, place: Place = FORWARD, *, collective: bool = False) -> Call:
+    """`mm a b -> c`."""
+    left, right = text.split(" -> ")
+    operator, *inputs = left.split()
+    return Call(place, operator, tuple(inputs), tuple(right.split()), collective=collective)
+
+
+def blamed(reference: list[Call], candidate: list[Call], *differing: str) -> Culprit | None:
+    """The culprit on a single rank. A tensor that differs has the name in capitals that it should have in small."""
+    return find_culprit([reference], [candidate], {0: [(name.lower(), name) for name in differing]})
+
+
+STEP = [call("mm x w -> a"), call("silu a -> b"), call("sum b -> l"), call("mul b g -> d", BACKWARD)]
+
+
+def test_logs_that_agree_have_no_culprit() -> None:
+    assert blamed(STEP, STEP, "d") is None
+
+
+def test_the_first_call_whose_output_differs_is_blamed_and_not_those_that_read_it() -> None:
+    candidate = [STEP[0], call("silu a -> B"), call("sum B -> L"), call("mul B g -> D", BACKWARD)]
+    culprit = blamed(STEP, candidate, "D", "L")
+    assert culprit == Culprit(how="computes", call=candidate[1], ranks=(0,), candidate=1, reference=1)
+
+
+def test_a_call_that_was_given_another_good_value_is_blamed_with_its_turn_s_partner() -> None:
+    candidate = [STEP[0], call("silu x -> B"), call("sum B -> L")]
+    culprit = blamed(STEP, candidate, "L")
+    assert culprit is not None
+    assert (culprit.how, culprit.candidate, culprit.reference) == ("reads", 1, 1)
+
+
+def test_of_two_defects_the_earlier_one_is_blamed() -> None:
+    candidate = [call("mm x w -> A"), call("silu A -> B"), STEP[2], call("mul b g -> D", BACKWARD)]
+    culprit = blamed(STEP, candidate, "B", "D")
+    assert culprit is not None and culprit.candidate == 0
+
+
+def test_a_difference_that_reaches_no_result_is_not_blamed() -> None:
+    candidate = [call("silu x -> Q"), STEP[0], call("silu a -> B"), call("sum B -> L")]
+    culprit = blamed(STEP, candidate, "L")
+    assert culprit is not None and culprit.candidate == 2
+
+
+def test_chunk_0_does_not_stand_for_chunk_1() -> None:
+    first, second = FORWARD._replace(chunk=0), FORWARD._replace(chunk=1)
+    reference = [call("mm x w -> a", first), call("mm y w -> b", second), call("cat a b -> c")]
+    candidate = [call("mm x w -> a", first), call("mm x w -> a", second), call("cat a a -> C")]
+    culprit = blamed(reference, candidate, "C")
+    assert culprit is not None
+    assert (culprit.how, culprit.candidate, culprit.reference) == ("reads", 1, 1)
+
+
+def test_what_runs_once_stands_for_both_chunks() -> None:
+    reference = [call("gather s -> w", FORWARD._replace(chunk=i)) for i in (0, 1)] + [call("mm x w -> a")]
+    candidate = [call("gather s -> w"), call("mm x w -> A")]
+    culprit = blamed(reference, candidate, "A")
+    assert culprit is not None and culprit.candidate == 1
+
+
+def test_calls_that_a_pass_added_are_passed_over_when_they_are_right() -> None:
+    reference = [call("neg x -> a"), call("reduce a -> r"), call("neg y -> b"), call("reduce b -> s")]
+    candidate = [
+        call("neg x -> A"),
+        call("neg y -> b"),
+        call("join A b -> J"),
+        call("reduce J -> K"),
+        call("cut K -> R s"),
+    ]
+    culprit = blamed(reference, candidate, "R")
+    assert culprit is not None and culprit.candidate == 0
+
+
+def test_a_call_that_a_pass_added_is_blamed_when_what_it_read_is_right() -> None:
+    reference = [call("neg x -> a"), call("sum a -> r")]
+    candidate = [call("neg x -> a"), call("copy a -> C"), call("sum C -> R")]
+    culprit = blamed(reference, candidate, "R")
+    assert culprit is not None
+    assert (culprit.how, culprit.candidate, culprit.reference) == ("adds", 1, None)
+
+
+def test_a_new_view_is_passed_over_in_favor_of_the_new_call_that_reads_it() -> None:
+    view = call("bits a -> i")._replace(view=True)
+    candidate = [STEP[0], view, call("flip_ i -> j")._replace(aliases=("A",)), call("silu A -> B")]
+    culprit = blamed(STEP, candidate, "B")
+    assert culprit is not None and culprit.call.operator == "flip_"
+    culprit = blamed(STEP, [STEP[0], view._replace(outputs=("A",)), call("silu A -> B")], "B")
+    assert culprit is not None and culprit.call.operator == "bits"
+
+
+def test_an_input_that_no_call_computed_puts_the_blame_on_its_first_reader() -> None:
+    culprit = blamed(STEP, [call("mm X w -> A"), call("silu A -> B"), call("sum B -> L")], "L")
+    assert culprit is not None
+    assert (culprit.how, culprit.candidate) == ("reads", 0)
+
+
+def test_a_tensor_that_was_changed_outside_of_every_call_has_no_culprit() -> None:
+    assert blamed(STEP, STEP, "Z") is None
+
+
+def exchange(sent: str, received: str) -> Call:
+    return call(f"all_to_all {sent} -> {received}", collective=True)
+
+
+def test_a_bad_all_to_all_is_blamed_on_the_rank_that_received_wrong_rows() -> None:
+    reference = [[call("mm x w -> a"), exchange("a", "b"), call("sum b -> l")]] * 4
+    candidate = [list(log) for log in reference]
+    candidate[3] = [call("mm x w -> a"), exchange("a", "B"), call("sum B -> L")]
+    culprit = find_culprit(reference, candidate, {3: [("l", "L")]})
+    assert culprit is not None
+    assert (culprit.rank, culprit.candidate, culprit.ranks) == (3, 1, (3,))
+
+
+def test_a_rank_that_received_wrong_rows_is_not_blamed_for_them() -> None:
+    reference = [[call(f"mm x{r} w -> a{r}"), exchange(f"a{r}", f"b{r}"), call(f"sum b{r} -> l{r}")] for r in range(4)]
+    candidate = [list(log) for log in reference]
+    candidate[2][0] = call("mm x2 w -> A")
+    candidate[2][1] = exchange("A", "b2")
+    candidate[0][1:] = [exchange("a0", "B"), call("sum B -> L")]
+    culprit = find_culprit(reference, candidate, {0: [("l0", "L")]})
+    assert culprit is not None
+    assert (culprit.rank, culprit.candidate, culprit.call.operator, culprit.ranks) == (2, 0, "mm", (2,))
+
+
+def test_every_rank_that_saw_the_same_defect_is_listed() -> None:
+    reference = [[call("mm x w -> a"), call("sum a -> l")]] * 3
+    candidate = [[call("mm x w -> A"), call("sum A -> L")], reference[1], [call("mm x w -> A"), call("sum A -> L")]]
+    culprit = find_culprit(reference, candidate, {0: [("l", "L")], 2: [("l", "L")]})
+    assert culprit is not None
+    assert (culprit.rank, culprit.ranks) == (0, (0, 2))
+
+
+def test_a_call_that_the_candidate_leaves_out_is_named_and_not_its_reader() -> None:
+    candidate = [STEP[0], call("sum a -> L")]
+    culprit = blamed(STEP, candidate, "L")
+    assert culprit == Culprit(how="lacks", call=STEP[1], ranks=(0,), candidate=None, reference=1)
+
+
+def test_a_last_call_that_is_left_out_is_named_although_nothing_that_ran_is_wrong() -> None:
+    reference = [call("neg x -> a"), call("neg y -> b"), call("add a b -> g")]
+    culprit = find_culprit([reference], [reference[:2]], {0: [("g", "a")]})
+    assert culprit is not None
+    assert (culprit.how, culprit.call, culprit.reference) == ("lacks", reference[2], 2)
+
+
+def test_inputs_in_another_order_are_the_same_inputs() -> None:
+    culprit = blamed([call("add a b -> c")], [call("add b a -> C")], "C")
+    assert culprit is not None and culprit.how == "computes"

@@ -1,0 +1,139 @@
+"""What is logged of a step: eager, chunked, backward, in place, and as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.capture.digest import digest
+from harness.localize.calls import Call, Place, calls_from_text, calls_to_text
+from harness.localize.recorder import logged
+from tests.harness.graph.graphs import Applied, D, Layers, batch, chunked, mean_square, parameter, trace
+
+
+class System:
+    """A model that takes steps, as eager code or as its graph."""
+
+    def __init__(self, model: nn.Module, chunk: Callable[[], int | None] = lambda: None) -> None:
+        self.model = model
+        self.running_chunk = chunk
+        self.gradients = self.eager
+        self.graph: Any = None
+
+    def eager(self, x: Tensor) -> tuple[Tensor, ...]:
+        loss = mean_square(self.model)(x)
+        return torch.autograd.grad(loss, list(self.model.parameters()))
+
+    def step(self, x: Tensor) -> None:
+        for gradient in self.gradients(x):
+            gradient.mul_(2)
+
+
+def layers() -> Layers:
+    return Layers(
+        Applied(lambda m, x: (x * m.w).sin(), w=parameter(D)), Applied(lambda m, x: x @ m.v, v=parameter(D, D))
+    )
+
+
+def calls_of(system: System, x: Tensor) -> list[Call]:
+    with logged(system) as log:
+        system.step(x)
+    return log.calls
+
+
+def places(calls: list[Call], operator: str) -> list[Place]:
+    return [call.place for call in calls if call.operator == operator]
+
+
+def test_forward_backward_and_update_calls_are_told_apart_and_given_to_their_modules() -> None:
+    calls = calls_of(System(layers()), batch())
+    assert places(calls, "sin") == [Place("layers.0", "forward")]
+    assert places(calls, "cos") == [Place("layers.0", "backward")]
+    assert [place for place in places(calls, "mm") if place.direction == "forward"] == [Place("layers.1", "forward")]
+    assert {place.module for place in places(calls, "mm") if place.direction == "backward"} == {"layers.1"}
+    assert places(calls, "mul_") == [Place(None, "update")] * 2
+
+
+def test_a_call_has_the_digests_of_its_inputs_and_of_its_output_and_the_users_line() -> None:
+    x = batch()
+    system = System(layers())
+    [call] = [call for call in calls_of(system, x) if call.operator == "sin"]
+    product = x * system.model.layers[0].w
+    assert (call.inputs, call.outputs) == ((digest(product),), (digest(product.sin()),))
+    assert call.source is not None and call.source.startswith("harness/localize/test_recorder.py:")
+
+
+def test_backward_calls_belong_to_the_chunk_whose_forward_made_them() -> None:
+    running: list[int | None] = [None]
+
+    def halves(module: Any, x: Tensor) -> Tensor:
+        parts = []
+        for index, part in enumerate(x.split(2)):
+            running[0] = index
+            parts.append((part * module.w).sin())
+            running[0] = None
+        return torch.cat(parts)
+
+    model = Layers(Applied(halves, w=parameter(D)))
+    calls = calls_of(System(model, lambda: running[0]), batch())
+    assert [place.chunk for place in places(calls, "sin")] == [0, 1]
+    assert sorted(place.chunk for place in places(calls, "cos")) == [0, 1]
+    assert [place.chunk for place in places(calls, "cat") if place.direction == "forward"] == [None]
+
+
+def test_a_graphs_calls_are_its_nodes_at_their_origins_and_chunks() -> None:
+    model, x = layers(), batch()
+    joint = trace(model, x)
+    system = System(model)
+    system.graph = chunked(joint, "layers.0")
+
+    def gradients(x: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return tuple(system.graph(*model.parameters(), x)[1:])
+
+    system.gradients = gradients  # type: ignore[method-assign]
+    module = system.graph
+    calls = calls_of(system, x)
+    assert places(calls, "sin") == [Place("layers.0", "forward", chunk) for chunk in (0, 1)]
+    assert [call.node for call in calls if call.operator == "sin"] == ["sin_chunk0", "sin_chunk1"]
+    assert places(calls, "mul_") == [Place(None, "update")] * 2
+    assert system.graph is module, "what was replaced is put back"
+
+
+def test_a_write_through_a_view_shows_what_it_did_to_the_other_views() -> None:
+    class Writing(System):
+        def step(self, x: Tensor) -> None:
+            y = x + 1
+            y[0].zero_()
+            self.seen = digest(y)
+
+    system = Writing(layers())
+    [call] = [call for call in calls_of(system, batch()) if call.operator == "zero_"]
+    assert system.seen in call.aliases
+    assert system.seen not in call.outputs
+
+
+def test_one_output_is_kept_as_it_was() -> None:
+    system = System(layers())
+    index = next(i for i, call in enumerate(calls_of(system, batch())) if call.operator == "sin")
+    with logged(system, keep=(index, 0)) as log:
+        system.step(batch())
+    assert log.kept is not None
+    assert digest(log.kept) == log.calls[index].outputs[0]
+
+
+def test_uninitialized_memory_is_not_logged() -> None:
+    class Wasting(System):
+        def step(self, x: Tensor) -> None:
+            torch.empty_like(x)
+            x.new_empty(3)
+
+    assert calls_of(Wasting(layers()), batch()) == []
+
+
+def test_a_log_comes_back_as_it_was_written() -> None:
+    calls = calls_of(System(layers()), batch())
+    assert calls_from_text(calls_to_text(calls), "log") == calls

@@ -203,7 +203,8 @@ class _Reference:
         self._indices: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._producers: dict[str, int] = {}
         for index, call in enumerate(calls):
-            self._producers |= dict.fromkeys((*call.aliases, *call.outputs), index)
+            for value in (*call.aliases, *call.outputs):
+                self._producers.setdefault(value, index)
             self._chunks[*_kind(call), call.outputs].add(call.place.chunk)
             self._indices[_kind(call)].append(index)
 
@@ -219,7 +220,7 @@ class _Reference:
         return _kind(call) in self._indices
 
     def producer(self, value: str) -> int | None:
-        """The last call that gave a value."""
+        """The first call that gave a value."""
         return self._producers.get(value)
 
     def partner(self, call: Call, turn: int) -> tuple[int | None, bool]:

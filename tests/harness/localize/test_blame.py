@@ -157,3 +157,11 @@ def test_a_last_call_that_is_left_out_is_named_although_nothing_that_ran_is_wron
 def test_inputs_in_another_order_are_the_same_inputs() -> None:
     culprit = blamed([call("add a b -> c")], [call("add b a -> C")], "C")
     assert culprit is not None and culprit.how == "computes"
+
+
+def test_a_call_that_only_hands_a_value_on_did_not_make_it() -> None:
+    reference = [call("neg x -> a"), call("neg y -> b"), call("add a b -> g"), call("update_ p g -> q g")]
+    candidate = [*reference[:2], call("update_ p a -> Q a")]
+    culprit = find_culprit([reference], [candidate], {0: [("g", "a"), ("q", "Q")]})
+    assert culprit is not None
+    assert (culprit.how, culprit.call) == ("lacks", reference[2])

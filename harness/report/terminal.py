@@ -69,6 +69,8 @@ def _paragraph(report: Report, result: CaseResult) -> list[str]:
     lines = [f"{result.case.name}: {text.outcome(result)}, expected {text.expectation(result)}"]
     if result.first_divergence:
         lines.append(f"  first divergence: {text.locate(result.first_divergence)}")
+        if blamed := text.blame(result.first_divergence):
+            lines.append(f"  to blame: {blamed}")
     if result.error:
         lines += [f"  {line}" for line in text.shorten(result.error, MAX_ERROR_CHARS).splitlines()]
     return [*lines, f"  replay: {text.replay_command(report, result)}", ""]

@@ -54,6 +54,16 @@ def locate(divergence: Divergence | None) -> str:
     return f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
 
 
+def blame(divergence: Divergence | None) -> str:
+    """The operator call to blame: `mul of layers.1.moe (forward, chunk 1) on rank 0 gives another output ... (moe.py:68)`."""
+    if divergence is None or divergence.operator is None:
+        return ""
+    chunk = "" if divergence.chunk is None else f", chunk {divergence.chunk}"
+    place = f"{divergence.operator} of {divergence.module or 'the step itself'} ({divergence.direction}{chunk})"
+    where = f" ({divergence.source})" if divergence.source else ""
+    return f"{place} on rank {divergence.operator_rank} {divergence.how}{where}"
+
+
 def total_seconds(result: CaseResult) -> float:
     """The case's time: its `total` where one is given, else the sum of its parts."""
     if isinstance(total := result.seconds.get("total"), (int, float)):

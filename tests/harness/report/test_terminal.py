@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+from harness.records import Divergence
 from harness.report import terminal
 
 
@@ -28,3 +29,31 @@ def test_an_error_is_told_in_full(report):
 def test_brackets_in_an_error_are_not_taken_for_markup(make_report, make_result):
     result = make_result(verdict="ERROR", error="expected float32[4, 8] [red]not[/red]")
     assert "expected float32[4, 8] [red]not[/red]" in printed(make_report(result))
+
+
+def test_a_blamed_call_is_told_with_its_place_and_line(make_report, make_result):
+    first = Divergence(
+        step=0,
+        rank=3,
+        kind="grad",
+        name="w",
+        module="layers.1.moe",
+        direction="forward",
+        chunk=1,
+        operator="mul",
+        how="gives another output from the same inputs",
+        source="layers/moe.py:68",
+        operator_rank=2,
+    )
+    assert (
+        "  to blame: mul of layers.1.moe (forward, chunk 1) on rank 2 gives another output from the same inputs "
+        "(layers/moe.py:68)\n"
+    ) in printed(make_report(make_result("bad", "DIFFERENT", first_divergence=first)))
+
+
+def test_a_call_that_no_module_owns_and_that_runs_once_is_told_too(make_report, make_result):
+    first = Divergence(
+        step=0, rank=0, kind="loss", name="loss", direction="update", operator="add", how="is odd", operator_rank=0
+    )
+    text = printed(make_report(make_result("bad", "DIFFERENT", first_divergence=first)))
+    assert "  to blame: add of the step itself (update) on rank 0 is odd\n" in text

@@ -55,7 +55,7 @@ def locate(divergence: Divergence | None) -> str:
 
 
 def blame(divergence: Divergence | None) -> str:
-    """The operator call to blame: `mul of layers.1.moe (forward, chunk 1) on rank 0 gives another output ... (moe.py:68)`."""
+    """The operator call to blame: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`."""
     if divergence is None or divergence.operator is None:
         return ""
     chunk = "" if divergence.chunk is None else f", chunk {divergence.chunk}"

@@ -83,7 +83,7 @@ def find_culprit(
         missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs})
         if missing is not None:
             return missing
-    how: How = "computes" if same_inputs else "reads" if partner is not None or log.reference.calls(call) else "adds"
+    how: How = "computes" if same_inputs else "reads" if partner is not None else "adds"
     return Culprit(how=how, call=call, ranks=ranks, candidate=index, reference=partner)
 
 

@@ -69,7 +69,17 @@ class CallRecorder(TorchDispatchMode):
         place, node, source = self._place()
         written = _tensors(_written(function, args, kwargs))
         self.calls.append(
-            Call(place, name, inputs, (), node, source, collective, self._aliases(written), is_view(function))
+            Call(
+                place,
+                _full_name(function),
+                inputs,
+                (),
+                node,
+                source,
+                collective,
+                self._aliases(written),
+                is_view(function),
+            )
         )
         if collective:
             self._in_flight |= dict.fromkeys(map(_storage, _tensors(result)), len(self.calls) - 1)
@@ -98,6 +108,12 @@ class CallRecorder(TorchDispatchMode):
         if self._keep == (index, len(call.outputs)):
             self.kept = tensor.detach().clone()
         self.calls[index] = call._replace(outputs=(*call.outputs, digest(tensor)))
+
+
+def _full_name(function: Any) -> str:
+    """An operator with its overload, where that is not the default one: add.Tensor, silu."""
+    overload = getattr(function, "_overloadname", "default")
+    return name_of(function) if overload == "default" else f"{name_of(function)}.{overload}"
 
 
 def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:

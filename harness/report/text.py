@@ -60,8 +60,9 @@ def blame(divergence: Divergence | None) -> str:
         return ""
     chunk = "" if divergence.chunk is None else f", chunk {divergence.chunk}"
     place = f"{divergence.operator} of {divergence.module or 'the step itself'} ({divergence.direction}{chunk})"
-    where = f" ({divergence.source})" if divergence.source else ""
-    return f"{place} on rank {divergence.operator_rank} {divergence.how}{where}"
+    facts = [f"node {divergence.node}" if divergence.node else None, divergence.source]
+    where = ", ".join(filter(None, facts))
+    return f"{place} on rank {divergence.operator_rank} {divergence.how}" + (f" ({where})" if where else "")
 
 
 def total_seconds(result: CaseResult) -> float:

@@ -194,7 +194,7 @@ def test_one_bit_is_blamed_at_its_step_rank_and_name(batch):
     assert (first.step, first.rank, first.kind, first.name) == (2, 1, "grad", "weight")
     assert (first.elements_differing, first.elements, first.max_ulp) == (1, 6, 1)
     assert int(first.reference_bits, 16) ^ int(first.candidate_bits, 16) == 1
-    assert (first.operator, first.operator_rank, first.operator_ranks) == ("bitwise_xor_", 1, "1")
+    assert (first.operator, first.operator_rank, first.operator_ranks) == ("bitwise_xor_.Scalar", 1, "1")
     assert first.source.startswith("tests/harness/toy_systems.py:")
     assert result.differing_kinds[0] == "grad"
 

@@ -45,7 +45,7 @@ def calls_of(system: System, x: Tensor) -> list[Call]:
 
 
 def places(calls: list[Call], operator: str) -> list[Place]:
-    return [call.place for call in calls if call.operator == operator]
+    return [call.place for call in calls if call.operator.partition(".")[0] == operator]
 
 
 def test_forward_backward_and_update_calls_are_told_apart_and_given_to_their_modules() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -86,6 +86,15 @@ def number_of(node: Node, symbol: sympy.Symbol, extent: int) -> int | float | bo
 @functools.lru_cache(maxsize=4096)
 def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.Basic:
     return expr.subs(symbol, extent)
+
+
+def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Symbol, Any]:
+    """What the only unknown symbol of a sum must be for it to come to `total`; empty unless there is just one."""
+    unknown = [symbol for symbol in getattr(size, "free_symbols", ()) if symbol not in known]
+    if len(unknown) != 1:
+        return {}
+    others = {symbol: known[symbol] for symbol in size.free_symbols if symbol in known}
+    return {unknown[0]: total - size.subs(others | {unknown[0]: 0})}
 
 
 def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, action: str) -> int:

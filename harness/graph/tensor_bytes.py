@@ -28,6 +28,7 @@ class TensorBytes:
         for node in graph.nodes:
             if operators.operator_name(node) == "all_to_all_single":
                 self._balance(node.args[0], *node.args[1:3])
+                self._deliver(node)
             elif node.target is torch.ops.aten.split_with_sizes.default:
                 self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
@@ -49,11 +50,20 @@ class TensorBytes:
                 if isinstance(symbol, sympy.Symbol) and symbol not in self._symbols and num_rows is not None:
                     self._symbols[symbol] = sympy.Rational(num_rows, len(sizes))
 
+    def _deliver(self, exchange: Node) -> None:
+        """What an all-to-all delivers is as much as it sends: a symbol that stands for the other ranks' rows too."""
+        expression = symbols.expression(exchange.meta["val"].shape[0])
+        num_rows = self._number(exchange.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
+        if num_rows is not None and (rest := symbols.remainder(expression, self._symbols, num_rows)):
+            self._symbols |= rest
+
     def _number(self, size: Any) -> int | None:
         expression = symbols.expression(size)
         if isinstance(expression, int):
             return expression
         if self._numbers.get(expression) is None:  # what has no number yet may get one
-            number = expression.subs(self._symbols)
-            self._numbers[expression] = int(number) if number.is_number else None
+            # Only the symbols at hand: sympy sorts all that it is given, every time.
+            known = {symbol: self._symbols[symbol] for symbol in expression.free_symbols if symbol in self._symbols}
+            is_known = len(known) == len(expression.free_symbols)
+            self._numbers[expression] = int(expression.subs(known)) if is_known else None
         return self._numbers[expression]

@@ -6,8 +6,8 @@
    reference never called agrees when the reference computed its values in some other way.
 2. Start at the tensors that differ, and walk back from each call to those that computed its inputs, as
    long as some input does not agree. A call whose inputs all agree is a root. Values that differ and
-   reach no result are never visited, so what a pass adds raises no suspicion by itself. Of calls that the
-   reference lacks, a view is passed over in favor of the call that reads it.
+   reach no result are never visited, so what a pass adds raises no suspicion by itself. A view
+   is passed over in favor of the call that reads it, where the reference has no such call.
 3. A collective's inputs are those of all ranks that took part: a rank that received bad rows is not to
    blame, nor is the collective; the rank that sent them is.
 4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed.
@@ -164,7 +164,7 @@ class _Log:
         found, pending = set(), list(self._bad[index])
         while pending:
             producer = pending.pop()
-            if self._is_new(index) and self._is_new(producer) and self.calls[producer].view:
+            if self._is_new(index) and self.calls[producer].view:
                 pending += self._bad[producer]
             else:
                 found.add(producer)

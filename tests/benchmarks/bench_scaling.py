@@ -135,7 +135,7 @@ def rows(runs: list[dict[str, Any]]) -> Iterator[str]:
         per_node = [1e6 * s / n for s, n in zip(seconds, nodes, strict=True)]
         growth = per_node[-1] / per_node[0]
         note = f"  over {BUDGET_GROWTH}" if growth > BUDGET_GROWTH else ""
-        yield f"{name}, s{'':{19 - len(name)}}" + "".join(f"{s:10.2f}" for s in seconds)
+        yield f"{name}, s{'':{26 - len(name)}}" + "".join(f"{s:10.2f}" for s in seconds)
         yield f"{'  nodes':22}" + "".join(f"{n:10}" for n in nodes)
         yield f"{'  us a node':22}" + "".join(f"{x:10.1f}" for x in per_node) + f"   grew {growth:.2f}{note}"
         yield f"{'  peak so far, GiB':22}" + "".join(f"{g:10.2f}" for g in gib)

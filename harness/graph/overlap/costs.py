@@ -36,7 +36,7 @@ from torch.fx import Graph, Node
 
 from harness.errors import PassError
 from harness.graph import operators
-from harness.graph.symbols import SYMBOLIC_SCALARS, expression
+from harness.graph.symbols import SYMBOLIC_SCALARS, expression, remainder
 
 CPU_GLOO = Path(__file__).with_name("cpu_gloo_8_ranks.json")
 """The model for the CPU: fitted to 8 gloo ranks. Its `description` names the machine."""
@@ -243,6 +243,8 @@ class Sizes:
             if isinstance(value, SYMBOLIC_SCALARS) and value.node.expr not in self._known:
                 sent = self.number(rows.meta["val"].shape[0])  # type: ignore[union-attr]
                 self._known[value.node.expr] = sent / len(received)  # type: ignore[arg-type]
+        sent = self.number(rows.meta["val"].shape[0])  # type: ignore[union-attr]
+        self._known |= remainder(expression(collective.meta["val"].shape[0]), self._known, sent)
 
     def number(self, size: Any) -> float:
         """A size as a number."""

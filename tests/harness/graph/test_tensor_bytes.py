@@ -7,6 +7,8 @@ import operator
 import torch
 from torch.fx import Node
 
+from harness.graph.fake_mode import step_fake_mode
+from harness.graph.symbols import free_symbols
 from harness.graph.tensor_bytes import TensorBytes
 from tests.harness.graph.graphs import B, Sketch
 
@@ -69,3 +71,12 @@ def test_a_size_that_nothing_explains_has_no_number() -> None:
     with sketch.mode.shape_env.ignore_fresh_unbacked_symbols():
         rows = sketch.call(aten.nonzero.default, x)
     assert sized(sketch, x, rows) == [16, None]
+
+
+def test_what_many_ranks_deliver_is_as_much_as_was_sent() -> None:
+    sketch = Sketch()
+    sketch.mode = step_fake_mode(shape_env=sketch.mode.shape_env)
+    rows, parts = sketch.placeholder("rows", 12, 2), counts(sketch, 4)
+    received = sketch.call(c10d.all_to_all_single.default, rows, parts, [3, 3, 3, 3], "ep")
+    assert len(free_symbols(received.meta["val"])) == 2
+    assert TensorBytes(sketch.graph, sketch.symbol).of(received.meta["val"]) == 12 * 2 * 4

@@ -12,6 +12,7 @@ from harness.records import Report
 from harness.report import markdown
 from harness.report.status import exit_status
 from harness.report.write import prepare_run_dir, write_run
+from harness.select import asks_for
 
 
 @pytest.mark.ranks
@@ -21,7 +22,7 @@ def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config)
 
     options = launch.RunOptions()
     reason = unmet_requirement(case, options.device)
-    if reason and not pytestconfig.getoption("keyword"):
+    if reason and not asks_for(pytestconfig.getoption("keyword")):
         pytest.skip(f"NOT RUN: {reason}")
     run_dir = prepare_run_dir(pytestconfig.rootpath / "reports")
     environment = launch.environment(options.device)

@@ -21,7 +21,7 @@ from harness.errors import BitproofError, UsageError
 from harness.graph.options import SYNTAX
 from harness.report.status import SUCCESS, UNJUDGED, error_status
 from harness.run import Changes, change_case, run_and_report
-from harness.select import select
+from harness.select import asks_for, select
 
 app = typer.Typer(
     name="bitproof",
@@ -114,8 +114,12 @@ def run_command(
         early_grad_accumulation=early_grad_accumulation,
     )
     cases = [change_case(case, changes) for case in _selected(expression)]
-    named = bool(expression and expression.strip())  # who asks for a case gets its verdict, here or not
-    not_run = {} if named else {case.name: why for case in cases if (why := unmet_requirement(case, device.value))}
+    # Who asks for a case gets its verdict, here or not.
+    not_run = (
+        {}
+        if asks_for(expression)
+        else {case.name: why for case in cases if (why := unmet_requirement(case, device.value))}
+    )
     cases = [case for case in cases if case.name not in not_run]
     from harness.launch import RunOptions
 

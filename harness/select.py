@@ -40,6 +40,11 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
     return selected
 
 
+def asks_for(expression: str | None) -> bool:
+    """Whether an expression names what it wants, as moe_seq does, and `not moe_seq`, which takes all else, does not."""
+    return bool(expression and expression.strip()) and not compile_expression(str(expression))(lambda name: False)
+
+
 def compile_expression(expression: str) -> Node:
     """The expression as a function of a predicate over names. Raises UsageError that points at the column."""
     return _Parser(expression).parse()

@@ -129,16 +129,16 @@ def peak_gib() -> float:
 def rows(runs: list[dict[str, Any]]) -> Iterator[str]:
     """The table, a line at a time: seconds, microseconds a node, and how those grew since the smallest depth."""
     depths = "".join(f"{run['depth']:>10}" for run in runs)
-    yield f"{'layers':22}{depths}"
+    yield f"{'layers':29}{depths}"
     for name in [*runs[0]["parts"], "total"]:
         seconds, nodes, gib = zip(*(run["parts"].get(name, run["total"]) for run in runs), strict=True)
         per_node = [1e6 * s / n for s, n in zip(seconds, nodes, strict=True)]
         growth = per_node[-1] / per_node[0]
         note = f"  over {BUDGET_GROWTH}" if growth > BUDGET_GROWTH else ""
-        yield f"{name}, s{'':{26 - len(name)}}" + "".join(f"{s:10.2f}" for s in seconds)
-        yield f"{'  nodes':22}" + "".join(f"{n:10}" for n in nodes)
-        yield f"{'  us a node':22}" + "".join(f"{x:10.1f}" for x in per_node) + f"   grew {growth:.2f}{note}"
-        yield f"{'  peak so far, GiB':22}" + "".join(f"{g:10.2f}" for g in gib)
+        yield f"{f'{name}, s':29}" + "".join(f"{s:10.2f}" for s in seconds)
+        yield f"{'  nodes':29}" + "".join(f"{n:10}" for n in nodes)
+        yield f"{'  us a node':29}" + "".join(f"{x:10.1f}" for x in per_node) + f"   grew {growth:.2f}{note}"
+        yield f"{'  peak so far, GiB':29}" + "".join(f"{g:10.2f}" for g in gib)
     seconds, (_, _, gib) = runs[-1]["clock_seconds"], runs[-1]["total"]
     within = "within" if seconds <= BUDGET_SECONDS and gib <= BUDGET_GIB else "OVER"
     budget = f"{BUDGET_SECONDS} s and {BUDGET_GIB} GiB"

@@ -7,7 +7,7 @@ import pytest
 
 from harness.case import Case, Chunking
 from harness.errors import UsageError
-from harness.select import compile_expression, select
+from harness.select import asks_for, compile_expression, select
 
 NAMES = ("moe_seq", "moe_batch", "transformer_batch")
 CASES = [Case(name=name, family="chunking", chunking=Chunking(dim="seq", modules="*")) for name in NAMES]
@@ -82,3 +82,18 @@ def test_expressions_mean_and_fail_what_pytest_says(true_names):
         except UsageError as error:
             ours = "refused" if is_call(text) else "column " + error.what.split("column ")[1].split("\n")[0]
         assert ours == theirs, text
+
+
+@pytest.mark.parametrize(
+    ("expression", "asks"),
+    [
+        ("moe_seq", True),
+        ("a or b", True),
+        ("a and not b", True),
+        ("not a", False),
+        ("not (a or b)", False),
+        ("", False),
+    ],
+)
+def test_an_expression_asks_for_cases_when_no_name_it_leaves_out_would_do(expression, asks):
+    assert asks_for(expression) is asks

@@ -26,7 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tabulate import tabulate
 
 from cases import CASES
+from cases.chunking import variant
 from harness.capture.recorder import Recorder
+from harness.case import Pipeline
 from harness.determinism import set_determinism
 from harness.graph_step import GraphProgram, make_graph_system, prepare
 from reference.parallel import mesh as meshes
@@ -57,7 +59,8 @@ def main() -> None:
 
 def measure(name: str, steps: int, rounds: int) -> dict[str, Any]:
     """One case's row: seconds of a step, and collectives in its graph, without and with bucketing."""
-    programs = {case.name: (case, prepare(case, CPU)) for case in (CASES[name], CASES[f"{name}_bucketed"])}
+    bucketed = variant(CASES[name], "bucketed", "bucketing", pipeline=Pipeline(bucket=True))
+    programs = {case.name: (case, prepare(case, CPU)) for case in (CASES[name], bucketed)}
 
     def body(mesh: Mesh) -> dict[str, Any]:
         systems = {

@@ -37,7 +37,7 @@ from harness.graph.context import PassContext
 from harness.graph.dead_code import drop_dead_code
 from harness.graph.dependencies import reorder
 from harness.graph.groups import GroupTable
-from harness.graph.origin import META_KEY, Direction, Origin, origin_of
+from harness.graph.origin import META_KEY, RECOMPUTED_KEY, Direction, Origin, origin_of
 from harness.graph.writer import CHUNK_KEY
 
 aten = torch.ops.aten
@@ -45,9 +45,6 @@ c10d = torch.ops._c10d_functional
 
 REDUCTIONS = "reduce"
 """The purpose of a group that carries gradients' reductions and nothing else."""
-
-RECOMPUTED_KEY = "recomputed"
-"""Where the metadata of a node says that backward computes again what forward has computed."""
 
 _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.default}
 _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten.add.Tensor}

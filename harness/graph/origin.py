@@ -29,6 +29,9 @@ Direction = Literal["forward", "backward"]
 
 META_KEY = "origin"
 
+RECOMPUTED_KEY = "recomputed"
+"""Where a node's metadata says that backward repeats a forward call with it."""
+
 _NOT_THE_USERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, __file__))
 
 

@@ -20,9 +20,7 @@ from torch.fx import GraphModule
 
 from harness.graph.activations import STANDS_FOR_KEY, TAG_KEY, first_needs, is_backward, is_recomputed
 from harness.graph.context import PassContext
-
-RECOMPUTED_KEY = "recomputed"
-"""Where a node's metadata says that it repeats a forward call."""
+from harness.graph.origin import RECOMPUTED_KEY
 
 
 def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:

@@ -12,9 +12,10 @@ from torch.fx import GraphModule, Node
 
 from harness.case import Parallelism
 from harness.errors import PassError
-from harness.graph.bucket import RECOMPUTED_KEY, bucket
+from harness.graph.bucket import bucket
 from harness.graph.context import PassContext
 from harness.graph.groups import Group, GroupTable
+from harness.graph.origin import RECOMPUTED_KEY
 from harness.graph.verify import verify
 from harness.graph.writer import CHUNK_KEY
 from reference.parallel.mesh import Mesh, ensure_group

@@ -11,7 +11,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.functional import dropout
 
 from harness.graph.activations import TAG_KEY, is_backward
-from harness.graph.rematerialize import RECOMPUTED_KEY, rematerialize
+from harness.graph.origin import RECOMPUTED_KEY
+from harness.graph.rematerialize import rematerialize
 from harness.graph.verify import verify
 from harness.graph.writer import CHUNK_KEY
 from tests.harness.graph.chunk.test_chunk import Block

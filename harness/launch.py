@@ -25,7 +25,7 @@ from harness.case import Case
 from harness.compare.outcome import result_of, result_of_error
 from harness.compare.verdict import Comparison, Judgement, compare, judge
 from harness.devices import DeviceRequest, Placement, lease_gpus, place
-from harness.errors import BitproofError, RankError
+from harness.errors import BitproofError, RankError, RecordingError
 from harness.faults import check_fault, parse_fault
 from harness.graph.options import check_extra_passes
 from harness.host_process import HostLost, HostProcess
@@ -287,7 +287,10 @@ class CaseRun:
             closeness=closeness,
         )
         if judgement.verdict == Verdict.DIFFERENT and judgement.first_divergence is not None:
-            judgement = self._look_closer(judgement, judgement.first_divergence, recordings)
+            try:
+                judgement = self._look_closer(judgement, judgement.first_divergence, recordings)
+            except (RankError, RecordingError) as error:  # the verdict stands, whether or not its cause is found
+                judgement = _add_error(judgement, f"a replay that looks for the cause failed:\n{error}")
         return judgement, recordings
 
     def _is_measurable(self, comparison: Comparison) -> bool:
@@ -381,9 +384,8 @@ class CaseRun:
             f"a replay of {role} {getattr(self.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
             f"{key.kind} {key.name}: its bits differ from the recorded ones"
         )
-        error = f"{judgement.error}\n{text}" if judgement.error else text
         control = judgement.control | {role: Verdict.NONDETERMINISTIC.value}
-        return replace(judgement, verdict=Verdict.NONDETERMINISTIC, control=control, error=error)
+        return replace(_add_error(judgement, text), verdict=Verdict.NONDETERMINISTIC, control=control)
 
     def _note(self, role: Role, answer: dict[str, Any]) -> None:
         """Keep a run's times, and what it says of its graph."""
@@ -413,6 +415,10 @@ class CaseRun:
         label = re.sub(r"[^\w.-]", "-", getattr(self.case, role))
         twin = role == "candidate" and self.case.reference == self.case.candidate
         return f"{label}.candidate" if twin else label
+
+
+def _add_error(judgement: Judgement, text: str) -> Judgement:
+    return replace(judgement, error=f"{judgement.error}\n{text}" if judgement.error else text)
 
 
 def _differing(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:

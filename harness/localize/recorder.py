@@ -93,7 +93,7 @@ class CallRecorder(TorchDispatchMode):
     def _aliases(self, written: list[Tensor]) -> tuple[str, ...]:
         """Digests of all other tensors over the storages that a call has just written."""
         same = [tensor() for x in written for tensor in self._seen.get(_storage(x), {}).values()]
-        return tuple(digest(tensor) for tensor in same if tensor is not None and all(tensor is not x for x in written))
+        return tuple(_digest(tensor) for tensor in same if tensor is not None and all(tensor is not x for x in written))
 
     def _wait(self, function: Any, args: Any) -> Any:
         """What a collective computed is known here; it becomes the launch's output."""
@@ -107,7 +107,7 @@ class CallRecorder(TorchDispatchMode):
         call = self.calls[index]
         if self._keep == (index, len(call.outputs)):
             self.kept = tensor.detach().clone()
-        self.calls[index] = call._replace(outputs=(*call.outputs, digest(tensor)))
+        self.calls[index] = call._replace(outputs=(*call.outputs, _digest(tensor)))
 
 
 def _full_name(function: Any) -> str:
@@ -130,11 +130,19 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _digests(values: Any) -> tuple[str, ...]:
-    return tuple(digest(tensor) for tensor in _tensors(values))
+    return tuple(map(_digest, _tensors(values)))
+
+
+def _digest(tensor: Tensor) -> str:
+    """A tensor's digest; what has none, such as a sparse tensor, counts as equal everywhere."""
+    try:
+        return digest(tensor)
+    except (TypeError, RuntimeError):
+        return "opaque"
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 class Places:

@@ -204,6 +204,14 @@ def test_a_replay_takes_no_step_beyond_the_first_difference(batch):
     assert [event["step"] for event in steps if event["arm"] == "replay1"] == [0, 1, 2] * 2
 
 
+def test_a_replay_that_fails_leaves_the_verdict_and_says_why_there_is_no_cause(tmp_path):
+    result = run(tmp_path, toy("shy"))
+    assert result.verdict == Verdict.DIFFERENT
+    assert result.error.startswith("a replay that looks for the cause failed:\nRankError: rank ")
+    assert "somebody is looking" in result.error
+    assert (result.first_divergence.name, result.first_divergence.operator) == ("weight", None)
+
+
 def test_a_fault_is_put_into_the_candidate_alone(tmp_path):
     result = run(tmp_path, toy(), inject="flip-bit:grad=weight,rank=0,step=3,bit=31,element=5")
     first = result.first_divergence

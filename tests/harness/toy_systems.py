@@ -77,6 +77,18 @@ class OneBitOff(Toy):
 one_bit_off = OneBitOff
 
 
+class Shy(OneBitOff):
+    """As OneBitOff, but fails when its calls are logged."""
+
+    def plain_gradients(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        if torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+            raise RuntimeError("somebody is looking")
+        return super().plain_gradients(x)
+
+
+shy = Shy
+
+
 class TenPercentOff(Toy):
     """Has a gradient that is 10 % too large, on one rank, from one step on."""
 

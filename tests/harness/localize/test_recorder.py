@@ -137,3 +137,12 @@ def test_uninitialized_memory_is_not_logged() -> None:
 def test_a_log_comes_back_as_it_was_written() -> None:
     calls = calls_of(System(layers()), batch())
     assert calls_from_text(calls_to_text(calls), "log") == calls
+
+
+def test_a_tensor_without_a_digest_is_opaque() -> None:
+    class Sparse(System):
+        def step(self, x: Tensor) -> None:
+            x[0].to_sparse()
+
+    calls = calls_of(Sparse(layers()), batch())
+    assert {"opaque"} == {output for call in calls for output in call.outputs if call.operator.endswith("sparse")}

@@ -12,6 +12,7 @@ from harness.records import Report
 from harness.report import markdown
 from harness.report.status import exit_status
 from harness.report.write import prepare_run_dir, write_run
+from harness.run_options import RunOptions
 from harness.select import asks_for
 
 
@@ -20,7 +21,7 @@ from harness.select import asks_for
 def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config) -> None:
     from harness import launch
 
-    options = launch.RunOptions()
+    options = RunOptions()
     reason = unmet_requirement(case, options.device)
     if reason and not asks_for(pytestconfig.getoption("keyword")):
         pytest.skip(f"NOT RUN: {reason}")

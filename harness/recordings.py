@@ -17,11 +17,12 @@ from harness.capture.store import read_recording
 from harness.case import Case
 from harness.compare.verdict import Comparison, compare, leaf_differences
 from harness.errors import CaseError, RecordingError, UsageError
-from harness.launch import RunOptions, record_system
+from harness.launch import record_system
 from harness.records import Recording, Verdict
 from harness.report.progress import make_progress
 from harness.report.text import locate
 from harness.report.write import prepare_run_dir
+from harness.run_options import RunOptions
 
 STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
 

@@ -28,7 +28,7 @@ from harness.report.status import error_status, exit_status, worst
 from harness.report.write import is_reporting_rank, prepare_run_dir, write_run
 
 if TYPE_CHECKING:
-    from harness.launch import RunOptions
+    from harness.run_options import RunOptions
 
 INTERRUPTED = "interrupted before this case was finished"
 NO_RESULT = "the launcher gave no result for this case"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from harness.host import RunRequest
-    from harness.launch import RunOptions
+    from harness.run_options import RunOptions
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -94,7 +94,7 @@ class Team:
 
     def lead(self, case: Case, on_event: OnEvent) -> CaseResult:
         """Rank 0's part of a case."""
-        from harness.launch import CaseRun
+        from harness.case_run import CaseRun
 
         placement = self.place(case)
         with lease_gpus(placement, case.parallelism.world_size):

@@ -32,7 +32,7 @@ def called(monkeypatch) -> list:
         calls.append((cases, options, report_dir, replay, not_run))
         return 1
 
-    monkeypatch.setattr("harness.cli.run_and_report", record)
+    monkeypatch.setattr("harness.cli.running.run_and_report", record)
     return calls
 
 
@@ -156,7 +156,7 @@ def test_a_case_that_needs_a_gpu_is_left_out_with_its_reason_unless_it_is_named(
 
 
 def test_our_own_bug_ends_with_3_and_a_traceback(called, monkeypatch, capsys):
-    monkeypatch.setattr("harness.cli.run_and_report", lambda *arguments: 1 // 0)
+    monkeypatch.setattr("harness.cli.running.run_and_report", lambda *arguments: 1 // 0)
     assert main(["run"]) == 3
     assert "ZeroDivisionError" in capsys.readouterr().err
 

@@ -17,10 +17,12 @@ import psutil
 import pytest
 
 from harness.case import Case, Parallelism
+from harness.case_run import CaseRun
 from harness.devices import Placement
 from harness.errors import CaseError, UsageError
-from harness.launch import CaseRun, RunOptions, record_system, run_cases
+from harness.launch import record_system, run_cases
 from harness.records import CaseResult, Verdict
+from harness.run_options import RunOptions
 
 TOYS = "tests.harness.toy_systems:"
 ROOT = Path(__file__).parents[2]

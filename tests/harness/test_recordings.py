@@ -8,8 +8,8 @@ import pytest
 from harness.case import Case, Parallelism
 from harness.cli import main
 from harness.errors import UsageError
-from harness.launch import RunOptions
 from harness.recordings import diff, named_case, record
+from harness.run_options import RunOptions
 
 CPU = RunOptions(device="cpu", timeout=60.0)
 CASE = Case(name="toy", family="test", reference="eager", steps=2, parallelism=Parallelism(world_size=2, ep=1))

@@ -10,14 +10,16 @@ import pytest
 
 from harness.case import Case, Parallelism
 from harness.errors import CaseError
-from harness.launch import RunOptions, run_cases
+from harness.launch import run_cases
+from harness.run_options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, sys
 from dataclasses import replace
 from pathlib import Path
-from harness.launch import RunOptions, run_cases
+from harness.launch import run_cases
+from harness.run_options import RunOptions
 from tests.harness.test_launch import toy
 near = replace(toy("one_bit_off", name="near"), expected="CLOSE", close_within=0.01)
 cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), near, toy(name="again")]

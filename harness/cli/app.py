@@ -1,0 +1,42 @@
+"""The command line's root: the program, and what several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.case import Case
+from harness.select import select
+
+app = typer.Typer(
+    name="bitproof",
+    help="Does a graph pipeline compute exactly what eager computes, bit for bit?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Device(StrEnum):
+    """Where ranks compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Expression = Annotated[
+    str | None, typer.Option("-k", metavar="EXPR", help="Cases to take, in pytest's -k syntax: 'moe and not seq'.")
+]
+ReportDir = Annotated[Path, typer.Option("--report-dir", metavar="DIR", help="Folder that holds a folder a run.")]
+
+
+def selected_cases(expression: str | None) -> list[Case]:
+    """The cases that an expression selects. Imported here: a case that contradicts itself is told as an error."""
+    from cases import all_cases
+
+    return list(select(all_cases(), expression))

@@ -1,0 +1,40 @@
+"""`bitproof list`: the cases."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from harness.case import Case
+from harness.cli.app import Expression, app, selected_cases
+
+
+@app.command("list")
+def list_command(
+    expression: Expression = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the cases."""
+    rows = [_describe(case) for case in selected_cases(expression)]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    columns = list(rows[0])
+    lines = [columns, *([str(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _describe(case: Case) -> dict[str, str | int]:
+    return {
+        "name": case.name,
+        "family": case.family,
+        "expected": case.expected,
+        "reference": case.reference,
+        "candidate": case.candidate,
+        "world_size": case.parallelism.world_size,
+        "steps": case.steps,
+    }

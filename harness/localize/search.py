@@ -1,0 +1,113 @@
+"""Find the call to blame for a difference, by replaying both systems up to the first step that differs.
+
+Two replays of each system at most: one logs every call of that step on every rank, and keeps the first
+differing record; one fetches the blamed call's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.errors import BitproofError
+from harness.localize.blame import Culprit, facts_of, find_culprit
+from harness.localize.calls import Call
+from harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
+from harness.records import Divergence, Key, Recording
+from harness.run_options import ROLES, Role
+
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+"""Ask the host one of its requests."""
+
+RunReplay = Callable[[Role, int, Path, Replay], str | None]
+"""Replay a system, for the given time, into a folder; returns the digest of the record that it kept."""
+
+
+class UnrepeatableError(BitproofError):
+    """A replay did not reproduce the record that it was to look at: the system differs from itself."""
+
+    def __init__(self, role: Role, key: Key) -> None:
+        super().__init__(f"a replay of the {role} did not reproduce its recording")
+        self.role = role
+        self.key = key
+
+
+@dataclass
+class Search:
+    """One search for the cause of a first difference. `folder` is where replays leave archives."""
+
+    recordings: dict[Role, Recording]
+    folder: Path
+    num_ranks: int
+    run_replay: RunReplay
+    ask: Ask
+
+    def explain(self, first: Divergence) -> Divergence:
+        """`first`, with the bits that differ and the call to blame.
+
+        Raises UnrepeatableError when a system differs from itself, and what a replay raises.
+        """
+        key = Key(first.step, first.kind, first.name, first.rank)
+        for role in ROLES:
+            if self._replay(role, 1, Replay(step=key.step, log=True, record=key)) != self._digest(role, key):
+                raise UnrepeatableError(role, key)
+        if first.reference_type == first.candidate_type:  # elements of other types or shapes have no partners
+            bits, _ = self._bits(1, key.rank, RECORD)
+            first = replace(first, **bits)
+        logs = {role: self._logs(role) for role in ROLES}
+        differing = _differing(self.recordings["reference"], self.recordings["candidate"], key.step)
+        culprit = find_culprit(logs["reference"], logs["candidate"], differing)
+        if culprit is None:
+            return first
+        return replace(first, **facts_of(culprit), **self._bits_of_output(culprit, logs, key.step))
+
+    def _digest(self, role: Role, key: Key) -> str:
+        return self.recordings[role].records[key].digest
+
+    def _replay(self, role: Role, number: int, replay: Replay) -> str | None:
+        return self.run_replay(role, number, self._archives(role, number), replay)
+
+    def _archives(self, role: Role, number: int) -> Path:
+        return self.folder / f"{role}.archives{number}"
+
+    def _logs(self, role: Role) -> list[list[Call]]:
+        """The first replay's calls, rank by rank."""
+        return [read_log(archive_of(self._archives(role, 1), rank)) for rank in range(self.num_ranks)]
+
+    def _bits_of_output(self, culprit: Culprit, logs: dict[Role, list[list[Call]]], step: int) -> dict[str, Any]:
+        """How the blamed call's output differs; nothing where it has no partner, or did not come again.
+
+        What no record shows may vary, such as rows that nobody reads: that is no reason to doubt the verdict.
+        """
+        if culprit.reference is None or culprit.candidate is None:
+            return {}
+        indices: dict[Role, int] = {"reference": culprit.reference, "candidate": culprit.candidate}
+        outputs = [logs[role][culprit.rank][index].outputs for role, index in indices.items()]
+        position = next((i for i, pair in enumerate(zip(*outputs, strict=False)) if pair[0] != pair[1]), None)
+        if position is None:
+            return {}
+        for role, index in indices.items():
+            self._replay(role, 2, Replay(step=step, output=OutputSite(culprit.rank, index, position)))
+        bits, digests = self._bits(2, culprit.rank, OUTPUT)
+        if digests != [output[position] for output in outputs]:
+            return {}
+        return {f"output_{name}": value for name, value in bits.items()}
+
+    def _bits(self, number: int, rank: int, name: str) -> tuple[dict[str, Any], list[str]]:
+        """How the values differ that a replay of each system left, and their digests."""
+        archives = {role: str(archive_of(self._archives(role, number), rank)) for role in ROLES}
+        answer = self.ask({"request": "bits", "name": name} | archives)
+        names = ("elements_differing", "elements", "max_ulp", "reference_bits", "candidate_bits")
+        return {name: answer["bits"][name] for name in names if answer["bits"]}, answer["digests"]
+
+
+def _differing(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
+    """By rank, the digests of both systems for every record of one step in which they differ."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    for key, record in candidate.records.items():
+        other = reference.records.get(key)
+        if key.step == step and other is not None and other.digest != record.digest:
+            found.setdefault(key.rank, []).append((other.digest, record.digest))
+    return found

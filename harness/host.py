@@ -40,6 +40,7 @@ from harness.graph.options import GraphOptions
 from harness.localize.replay import Replay, archive_of, read_value
 from harness.process import die_with_parent, output_to
 from harness.ranks import Ranks
+from harness.stress import Stress
 from harness.worker import Job, describe_program, needs_program, preload, prepare_program
 
 Send = Callable[[dict[str, Any]], None]
@@ -64,12 +65,13 @@ class RunRequest:
     inject: str | None = None
     replay: Replay | None = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
+    stress: Stress | None = None
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RunRequest:
         """Read the request that `launch` wrote."""
         values = {name: value for name, value in values.items() if name != "request"}
-        replay = values.get("replay")
+        replay, stress = values.get("replay"), values.get("stress")
         return RunRequest(
             **values
             | {
@@ -80,6 +82,7 @@ class RunRequest:
                 "work": Path(values["work"]),
                 "replay": None if replay is None else Replay.from_dict(replay),
                 "graph_options": GraphOptions.from_dict(values["graph_options"]),
+                "stress": None if stress is None else Stress(**stress),
             }
         )
 
@@ -132,6 +135,7 @@ class Host:
             program=program,
             graph_options=request.graph_options,
             keeps_values=request.keeps_values,
+            stress=request.stress,
         )
         self.send({"event": "start"})
         ranks = Ranks(job, request.log_of, self.send)
@@ -243,6 +247,7 @@ def join_recording(
         graph=_decisive(graph) if graph else None,
         fault=request.inject,
         systems=[rank["system"] for rank in done],
+        stress=dataclasses.asdict(request.stress) if request.stress else None,
     )
     join_parts(request.out, manifest, parts, values)
 

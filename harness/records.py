@@ -72,6 +72,9 @@ class Divergence:
     output does not. `how` says what is wrong with it; it ran on `operator_rank`, the lowest of the
     `operator_ranks` on which it differs, and is written at the line `source`; the `output_` fields are
     about its output.
+
+    `between` is None for a reference and a candidate. Where one system parts from itself it says which, such as
+    "reference against itself"; the fields of the two sides are then about its first and its second run.
     """
 
     step: int
@@ -100,6 +103,7 @@ class Divergence:
     output_max_ulp: int | None = None
     output_reference_bits: str | None = None
     output_candidate_bits: str | None = None
+    between: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The divergence with the report's key names (`pass` instead of `pass_`)."""
@@ -153,6 +157,8 @@ class CaseResult:
     """One case's line in the report. `error` holds a failure's whole text, rank traceback included.
 
     `memory` holds each side's peak of allocated device memory during the steps, in MiB, None on a CPU.
+    `control` says what each side's two runs came to, None where it ran once; `stress` the same of a plain run and
+    one under stress, None where nothing ran under stress.
     """
 
     case: Case
@@ -172,6 +178,7 @@ class CaseResult:
     passes: list[dict[str, Any]] = field(default_factory=list)
     closeness: Closeness | None = None
     memory: dict[str, float | None] = field(default_factory=dict)
+    stress: dict[str, str | None] | None = None
 
     @property
     def as_expected(self) -> bool:
@@ -189,7 +196,8 @@ class Report:
     """One run: where it ran, what came of every case, and the status it ended with.
 
     `options` are the command line's, beyond the selection and the report folder: what a replay repeats.
-    `not_run` has, by name, why each case that this machine cannot judge was left out.
+    `not_run` has, by name, why each case that this machine cannot judge was left out; `remarks` are what readers
+    must know of how every case was run.
     """
 
     run_id: str
@@ -198,3 +206,4 @@ class Report:
     cases: list[CaseResult]
     options: tuple[str, ...] = ()
     not_run: dict[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()

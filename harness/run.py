@@ -152,6 +152,7 @@ def _finish(
         cases=results,
         options=tuple(replay),
         not_run=dict(not_run),
+        remarks=options.remarks(),
     )
     write_run(report, run_dir)
     terminal.print_report(report)

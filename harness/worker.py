@@ -23,7 +23,8 @@ from harness.devices import Placement
 from harness.errors import UsageError
 from harness.faults import Fault, Injector
 from harness.graph.options import GraphOptions
-from harness.localize.replay import OUTPUT, RECORD, Replay, write_archive
+from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
+from harness.stress import Stress, stressed
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,7 @@ class Job:
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     local_rank: int | None = None
     keeps_values: bool = False
+    stress: Stress | None = None
 
     @property
     def steps(self) -> int:
@@ -95,7 +97,11 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     from harness.capture.digest import digest
     from reference.parallel.mesh import Mesh, join_groups, leave_groups
 
-    determinism = set_determinism(job.case.seed)
+    determinism = set_determinism(
+        job.case.seed,
+        fill_uninitialized=job.stress is None,
+        num_threads=job.stress.num_threads if job.stress else 1,
+    )
     device = torch.device(job.placement.device_of(rank if job.local_rank is None else job.local_rank))
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -110,23 +116,30 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     report({"event": "ready"})
 
     injector = Injector(job.fault, rank)
-    system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.keeps_values)
-    _forget_peak(device)
-    began = time.perf_counter()
-    for step in range(job.steps):
-        report({"event": "step", "step": step})
-        recorder.step = step
-        injector.begin_step(step)
-        if job.replay and step == job.replay.step:
-            _replay_step(job.replay, system, recorder, job.part_of(rank))
-        else:
-            system.step(step, recorder.observe)
-    injector.check_fired()
-    seconds = time.perf_counter() - began
+    remains = Remains()
+    with stressed(job.stress, rank):
+        system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
+        _forget_peak(device)
+        began = time.perf_counter()
+        for step in range(job.steps):
+            report({"event": "step", "step": step})
+            recorder.step = step
+            injector.begin_step(step)
+            if job.replay and job.replay.watches(step):
+                _replay_step(job.replay, step, system, recorder, remains)
+            else:
+                system.step(step, recorder.observe)
+        injector.check_fired()
+        seconds = time.perf_counter() - began
     report({"event": "end"})
     if job.replay is None:
         write_part(job.part_of(rank), recorder.rows.items())
+    else:
+        remains.records = recorder.rows
+        if recorder.kept is not None:
+            remains.values[RECORD] = recorder.kept
+        write_archive(job.part_of(rank), remains)
     if job.keeps_values:
         write_values(job.values_of(rank), recorder.values)
     dist.barrier()  # a rank that left early would look to the others like one that died
@@ -145,8 +158,8 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     leave_groups()
 
 
-def _replay_step(replay: Replay, system: System, recorder: Recorder, archive: Path) -> None:
-    """Take the last step of a replay, and leave behind what it asks for."""
+def _replay_step(replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains) -> None:
+    """Take a step of a replay that is watched, and keep what the replay asks for."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     from harness.localize.recorder import logged
@@ -155,13 +168,13 @@ def _replay_step(replay: Replay, system: System, recorder: Recorder, archive: Pa
         with _disable_current_modes():  # what recording calls is none of the system's calls
             recorder.observe(kind, name, tensor)
 
-    site = replay.output if replay.output and replay.output.rank == recorder.rank else None
-    with logged(system, keep=site and (site.call, site.output)) as log:
-        system.step(replay.step, observe)
-    values = {RECORD: recorder.kept, OUTPUT: log.kept}
-    write_archive(
-        archive, log.calls if replay.log else [], {name: value for name, value in values.items() if value is not None}
-    )
+    here = replay.output if step == replay.step and replay.output and replay.output.rank == recorder.rank else None
+    with logged(system, keep=here and (here.call, here.output)) as log:
+        system.step(step, observe)
+    if replay.log:
+        remains.add_calls(step, log.calls)
+    if log.kept is not None:
+        remains.values[OUTPUT] = log.kept
 
 
 def preload() -> None:

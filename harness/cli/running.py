@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,16 @@ from harness.errors import UsageError
 from harness.graph.options import SYNTAX
 from harness.run import Changes, change_case, run_and_report
 from harness.select import asks_for
+
+if TYPE_CHECKING:
+    from harness.run_options import RunOptions
+
+
+class Control(StrEnum):
+    """When each system runs a second time."""
+
+    ALWAYS = "always"
+    WHEN_DIFFERENT = "when-different"
 
 
 @app.command("run")
@@ -31,13 +42,16 @@ def run_command(
         str | None, typer.Option(metavar="FAULT", help="Put a deliberate defect in the candidate.")
     ] = None,
     control: Annotated[
-        bool | None,
-        typer.Option(
-            "--control/--no-control",
-            help="Run each system twice, always or never, to tell noise from defects. [default: when they differ]",
-            show_default=False,
-        ),
+        Control | None,
+        typer.Option(help="When each system runs twice, to tell noise from defects.", show_default="always"),
     ] = None,
+    no_control: Annotated[bool, typer.Option("--no-control", help="Never run a system twice.")] = False,
+    stress: Annotated[
+        bool,
+        typer.Option(
+            "--stress", help="Run each system once more with random sleeps, more threads and other fresh memory."
+        ),
+    ] = False,
     extra_pass: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,6 +70,8 @@ def run_command(
     """Run cases on every rank, compare, and write a report."""
     if data is not None and not data.is_file():
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
+    if no_control and control is not None:
+        raise UsageError("--control and --no-control contradict each other", fix="leave out one of them")
     changes = Changes(
         reference=reference,
         candidate=candidate,
@@ -73,22 +89,24 @@ def run_command(
     )
     cases = [case for case in cases if case.name not in not_run]
     from harness.run_options import RunOptions
+    from harness.stress import Stress
 
     options = RunOptions(
         device=device.value,
         timeout=timeout,
-        control="when_different" if control is None else "always" if control else "never",
+        control="never" if no_control else "when_different" if control == Control.WHEN_DIFFERENT else "always",
         inject=inject,
         extra_passes=tuple(extra_pass or ()),
         dump_graphs=dump_graphs,
         verbose=verbose,
+        stress=Stress() if stress else None,
     )
-    replay = _replay_options(changes, device=device.value, inject=inject, control=control)
+    replay = _replay_options(changes, options)
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run))
 
 
-def _replay_options(changes: Changes, *, device: str, inject: str | None, control: bool | None) -> list[str]:
+def _replay_options(changes: Changes, run: RunOptions) -> list[str]:
     """The options that a replay of one case must repeat: those that were not left at their default."""
     values = {
         "--candidate": changes.candidate,
@@ -96,9 +114,11 @@ def _replay_options(changes: Changes, *, device: str, inject: str | None, contro
         "--steps": changes.steps,
         "--world-size": changes.world_size,
         "--data": changes.data,
-        "--inject": inject,
-        "--device": None if device == Device.AUTO else device,
+        "--inject": run.inject,
+        "--device": None if run.device == Device.AUTO else run.device,
+        "--control": Control.WHEN_DIFFERENT.value if run.control == "when_different" else None,
     }
     options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     options += ["--early-grad-accumulation"] if changes.early_grad_accumulation else []
-    return options + ([] if control is None else ["--control" if control else "--no-control"])
+    options += ["--no-control"] if run.control == "never" else []
+    return options + (["--stress"] if run.stress else [])

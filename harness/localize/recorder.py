@@ -26,13 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.capture.digest import digest
-from harness.graph.operators import COLLECTIVE_NAMESPACES, is_view, name_of, written_names
+from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, is_view, name_of, written_names
 from harness.graph.origin import innermost_user_line, origin_of
 from harness.graph.writer import CHUNK_KEY
 from harness.localize.calls import Call, Place
-
-UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-"""Operators whose output is whatever memory held."""
 
 IDENTITIES = {"detach", "alias", "lift_fresh"}
 

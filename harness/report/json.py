@@ -38,6 +38,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "options": list(report.options),
         "cases": [_case_to_dict(result) for result in report.cases],
         "not_run": report.not_run,
+        "remarks": list(report.remarks),
     }
 
 
@@ -73,6 +74,7 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
         ],
         options=tuple(reader.texts(top.get("options", []), "report.options")),
         not_run=reader.reasons(top.get("not_run", {}), "report.not_run"),
+        remarks=tuple(reader.texts(top.get("remarks", []), "report.remarks")),
     )
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
         raise reader.refuse("report.not_run", "cases that have no result", ran[0])
@@ -105,6 +107,7 @@ def _case_to_dict(result: CaseResult) -> dict[str, Any]:
         "passes": result.passes,
         "closeness": _closeness_to_dict(result.closeness) if result.closeness else None,
         "memory": result.memory,
+        "stress": result.stress,
         "case": result.case.to_dict(),
     }
 
@@ -142,6 +145,7 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
             for index, item in enumerate(reader.array(values.get("passes", []), f"{where}.passes"))
         ],
         closeness=_closeness(reader, values.get("closeness"), f"{where}.closeness"),
+        stress=None if values.get("stress") is None else reader.control(values["stress"], f"{where}.stress"),
     )
     _refuse_contradictions(reader, values, result, where)
     return result
@@ -164,6 +168,10 @@ def _refuse_contradictions(reader: _Reader, values: dict[str, Any], result: Case
         )
     if is_close:
         _refuse_unfounded_close(reader, result, where)
+    repeated = [verdict for verdicts in (result.control, result.stress or {}) for verdict in verdicts.values()]
+    unstable = [verdict for verdict in repeated if verdict not in (None, Verdict.EQUAL)]
+    if unstable and result.verdict in (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT):
+        raise reader.refuse(f"{where}.verdict", f"no {result.verdict}, as a control is {unstable[0]}", result.verdict)
     if result.verdict == Verdict.DIFFERENT and not any(result.mismatched.values()):
         raise reader.refuse(f"{where}.verdict", "no DIFFERENT, as no record differs", result.verdict.value)
 

@@ -37,6 +37,7 @@ def render(report: Report) -> str:
         f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
         *([_verdict_table(report.cases)] if report.cases else []),
+        *(f"**{_cell(remark)}**" for remark in report.remarks),
         *_not_run(report),
         *_details(report),
         _fold("Environment", _table(("what", "value"), text.flatten(report.environment))),
@@ -62,7 +63,7 @@ def _verdict_table(results: Iterable[CaseResult]) -> str:
             text.systems(result),
             sum(result.compared.values()),
             sum(result.mismatched.values()),
-            text.locate(result.first_divergence),
+            text.locate(result.first_divergence, result.case),
             f"{text.total_seconds(result):.1f}",
         )
         for result in results
@@ -103,6 +104,9 @@ def _case_details(report: Report, result: CaseResult) -> str:
     parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
     controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
     parts.append(f"### Control\n\n{_table(('side', 'same system twice'), controls)}")
+    if result.stress:
+        stresses = [(side, verdict or "not run") for side, verdict in result.stress.items()]
+        parts.append(f"### Stress\n\n{_table(('side', 'same system under stress'), stresses)}")
     if losses := list(_loss_rows(result)):
         parts.append(f"### Losses of rank 0\n\n{_table(('step', 'loss', 'reference', 'candidate', 'same'), losses)}")
     if seconds := text.flatten_seconds(result):

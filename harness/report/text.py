@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from harness.case import Case
 from harness.records import CaseResult, Divergence, Report, Verdict
 
 
@@ -47,11 +48,24 @@ def systems(result: CaseResult) -> str:
     return f"{result.case.reference} / {result.case.candidate}"
 
 
-def locate(divergence: Divergence | None) -> str:
-    """Where two systems first part: `step 0, rank 3, grad layers.1.moe.router.gate.weight`."""
+def locate(divergence: Divergence | None, case: Case | None = None) -> str:
+    """Where two systems first part: `step 0, rank 3, grad layers.1.moe.router.gate.weight`.
+
+    Where one parts from itself, ` (graph against itself)` follows; without the case, the system's role stands there.
+    """
     if divergence is None:
         return ""
-    return f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
+    place = f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
+    return f"{place} ({parted(divergence, case)})" if divergence.between else place
+
+
+def parted(divergence: Divergence, case: Case | None) -> str:
+    """Who differs from whom, where that is one system: `eager_chunked against itself under stress`."""
+    role, _, rest = (divergence.between or "").partition(" ")
+    if case is None or role not in ("reference", "candidate"):
+        return divergence.between or ""
+    twin = f"{role} " if case.reference == case.candidate else ""
+    return f"{twin}{getattr(case, role)} {rest}"
 
 
 def blame(divergence: Divergence | None) -> str:

@@ -15,6 +15,7 @@ from harness.case import Case, Chunking
 from harness.cli import main
 from harness.records import CaseResult, Report, Verdict
 from harness.report.write import prepare_run_dir, write_run
+from harness.stress import Stress
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +61,13 @@ def test_list_shows_every_case_and_json_the_promised_fields(capsys):
         (["list", "-k", "no_such_case"], "UsageError: no case matches the expression"),
         (["run", "--steps", "0"], "Invalid value for '--steps'"),
         (["run", "--device", "tpu"], "Invalid value for '--device'"),
-        (["run", "--stress"], "No such option"),
+        (["run", "--strain"], "No such option"),
+        (["run", "--control"], "Option '--control' requires an argument"),
+        (["run", "--control", "sometimes"], "Invalid value for '--control'"),
+        (
+            ["run", "--control", "always", "--no-control"],
+            "UsageError: --control and --no-control contradict each other\n  fix: leave out one of them",
+        ),
         (["run", "--data", "no/such/file"], "UsageError: there is no such data file"),
         (["run", "-k", "moe_seq", "--world-size", "3"], "CaseError: expert parallelism must divide the world size"),
         (["run", "--early-grad-accumulation"], "CaseError: case unchunked does not chunk"),
@@ -84,7 +91,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     line = (
         f"--candidate mine --reference eager --steps 3 --world-size 4 --device cpu --no-control "
         f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v "
-        "--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs"
+        "--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs --stress"
     )
     assert main(["run", "-k", "moe_seq", *line.split()]) == 1
     [(cases, options, report_dir, replay, not_run)] = called
@@ -98,15 +105,31 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "extra_passes": ("a.b:c", "d:e@before=chunk"),
         "dump_graphs": True,
         "verbose": True,
+        "stress": Stress(),
     }
     assert report_dir == tmp_path
     assert (
         replay
         == (
             f"--candidate mine --reference eager --steps 3 --world-size 4 --data {data} --inject flip-bit --device cpu "
-            "--early-grad-accumulation --no-control --extra-pass a.b:c --extra-pass d:e@before=chunk"
+            "--early-grad-accumulation --no-control --stress --extra-pass a.b:c --extra-pass d:e@before=chunk"
         ).split()
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "control", "repeated"),
+    [
+        ([], "always", []),
+        (["--control", "always"], "always", []),
+        (["--control", "when-different"], "when_different", ["--control", "when-different"]),
+        (["--no-control"], "never", ["--no-control"]),
+    ],
+)
+def test_when_systems_run_twice_is_handed_on_and_repeated_where_it_is_not_the_default(called, given, control, repeated):
+    assert main(["run", "-k", "moe_seq", *given]) == 1
+    [(_, options, _, replay, _)] = called
+    assert (options.control, replay) == (control, repeated)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +159,12 @@ def test_run_without_options_takes_every_case_as_it_is(called):
     assert vars(options) == {
         "device": "auto",
         "timeout": 600.0,
-        "control": "when_different",
+        "control": "always",
         "inject": None,
         "extra_passes": (),
         "dump_graphs": False,
         "verbose": False,
+        "stress": None,
     }
     assert (report_dir, replay) == (Path("reports"), [])
 

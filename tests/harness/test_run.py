@@ -5,7 +5,6 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 
@@ -15,20 +14,13 @@ from harness.errors import CaseError, PassError, UsageError
 from harness.records import CaseResult, Verdict
 from harness.report import json as report_json
 from harness.run import Changes, change_case, run_and_report
+from harness.run_options import RunOptions
+from harness.stress import Stress
 
 COMPARED = dict.fromkeys(("loss", "grad", "param", "buffer", "optimizer"), 1)
 FIRST, SECOND = (
     Case(name=name, family="x", chunking=Chunking(dim="seq", modules="layers.*")) for name in ("first", "second")
 )
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    device: str = "auto"
-    timeout: float = 600.0
-    control: str = "when_different"
-    inject: str | None = None
-    verbose: bool = False
 
 
 def equal(case: Case) -> CaseResult:
@@ -73,6 +65,34 @@ def test_a_run_writes_its_report_and_returns_its_status(launch_with, tmp_path, c
     assert lines[0] == f"bitproof: 2 cases (first, second), report in {run_dir}"
     assert any("first graph: start ranks" in line for line in lines)
     assert lines[-1] == f"report: {run_dir / 'report.md'}"
+
+
+@pytest.mark.parametrize(
+    ("options", "remarks"),
+    [
+        (RunOptions(), ()),
+        (RunOptions(control="when_different"), ()),
+        (
+            RunOptions(control="never"),
+            ("--no-control: no system ran twice, so noise was not told from defects",),
+        ),
+        (
+            RunOptions(control="never", stress=Stress(longest_sleep=0.004, num_threads=3)),
+            (
+                "--no-control: no system ran twice but under stress, so noise was not told from defects",
+                "--stress: each system ran once more with sleeps of up to 4 ms before collectives and waits, "
+                "3 threads an operator, zeros instead of NaN in memory that nobody wrote",
+            ),
+        ),
+    ],
+)
+def test_a_report_tells_how_often_systems_ran(launch_with, tmp_path, capsys, options, remarks):
+    launch_with(lambda cases, options, run_dir, on_event: iter([equal(cases[0])]))
+    assert run_and_report([FIRST], options, tmp_path) == 0
+    assert only_report(tmp_path).remarks == remarks
+    shown = capsys.readouterr().out + (tmp_path / "latest" / "report.md").read_text()
+    assert [shown.count(remark) for remark in remarks] == [2] * len(remarks)
+    assert bool(remarks) == ("--no-control" in shown)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit(143)])

@@ -33,7 +33,7 @@ def test_the_schema_holds_every_promised_field(make_report, make_result):
 def test_fields_of_a_later_version_are_passed_over(make_report, make_result):
     report = make_report(make_result())
     values = report_json.to_dict(report) | {"history": []}
-    values["cases"][0]["stress"] = 1
+    values["cases"][0]["of_tomorrow"] = 1
     assert report_json.parse(json.dumps(values)) == report
 
 

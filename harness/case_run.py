@@ -76,6 +76,7 @@ class CaseRun:
                 "extra_passes": self.options.extra_passes if role == "candidate" else (),
                 "dump_dir": self._dump_dir(role) if self.options.dump_graphs and arm == "first" else None,
             },
+            "names": dict(self.options.names) if role == "candidate" else {},
         }
         about = {"case": self.case.name, "system": system, "arm": arm}
         return self._ask(request, about)

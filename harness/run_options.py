@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.devices import DeviceRequest
@@ -20,7 +20,8 @@ class RunOptions:
     `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
     writes every graph after every pass into the run folder. `control` says when each system runs a second
     time, to tell noise from defects. Two systems that agree in every bit are each other's control, so by
-    default only those that differ get one.
+    default only those that differ get one. `names`, unless empty, maps the candidate's own names to the reference's,
+    in place of those that it declares itself (see `harness.names`).
     """
 
     device: DeviceRequest = "auto"
@@ -30,3 +31,4 @@ class RunOptions:
     extra_passes: tuple[str, ...] = ()
     dump_graphs: bool = False
     verbose: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)

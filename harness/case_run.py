@@ -80,6 +80,7 @@ class CaseRun:
                 "dump_dir": self._dump_dir(role) if self.options.dump_graphs and arm == "first" else None,
             },
             "stress": dataclasses.asdict(self._stress) if arm == "stress" or (replay and replay.stressed) else None,
+            "names": dict(self.options.names) if role == "candidate" else {},
         }
         about = {"case": self.case.name, "system": system, "arm": arm}
         return self._ask(request, about)

@@ -34,7 +34,7 @@ from harness.capture.store import join_parts, warm_up
 from harness.case import Case
 from harness.determinism import set_determinism
 from harness.devices import Placement
-from harness.errors import BitproofError, RankError
+from harness.errors import BitproofError, RankError, RecordingError
 from harness.faults import parse_fault
 from harness.graph.options import GraphOptions
 from harness.localize.replay import Replay, archive_of, read_value
@@ -66,6 +66,7 @@ class RunRequest:
     replay: Replay | None = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     stress: Stress | None = None
+    names: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RunRequest:
@@ -136,6 +137,7 @@ class Host:
             graph_options=request.graph_options,
             keeps_values=request.keeps_values,
             stress=request.stress,
+            names=request.names,
         )
         self.send({"event": "start"})
         ranks = Ranks(job, request.log_of, self.send)
@@ -236,8 +238,17 @@ def join_recording(
 ) -> None:
     """Make one recording of the ranks' parts and, if kept, their values.
 
-    `done` are the ranks' accounts of their end, in rank order.
+    `done` are the ranks' accounts of their end, in rank order. Raises RecordingError when names were declared that
+    appeared on no rank: such a rule is stale, and may hide a gap.
     """
+    unused = [name for name in done[0]["unused_names"] if all(name in rank["unused_names"] for rank in done)]
+    if unused:
+        raise RecordingError(
+            f"names that system {request.system} declares never appeared",
+            expected="each rule to translate a name that some rank shows",
+            found=", ".join(map(repr, unused)),
+            fix="take the rules out, or mend them",
+        )
     manifest = build_manifest(
         request.case,
         request.system,

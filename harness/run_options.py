@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.devices import DeviceRequest
@@ -21,6 +21,8 @@ class RunOptions:
     `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
     writes every graph after every pass into the run folder. `control` says when each system runs a second
     time, to tell noise from defects; `stress` lets each run once more, under the stress of `harness.stress`.
+    `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
+    itself (see `harness.names`).
     """
 
     device: DeviceRequest = "auto"
@@ -31,6 +33,7 @@ class RunOptions:
     dump_graphs: bool = False
     verbose: bool = False
     stress: Stress | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""

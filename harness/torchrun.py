@@ -189,6 +189,7 @@ class Team:
             local_rank=self._local_rank,
             keeps_values=run.keeps_values,
             stress=run.stress,
+            names=run.names,
         )
 
         def report(event: dict[str, Any]) -> None:

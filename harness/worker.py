@@ -5,11 +5,10 @@ Runs in a forked rank, or in a process that torchrun started; neither knows whic
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,17 +19,16 @@ from harness.capture.values import write_values
 from harness.case import Case, Kind
 from harness.determinism import set_determinism
 from harness.devices import Placement
-from harness.errors import UsageError
 from harness.faults import Fault, Injector
 from harness.graph.options import GraphOptions
 from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
 from harness.stress import Stress, stressed
+from harness.systems import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-    from harness.faults import Wrap
     from reference.parallel.mesh import Mesh
 
     Observe = Callable[[Kind, str, torch.Tensor], None]
@@ -51,8 +49,9 @@ class Job:
     """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
 
     With `replay`, the run ends with that step, and the file is what a replay leaves behind; `keeps_values` makes
-    ranks write the values of all tensors. `program` is the prepared graph when the host could make it before
-    forking, else each rank makes it by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
+    ranks write the values of all tensors. `names`, unless empty, stands for those that the system declares.
+    `program` is the prepared graph when the host could make it before forking, else each rank makes it by
+    `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
@@ -71,6 +70,7 @@ class Job:
     local_rank: int | None = None
     keeps_values: bool = False
     stress: Stress | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -95,6 +95,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     import torch.distributed as dist
 
     from harness.capture.digest import digest
+    from harness.user_system import UserSystem
     from reference.parallel.mesh import Mesh, join_groups, leave_groups
 
     determinism = set_determinism(
@@ -111,7 +112,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     if program is None and needs_program(job.system):
         program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
     report({"event": "prepared", "graph": describe_program(program)})
-    mesh = Mesh(rank=rank, parallelism=job.case.parallelism)
+    mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
     join_groups(mesh, device, store, backend=job.placement.backend, timeout=job.collective_timeout)
     report({"event": "ready"})
 
@@ -119,7 +120,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.keeps_values)
     remains = Remains()
     with stressed(job.stress, rank):
-        system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
+        system = make_system(job, mesh, program, injector)
         _forget_peak(device)
         began = time.perf_counter()
         for step in range(job.steps):
@@ -152,6 +153,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
             "peak_mib": _peak_mib(device),
             "determinism": determinism,
             "system": _describe_system(system),
+            "unused_names": list(system.names.unused) if isinstance(system, UserSystem) else [],
             "kept": digest(recorder.kept) if recorder.kept is not None else None,
         }
     )
@@ -169,7 +171,7 @@ def _replay_step(replay: Replay, step: int, system: System, recorder: Recorder, 
             recorder.observe(kind, name, tensor)
 
     here = replay.output if step == replay.step and replay.output and replay.output.rank == recorder.rank else None
-    with logged(system, keep=here and (here.call, here.output)) as log:
+    with logged(getattr(system, "made", system), keep=here and (here.call, here.output)) as log:
         system.step(step, observe)
     if replay.log:
         remains.add_calls(step, log.calls)
@@ -189,22 +191,28 @@ def leave() -> None:
     leave_groups()
 
 
-def make_system(name: str, case: Case, mesh: Mesh, device: torch.device, program: Any, wrap: Wrap) -> System:
-    """Build a system by name: eager, eager_chunked, graph, or `package.module:factory`, called as factory(case, mesh).
+def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> System:
+    """Build the job's system, whose gradients the injector may tamper with.
 
-    Raises UsageError for any other name, or a factory that cannot be imported.
+    Raises UsageError for one that cannot be loaded or takes no steps.
     """
-    built_in: dict[str, Callable[[], System]] = {
-        "eager": lambda: _make_eager(case, mesh, device, False, wrap),
-        "eager_chunked": lambda: _make_eager(case, mesh, device, True, wrap),
-        "graph": lambda: _make_graph(case, mesh, device, program, wrap),
-    }
-    if name in built_in:
-        return built_in[name]()
-    system: System = _import_factory(name, list(built_in))(case, mesh)
-    if hasattr(system, "wrap_gradients"):
-        system.wrap_gradients(wrap)
-    return system
+    if job.system == "graph":
+        from harness.graph_step import make_graph_system
+
+        return make_graph_system(job.case, mesh, mesh.device, program, injector.wrap)
+    if job.system in BUILT_IN:
+        from reference.step import make_eager
+
+        return make_eager(job.case, mesh, mesh.device, job.system == "eager_chunked", injector.wrap)
+    from harness.user_system import UserSystem
+
+    factory = load_factory(job.system)
+    made = factory.make(job.case, mesh)
+    can_wrap = hasattr(made, "wrap_gradients")
+    if can_wrap:
+        made.wrap_gradients(injector.wrap)
+    tamper = injector.ignore if can_wrap else injector.tamper
+    return UserSystem(job.system, made, names=job.names, tamper=tamper, origin=factory.origin)
 
 
 def needs_program(system: str) -> bool:
@@ -230,35 +238,6 @@ def describe_program(program: Any) -> dict[str, Any] | None:
         return None
     passes = [getattr(entry, "to_dict", lambda entry=entry: entry)() for entry in getattr(program, "passes", [])]
     return {"code_hash": program.code_hash, "passes": passes, "seconds": dict(getattr(program, "seconds", {}))}
-
-
-def _make_eager(case: Case, mesh: Mesh, device: torch.device, chunked: bool, wrap: Wrap) -> System:
-    from reference.step import make_eager
-
-    return make_eager(case, mesh, device, chunked, wrap)
-
-
-def _make_graph(case: Case, mesh: Mesh, device: torch.device, program: Any, wrap: Wrap) -> System:
-    from harness.graph_step import make_graph_system
-
-    return make_graph_system(case, mesh, device, program, wrap)
-
-
-def _import_factory(name: str, built_in: list[str]) -> Callable[[Case, Mesh], System]:
-    module, _, factory = name.partition(":")
-    if not factory:
-        raise UsageError(
-            f"unknown system {name!r}", expected=f"{', '.join(built_in)}, or package.module:factory", found=name
-        )
-    try:
-        found: Callable[[Case, Mesh], System] = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"system {name} cannot be imported",
-            found=f"{type(error).__name__}: {error}",
-            fix="run from the folder that holds the package, or install it",
-        ) from error
-    return found
 
 
 def _forget_peak(device: torch.device) -> None:

@@ -7,6 +7,7 @@ xxh3 is no cryptographic hash: it guards against defects, not against somebody w
 
 from __future__ import annotations
 
+import numpy
 import torch
 import xxhash
 
@@ -40,4 +41,5 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
         return memoryview(b"")
     dense = tensor.resolve_conj().resolve_neg().contiguous().cpu()
     row = dense.as_strided((dense.numel(),), (1,))  # a dim of size 1 may keep any stride, even when contiguous
-    return memoryview(row.view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
+    # Not .numpy(): it forbids the storage to be resized ever after, and FSDP frees gathered parameters that way.
+    return memoryview(numpy.from_dlpack(row.view(torch.uint8))).cast("B")  # type: ignore[arg-type]

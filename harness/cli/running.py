@@ -12,6 +12,7 @@ from harness.cli.app import Device, Expression, ReportDir, app, selected_cases
 from harness.devices import unmet_requirement
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
+from harness.names import read_names
 from harness.run import Changes, change_case, run_and_report
 from harness.select import asks_for
 
@@ -62,6 +63,10 @@ def run_command(
     dump_graphs: Annotated[
         bool, typer.Option("--dump-graphs", help="Write the graph after every pass into the run folder, with diffs.")
     ] = False,
+    names: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON object from the candidate's own names to the reference's."),
+    ] = None,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a case.")] = 600.0,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")] = None,
@@ -100,9 +105,11 @@ def run_command(
         dump_graphs=dump_graphs,
         verbose=verbose,
         stress=Stress() if stress else None,
+        names={} if names is None else read_names(names),
     )
     replay = _replay_options(changes, options)
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
+    replay += [] if names is None else ["--names", str(names)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run))
 
 

@@ -1,22 +1,24 @@
 """report.md: a summary for people, fit for a CI job summary. The verdicts come first, the rest is folded.
 
-GitHub takes 1 MiB a summary: long errors are cut in the middle, and details of cases beyond the limit
-are left out with a sentence that says so.
+GitHub takes 1 MiB a summary, counted in bytes: long texts are cut in the middle, and rows and details beyond
+the limit are left out with a sentence that says so.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.records import BUCKETS, CaseResult, Closeness, Report
+from harness.records import BUCKETS, CaseResult, Divergence, Report
 from harness.report import text
 from harness.report.status import exit_status
 
 MAX_ERROR_CHARS = 16_000
-MAX_DETAIL_CHARS = 800_000
+MAX_BYTES = 1_000_000
+MAX_TABLE_BYTES = 300_000
+MAX_CELL_CHARS = 400
 MAX_LOSSES = 100
 MAX_VALUES = 100
 MAX_VALUE_CHARS = 1_000
@@ -32,17 +34,17 @@ STATUS_TEXTS = {
 def render(report: Report) -> str:
     """The whole summary. Cases that are not as expected are told first."""
     status = report.exit_status
-    blocks = [
+    head = [
         f"# bitproof {report.run_id}",
         f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
         *([_verdict_table(report.cases)] if report.cases else []),
         *(f"**{_cell(remark)}**" for remark in report.remarks),
         *_not_run(report),
-        *_details(report),
-        _fold("Environment", _table(("what", "value"), text.flatten(report.environment))),
     ]
-    return "\n\n".join(blocks) + "\n"
+    foot = _fold("Environment", _values(report.environment))
+    room = MAX_BYTES - sum(_size(block) for block in (*head, foot))
+    return "\n\n".join([*head, *_details(report, room), foot]) + "\n"
 
 
 def summarize(results: Sequence[CaseResult], environment: dict[str, Any] | None = None) -> str:
@@ -54,7 +56,7 @@ def summarize(results: Sequence[CaseResult], environment: dict[str, Any] | None 
 
 def _verdict_table(results: Iterable[CaseResult]) -> str:
     headers = ("case", "verdict", "expected", "as expected", "reference / candidate", "compared", "mismatched")
-    rows = (
+    rows = [
         (
             result.case.name,
             f"**{text.outcome(result)}**",
@@ -67,25 +69,47 @@ def _verdict_table(results: Iterable[CaseResult]) -> str:
             f"{text.total_seconds(result):.1f}",
         )
         for result in results
-    )
-    return _table((*headers, "first divergence", "seconds"), rows)
+    ]
+    return _bounded_table((*headers, "first divergence", "seconds"), rows)
 
 
 def _not_run(report: Report) -> Iterator[str]:
     if report.not_run:
-        yield "Not run here, so neither passed nor failed:\n\n" + _table(("case", "reason"), report.not_run.items())
+        rows = list(report.not_run.items())
+        yield "Not run here, so neither passed nor failed:\n\n" + _bounded_table(("case", "reason"), rows)
 
 
-def _details(report: Report) -> Iterator[str]:
-    """One folded block a case, within the size limit."""
-    length = 0
+def _bounded_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table of as many rows as MAX_TABLE_BYTES take. Every row of a Markdown table is as wide as the widest."""
+    rows = [[_brief(value) for value in row] for row in rows]
+    shown = len(rows)
+    while _size(table := _table(headers, rows[:shown])) > MAX_TABLE_BYTES:
+        shown //= 2
+    left_out = (
+        f"\n\n{len(rows) - shown} more rows are left out here; report.json has them." if shown < len(rows) else ""
+    )
+    return table + left_out
+
+
+def _brief(value: Any) -> Any:
+    return text.shorten(value, MAX_CELL_CHARS, "report.json has them") if isinstance(value, str) else value
+
+
+def _size(block: str) -> int:
+    """Bytes of a block and the empty line before it; what cannot be encoded is spelled out."""
+    return len(block.encode(errors="backslashreplace")) + 2
+
+
+def _details(report: Report, room: int) -> Iterator[str]:
+    """One folded block a case, within so many bytes."""
+    room -= 100  # for the sentence about what is left out
     left_out = 0
     for result in sorted(report.cases, key=lambda result: result.as_expected):
         block = _fold(f"{result.case.name}: {text.outcome(result)}", _case_details(report, result))
-        if length + len(block) > MAX_DETAIL_CHARS:
+        if _size(block) > room:
             left_out += 1
             continue
-        length += len(block)
+        room -= _size(block)
         yield block
     if left_out:
         yield f"Details of {left_out} more cases are left out here; report.json has them."
@@ -96,10 +120,11 @@ def _case_details(report: Report, result: CaseResult) -> str:
     if result.error:
         parts.append(f"### Error\n\n{_fence(text.shorten(result.error, MAX_ERROR_CHARS))}")
     if result.first_divergence:
-        known = [(name, value) for name, value in result.first_divergence.to_dict().items() if value is not None]
-        parts.append(f"### First divergence\n\n{_table(('what', 'value'), known)}")
+        parts.append(f"### First divergence\n\n{_divergence(result.first_divergence)}")
     if result.closeness:
-        parts.append(f"### Closeness\n\n{_sentence(text.closeness(result))}\n\n{_histogram(result.closeness)}")
+        parts.append(
+            f"### Closeness\n\n{_sentence(text.closeness(result))}\n\n{_histogram(result.closeness.histogram)}"
+        )
     kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
     parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
     controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
@@ -120,6 +145,26 @@ def _case_details(report: Report, result: CaseResult) -> str:
     return "\n\n".join([where, *parts])
 
 
+def _divergence(first: Divergence) -> str:
+    """What is known of the first differing tensor and the call to blame, each with how far the sides are apart."""
+    facts = first.to_dict()
+    known = [(name, value) for name, value in facts.items() if isinstance(value, (str, int))]
+    parts = [_table(("what", "value"), [(name, _brief(value)) for name, value in known])]
+    if first.neighbours:
+        parts.append(f"Calls around the blamed one:\n\n{_table(text.NEIGHBOURS, text.neighbour_rows(first))}")
+    sides = (
+        ("of the tensor", first.histogram, first.samples, first.reference_type),
+        ("of the blamed call's output", first.output_histogram, first.output_samples, None),
+    )
+    for what, histogram, samples, tensor_type in sides:
+        if histogram:
+            parts.append(f"Elements {what} by ULPs:\n\n{_histogram({'elements': histogram})}")
+        if rows := text.sample_rows(samples, tensor_type):
+            headers = ("index", "reference", "candidate", "reference value", "candidate value")
+            parts.append(f"The first elements {what} that differ:\n\n{_table(headers, rows)}")
+    return "\n\n".join(parts)
+
+
 def _pass_details(passes: Iterable[dict[str, Any]]) -> Iterator[str]:
     """What each pass was told, what it has to tell, and which operators it added or took away, folded."""
     for entry in passes:
@@ -134,24 +179,10 @@ def _pass_details(passes: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def _values(values: dict[str, Any]) -> str:
     """Nested JSON values as one table, by their paths; what is too long for people is cut with a word about it."""
-    rows = list(_leaves(values, ""))
+    rows = [(path, _short(value)) for path, value in text.leaves(values)]
     left_out = len(rows) - MAX_VALUES
     rows = [*rows[:MAX_VALUES], ("...", f"{left_out} more, in report.json")] if left_out > 0 else rows
     return _table(("what", "value"), rows)
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """`buckets[0].group` and its value; a list of plain values is one row."""
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _leaves(item, f"{path}.{name}" if path else str(name))
-    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{index}]")
-    elif isinstance(value, list) and value:
-        yield path, _short(", ".join(map(str, value)))
-    else:
-        yield path, "" if value is None else _short(str(value))
 
 
 def _short(value: str) -> str:
@@ -167,9 +198,8 @@ def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:
         yield step, value, left, right, "yes" if left == right else "**no**"
 
 
-def _histogram(closeness: Closeness) -> str:
-    """Elements of each kind by ULPs between the two sides."""
-    found = closeness.histogram
+def _histogram(found: Mapping[str, Mapping[str, int]]) -> str:
+    """Elements of each column by ULPs between the two sides."""
     rows = [(bucket, *(found[kind].get(bucket, 0) for kind in found)) for bucket in BUCKETS]
     return _table(("ULPs", *found), [row for row in rows if any(row[1:])])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 from harness.case import Case
@@ -79,6 +81,53 @@ def blame(divergence: Divergence | None) -> str:
     return f"{place} on rank {divergence.operator_rank} {divergence.how}" + (f" ({where})" if where else "")
 
 
+def extent(differing: int | None, elements: int | None, max_ulp: int | None) -> str:
+    """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; empty where it is not known."""
+    if differing is None or elements is None:
+        return ""
+    by = "" if max_ulp is None else f", by {max_ulp:,} ULP{'s' if max_ulp != 1 else ''} at most"
+    return f"{differing:,} of {elements:,} elements differ{by}"
+
+
+def value_of(bits: str, dtype: str) -> str:
+    """The number behind an element's bits: `0x3f80` of bfloat16 is `1.0`; empty for dtypes without ULPs."""
+    formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
+    if dtype not in formats:
+        return ""
+    code, padding = formats[dtype]
+    try:
+        return f"{struct.unpack(code, bytes.fromhex(bits.removeprefix('0x') + padding))[0]:.9g}"
+    except (ValueError, struct.error):
+        return ""
+
+
+def sample_rows(samples: list[Any] | None, tensor_type: str | None) -> list[tuple[str, ...]]:
+    """Differing elements as rows: index, both sides' bits and, where the dtype is known, both values."""
+    dtype = (tensor_type or "").partition("[")[0]
+    return [
+        (str(index), reference, candidate, value_of(reference, dtype), value_of(candidate, dtype))
+        for index, reference, candidate in samples or ()
+    ]
+
+
+NEIGHBOURS = ("", "operator", "module", "direction", "line", "agrees")
+
+
+def neighbour_rows(divergence: Divergence) -> list[tuple[str, ...]]:
+    """The calls around the blamed one, by the headers NEIGHBOURS."""
+    return [
+        (
+            "blamed" if call.get("is_culprit") is True else "",
+            str(call.get("operator") or ""),
+            str(call.get("module") or "the step itself"),
+            str(call.get("direction") or "") + ("" if call.get("chunk") is None else f", chunk {call['chunk']}"),
+            str(call.get("source") or ""),
+            "yes" if call.get("agrees") is True else "no" if call.get("agrees") is False else "",
+        )
+        for call in divergence.neighbours or ()
+    ]
+
+
 def total_seconds(result: CaseResult) -> float:
     """The case's time: its `total` where one is given, else the sum of its parts."""
     if isinstance(total := result.seconds.get("total"), (int, float)):
@@ -98,6 +147,20 @@ def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for name, value in values.items():
         flat += flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
     return flat
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """`buckets[0].group` and its value; a list of plain values is one row."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from leaves(item, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}[{index}]")
+    elif isinstance(value, list) and value:
+        yield path, ", ".join(map(str, value))
+    else:
+        yield path, "" if value is None else str(value)
 
 
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:

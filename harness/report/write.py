@@ -11,11 +11,12 @@ from pathlib import Path
 
 from harness.errors import UsageError
 from harness.records import Report
-from harness.report import json, junit, markdown
+from harness.report import html, json, junit, markdown
 
 LATEST = "latest"
 
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "html": ("report.html", html.render),
     "json": (json.FILE_NAME, json.render),
     "junit": ("junit.xml", junit.render),
     "md": ("report.md", markdown.render),

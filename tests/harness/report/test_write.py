@@ -47,7 +47,7 @@ def test_a_run_is_written_in_every_form_and_latest_points_at_the_newest(report, 
     for _ in range(2):
         run_dir = write.prepare_run_dir(tmp_path)
         write.write_run(report, run_dir)
-        assert sorted(os.listdir(run_dir)) == ["junit.xml", "report.json", "report.md"]
+        assert sorted(os.listdir(run_dir)) == ["junit.xml", "report.html", "report.json", "report.md"]
         assert report_json.read(run_dir / "report.json") == report
         assert os.readlink(tmp_path / "latest") == run_dir.name
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
@@ -58,7 +58,7 @@ def test_a_plain_latest_that_appears_during_a_run_is_refused_with_the_report_in_
     (tmp_path / "latest").write_text("mine")
     with pytest.raises(UsageError, match="is in the way of the link to the newest run"):
         write.write_run(report, run_dir)
-    assert sorted(os.listdir(run_dir)) == ["junit.xml", "report.json", "report.md"]
+    assert sorted(os.listdir(run_dir)) == ["junit.xml", "report.html", "report.json", "report.md"]
     assert (tmp_path / "latest").read_text() == "mine"
 
 
@@ -92,9 +92,9 @@ def test_a_form_that_cannot_be_made_leaves_no_file_at_all(report, tmp_path, monk
 
 def test_an_unknown_format_is_refused_with_those_that_exist(report):
     with pytest.raises(UsageError) as error:
-        write.render_as(report, "html")
+        write.render_as(report, "pdf")
     assert str(error.value) == (
-        "UsageError: there is no such report format\n  expected: json or junit or md\n  found: 'html'"
+        "UsageError: there is no such report format\n  expected: html or json or junit or md\n  found: 'pdf'"
     )
 
 

@@ -175,7 +175,12 @@ class CaseRun:
             self.passes = graph["passes"]
 
     def _measured(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "memory": self.memory, "passes": self.passes}
+        return {"seconds": self.seconds, "memory": self.memory, "passes": self.passes, "logs": self._logs()}
+
+    def _logs(self) -> list[str]:
+        """Every log of the case, as a path within the run folder."""
+        files = (self.desk.run_dir / "logs" / self.case.name).rglob("*.log")
+        return sorted((path.relative_to(self.desk.run_dir).as_posix() for path in files), key=_by_number)
 
     def _recording(self, role: Role, arm: str) -> Path:
         suffix = "" if arm == "first" else f".{arm}"
@@ -191,6 +196,11 @@ class CaseRun:
         label = re.sub(r"[^\w.-]", "-", getattr(self.case, role))
         twin = role == "candidate" and self.case.reference == self.case.candidate
         return f"{label}.candidate" if twin else label
+
+
+def _by_number(path: str) -> list[Any]:
+    """A sort key that puts rank10 behind rank9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
 
 
 def _add_error(judgement: Judgement, text: str) -> Judgement:

@@ -6,6 +6,7 @@ Everything here can be written as JSON and read back; nothing here imports torch
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,6 +73,10 @@ class Divergence:
     output does not. `how` says what is wrong with it; it ran on `operator_rank`, the lowest of the
     `operator_ranks` on which it differs, and is written at the line `source`; the `output_` fields are
     about its output.
+
+    `histogram` counts the tensor's elements by ULPs, as Closeness does; dtypes without ULPs have none.
+    `samples` are the first elements that differ: `[[1, 2], "0x3f800000", "0x40000000"]` has the index, the
+    reference's bits and the candidate's. `neighbours` are the calls around the blamed one, in execution order.
     """
 
     step: int
@@ -100,6 +105,11 @@ class Divergence:
     output_max_ulp: int | None = None
     output_reference_bits: str | None = None
     output_candidate_bits: str | None = None
+    neighbours: list[dict[str, Any]] | None = None
+    histogram: dict[str, int] | None = None
+    samples: list[Any] | None = None
+    output_histogram: dict[str, int] | None = None
+    output_samples: list[Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The divergence with the report's key names (`pass` instead of `pass_`)."""
@@ -143,6 +153,21 @@ BUCKETS = ("0", *(ulp_bucket(power) for power in range(65)), UNLIKE)
 """Every bucket of a ULP histogram, in order."""
 
 
+Differing = dict[str, dict[str, dict[str, list[int]]]]
+"""The ranks on which a tensor differs, by kind, name and step; steps are texts, as keys of JSON objects are."""
+
+MAX_DIFFERING = 20_000
+"""How many differing keys of one case a report has."""
+
+
+def group_keys(keys: Iterable[Key]) -> Differing:
+    """Keys by kind, name and step, in their own order."""
+    grouped: Differing = {}
+    for key in keys:
+        grouped.setdefault(key.kind, {}).setdefault(key.name, {}).setdefault(str(key.step), []).append(key.rank)
+    return grouped
+
+
 def zero_counts() -> dict[str, int]:
     """A count of nothing for every kind."""
     return dict.fromkeys(KINDS, 0)
@@ -153,6 +178,8 @@ class CaseResult:
     """One case's line in the report. `error` holds a failure's whole text, rank traceback included.
 
     `memory` holds each side's peak of allocated device memory during the steps, in MiB, None on a CPU.
+    `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and
+    `differing_left_out` says how many more there are. `logs` are paths within the run folder.
     """
 
     case: Case
@@ -172,6 +199,9 @@ class CaseResult:
     passes: list[dict[str, Any]] = field(default_factory=list)
     closeness: Closeness | None = None
     memory: dict[str, float | None] = field(default_factory=dict)
+    differing: Differing = field(default_factory=dict)
+    differing_left_out: int = 0
+    logs: list[str] = field(default_factory=list)
 
     @property
     def as_expected(self) -> bool:

@@ -1,4 +1,4 @@
-"""How two tensors differ, in bits: which elements, by how many ULPs, and the first one's bits.
+"""How two tensors differ, in bits: which elements, by how many ULPs, and the first ones' bits.
 
 Bits decide, never values: -0.0 differs from 0.0, a NaN equals a NaN of the same payload alone, and
 `torch.equal` (which knows neither) is not used. torch is imported inside the functions.
@@ -10,18 +10,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.errors import RecordingError
+from harness.records import BUCKETS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ULP_DTYPES = ("float16", "bfloat16", "float32", "float64")
+NUM_SAMPLES = 8
+
+_BUCKET_ENDS = (0, *(2**power for power in range(63)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitDifference:
     """Two tensors of one dtype and shape, compared bit for bit.
 
-    `max_ulp` is None for a dtype without ULPs; `first_index` and the bits are None when nothing differs.
+    `max_ulp` and `histogram`, which counts elements by `records.BUCKETS`, are None for a dtype without ULPs;
+    `first_index` and the bits are None when nothing differs. `samples` are the first elements that differ: the
+    index, the reference's bits, the candidate's.
     """
 
     elements: int
@@ -30,6 +36,8 @@ class BitDifference:
     first_index: tuple[int, ...] | None = None
     reference_bits: str | None = None
     candidate_bits: str | None = None
+    histogram: dict[str, int] | None = None
+    samples: tuple[tuple[tuple[int, ...], str, str], ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -63,17 +71,23 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
     differs = (reference_bytes != candidate_bytes).any(dim=1)
     num_differing = int(differs.sum())
     max_ulp = max_ulp_distance(reference, candidate)
+    histogram = None if max_ulp is None else name_counts(ulp_counts(reference, candidate))
     if not num_differing:
-        return BitDifference(elements=differs.numel(), elements_differing=0, max_ulp=max_ulp)
-    first = int(differs.int().argmax())
-    index = torch.unravel_index(torch.tensor(first), reference.shape)
+        return BitDifference(elements=differs.numel(), elements_differing=0, max_ulp=max_ulp, histogram=histogram)
+    samples = []
+    for first in differs.nonzero()[:NUM_SAMPLES, 0]:
+        index = tuple(int(i) for i in torch.unravel_index(first, reference.shape))
+        samples.append((index, _hex(reference_bytes[first]), _hex(candidate_bytes[first])))
+    first_index, reference_bits, candidate_bits = samples[0]
     return BitDifference(
         elements=differs.numel(),
         elements_differing=num_differing,
         max_ulp=max_ulp,
-        first_index=tuple(int(i) for i in index),
-        reference_bits=_hex(reference_bytes[first]),
-        candidate_bits=_hex(candidate_bytes[first]),
+        first_index=first_index,
+        reference_bits=reference_bits,
+        candidate_bits=candidate_bits,
+        histogram=histogram,
+        samples=tuple(samples),
     )
 
 
@@ -103,6 +117,37 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
     left, right = _ordered(reference), _ordered(candidate)
     return torch.maximum(left, right) - torch.minimum(left, right)
+
+
+def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
+    """How many elements fall into each of `records.BUCKETS`: int64 of shape [buckets]."""
+    import torch
+
+    counts = torch.zeros(len(BUCKETS), dtype=torch.int64)
+    if bits_equal(reference, candidate):
+        counts[0] = reference.numel()
+        return counts
+    if str(reference.dtype).removeprefix("torch.") in ULP_DTYPES:
+        distances = ulp_distances(reference, candidate).reshape(-1)
+        unlike = is_unlike(reference, candidate).reshape(-1)
+        index = torch.bucketize(distances, torch.tensor(_BUCKET_ENDS))
+        index[distances < 0] = len(BUCKETS) - 2  # 2^63 and more wrapped around: float64s of opposite signs
+    else:
+        unlike = reference.reshape(-1) != candidate.reshape(-1)
+        index = torch.zeros_like(unlike, dtype=torch.int64)
+    index[unlike] = len(BUCKETS) - 1
+    return counts + torch.bincount(index, minlength=len(BUCKETS))
+
+
+def name_counts(counts: Tensor) -> dict[str, int]:
+    """The buckets that hold something, by name and in order."""
+    return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
+
+
+def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
+    """Where one side is NaN or infinite and the other is not the same."""
+    special = ~(reference.isfinite() & candidate.isfinite())
+    return special & ~(reference.isnan() & candidate.isnan()) & (reference != candidate)
 
 
 def tensor_type(tensor: Tensor) -> str:

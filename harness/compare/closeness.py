@@ -24,12 +24,10 @@ from torch import Tensor
 from harness.capture.digest import digest
 from harness.capture.store import checked_values_path, read_recording
 from harness.capture.values import Values, name_value, open_values
-from harness.compare.bits import ULP_DTYPES, bits_equal, tensor_type, ulp_distances
+from harness.compare.bits import bits_equal, is_unlike, name_counts, tensor_type, ulp_counts
 from harness.compare.verdict import computation_order
 from harness.errors import RecordingError
-from harness.records import BUCKETS, Closeness, Key, Recording
-
-_BUCKET_ENDS = (0, *(2**power for power in range(63)))
+from harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float) -> Closeness:
@@ -56,7 +54,7 @@ def measure(reference: Path, candidate: Path, bound: float) -> Closeness:
         largest_error=_finite(errors[largest]),
         largest=largest,
         tensors_beyond=len(beyond),
-        histogram={kind: _named(row) for kind, row in counts.items()},
+        histogram={kind: name_counts(row) for kind, row in counts.items()},
         first_beyond=beyond[0] if beyond else None,
         first_beyond_error=_finite(errors[beyond[0]]) if beyond else None,
     )
@@ -69,30 +67,12 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
     if not reference.is_floating_point() or tensor_type(reference) != tensor_type(candidate):
         return math.inf
     left, right = (x.detach().cpu().reshape(-1).to(torch.float64) for x in (reference, candidate))
-    if _is_unlike(left, right).any():
+    if is_unlike(left, right).any():
         return math.inf
     finite = left.isfinite()
     left, right = left[finite], right[finite]
     apart, norm = _norm_of(left - right), _norm_of(left)
     return 0.0 if apart == 0 else apart / norm if norm else math.inf
-
-
-def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """How many elements fall into each of `records.BUCKETS`: int64 of shape [buckets]."""
-    counts = torch.zeros(len(BUCKETS), dtype=torch.int64)
-    if bits_equal(reference, candidate):
-        counts[0] = reference.numel()
-        return counts
-    if str(reference.dtype).removeprefix("torch.") in ULP_DTYPES:
-        distances = ulp_distances(reference, candidate).reshape(-1)
-        unlike = _is_unlike(reference, candidate).reshape(-1)
-        index = torch.bucketize(distances, torch.tensor(_BUCKET_ENDS))
-        index[distances < 0] = len(BUCKETS) - 2  # 2^63 and more wrapped around: float64s of opposite signs
-    else:
-        unlike = reference.reshape(-1) != candidate.reshape(-1)
-        index = torch.zeros_like(unlike, dtype=torch.int64)
-    index[unlike] = len(BUCKETS) - 1
-    return counts + torch.bincount(index, minlength=len(BUCKETS))
 
 
 @contextmanager
@@ -124,12 +104,6 @@ def _read(values: Values, key: Key, recording: Recording) -> Tensor:
     return tensor
 
 
-def _is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Where one side is NaN or infinite and the other is not the same."""
-    special = ~(reference.isfinite() & candidate.isfinite())
-    return special & ~(reference.isnan() & candidate.isnan()) & (reference != candidate)
-
-
 def _norm_of(x: Tensor) -> float:
     """The Euclidean norm of finite float64s, squares added in row-major order."""
     largest = float(x.abs().max()) if x.numel() else 0.0
@@ -138,8 +112,3 @@ def _norm_of(x: Tensor) -> float:
 
 def _finite(error: float) -> float | None:
     return error if math.isfinite(error) else None
-
-
-def _named(counts: Tensor) -> dict[str, int]:
-    """The buckets that hold something, in order."""
-    return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}

@@ -25,7 +25,18 @@ from typing import Any
 
 from harness.case import KINDS, Case, Kind
 from harness.compare.align import NUM_NAMED, Alignment, align
-from harness.records import Closeness, Divergence, Key, Record, Recording, Verdict, zero_counts
+from harness.records import (
+    MAX_DIFFERING,
+    Closeness,
+    Differing,
+    Divergence,
+    Key,
+    Record,
+    Recording,
+    Verdict,
+    group_keys,
+    zero_counts,
+)
 
 REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 BEFORE_OPTIMIZER = "@before_optimizer"
@@ -40,7 +51,7 @@ class Comparison:
     """What two recordings came to. `reason` says why the verdict is UNVERIFIED, else None.
 
     `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
-    sentence for each pair whose dtype or shape differ.
+    sentence for each pair whose dtype or shape differ. `differing` and `differing_left_out` are as in CaseResult.
     """
 
     verdict: Verdict
@@ -50,6 +61,8 @@ class Comparison:
     first_divergence: Divergence | None = None
     layout_mismatches: tuple[str, ...] = ()
     reason: str | None = None
+    differing: Differing = field(default_factory=dict)
+    differing_left_out: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +77,8 @@ class Judgement:
     control: dict[str, str | None]
     error: str | None
     closeness: Closeness | None = None
+    differing: Differing = field(default_factory=dict)
+    differing_left_out: int = 0
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
@@ -75,7 +90,9 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
     differing = {key: pair for key, pair in alignment.pairs.items() if _type(pair[0]) != _type(pair[1])}
     layouts = tuple(_tell_layout(key, *pair) for key, pair in differing.items())
     differing |= {key: pair for key, pair in alignment.pairs.items() if pair[0].digest != pair[1].digest}
-    first = min(differing, key=computation_order(alignment.pairs), default=None)
+    ordered = sorted((key for key in differing if key.kind in KINDS), key=computation_order(alignment.pairs))
+    first = ordered[0] if ordered else None
+    shown = [key for key in ordered if _is_inside(key, case)][:MAX_DIFFERING]
     return Comparison(
         verdict=Verdict.UNVERIFIED if gaps else Verdict.DIFFERENT if differing else Verdict.EQUAL,
         compared=_count(alignment.pairs),
@@ -84,6 +101,8 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         first_divergence=_diverge(first, *differing[first]) if first else None,
         layout_mismatches=layouts,
         reason=_tell("the evidence is incomplete", gaps) if gaps else None,
+        differing=group_keys(shown),
+        differing_left_out=len(ordered) - len(shown),
     )
 
 
@@ -133,6 +152,8 @@ def judge(
         control={side: control.verdict.value if control else None for side, control in controls.items()},
         error="\n".join(texts) or None,
         closeness=closeness,
+        differing=comparison.differing,
+        differing_left_out=comparison.differing_left_out,
     )
 
 
@@ -187,13 +208,16 @@ def _uncovered(alignment: Alignment, case: Case) -> Iterator[str]:
 
 def _unusable(alignment: Alignment, case: Case) -> Iterator[str]:
     """Pairs that cannot be evidence: outside the case, or without a real digest."""
-    num_ranks = case.parallelism.world_size
     for key, records in alignment.pairs.items():
         place = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
-        if key.kind not in KINDS or not (0 <= key.step < case.steps and 0 <= key.rank < num_ranks):
-            yield f"{place} is outside the case ({case.steps} steps, {num_ranks} ranks)"
+        if key.kind not in KINDS or not _is_inside(key, case):
+            yield f"{place} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
         if not all(re.fullmatch("[0-9a-f]{32}", record.digest) for record in records):
             yield f"{place} has no digest of 32 hexadecimal digits"
+
+
+def _is_inside(key: Key, case: Case) -> bool:
+    return 0 <= key.step < case.steps and 0 <= key.rank < case.parallelism.world_size
 
 
 def _tell_places(places: list[tuple[int, int]]) -> str:

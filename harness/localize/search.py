@@ -99,7 +99,15 @@ class Search:
         """How the values differ that a replay of each system left, and their digests."""
         archives = {role: str(archive_of(self._archives(role, number), rank)) for role in ROLES}
         answer = self.ask({"request": "bits", "name": name} | archives)
-        names = ("elements_differing", "elements", "max_ulp", "reference_bits", "candidate_bits")
+        names = (
+            "elements_differing",
+            "elements",
+            "max_ulp",
+            "reference_bits",
+            "candidate_bits",
+            "histogram",
+            "samples",
+        )
         return {name: answer["bits"][name] for name in names if answer["bits"]}, answer["digests"]
 
 

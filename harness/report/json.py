@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 from harness.case import KINDS, Case, Kind
 from harness.errors import CaseError, RecordingError
-from harness.records import BUCKETS, SCHEMA, UNLIKE, CaseResult, Closeness, Divergence, Key, Report, Verdict
+from harness.records import (
+    BUCKETS,
+    SCHEMA,
+    UNLIKE,
+    CaseResult,
+    Closeness,
+    Differing,
+    Divergence,
+    Key,
+    Report,
+    Verdict,
+)
 from harness.report.status import exit_status
 
 FILE_NAME = "report.json"
@@ -105,6 +118,9 @@ def _case_to_dict(result: CaseResult) -> dict[str, Any]:
         "passes": result.passes,
         "closeness": _closeness_to_dict(result.closeness) if result.closeness else None,
         "memory": result.memory,
+        "differing": result.differing,
+        "differing_left_out": result.differing_left_out,
+        "logs": result.logs,
         "case": result.case.to_dict(),
     }
 
@@ -142,6 +158,9 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
             for index, item in enumerate(reader.array(values.get("passes", []), f"{where}.passes"))
         ],
         closeness=_closeness(reader, values.get("closeness"), f"{where}.closeness"),
+        differing=_differing(reader, values.get("differing", {}), f"{where}.differing"),
+        differing_left_out=reader.number(values, "differing_left_out", where) if "differing_left_out" in values else 0,
+        logs=_logs(reader, values.get("logs", []), f"{where}.logs"),
     )
     _refuse_contradictions(reader, values, result, where)
     return result
@@ -153,6 +172,8 @@ def _refuse_contradictions(reader: _Reader, values: dict[str, Any], result: Case
     for name in ("name", "expected", "reference", "candidate"):
         if values.get(name) != getattr(case, name):
             raise reader.refuse(f"{where}.{name}", f"{getattr(case, name)!r}, by its case", values.get(name))
+    if result.differing or result.differing_left_out:
+        _refuse_miscounted(reader, result, where)
     is_equal = result.verdict == Verdict.EQUAL
     has_difference = any(result.mismatched.values()) or result.differing_kinds or result.first_divergence is not None
     if is_equal and has_difference:
@@ -166,6 +187,23 @@ def _refuse_contradictions(reader: _Reader, values: dict[str, Any], result: Case
         _refuse_unfounded_close(reader, result, where)
     if result.verdict == Verdict.DIFFERENT and not any(result.mismatched.values()):
         raise reader.refuse(f"{where}.verdict", "no DIFFERENT, as no record differs", result.verdict.value)
+
+
+def _refuse_miscounted(reader: _Reader, result: CaseResult, where: str) -> None:
+    """Differing keys must lie within the case, and be as many as the mismatched records."""
+    places = [
+        (kind, int(step), rank)
+        for kind, names in result.differing.items()
+        for steps in names.values()
+        for step, ranks in steps.items()
+        for rank in ranks
+    ]
+    expected = sum(result.mismatched.values())
+    if len(places) + result.differing_left_out != expected:
+        raise reader.refuse(f"{where}.differing", f"{expected} keys, by the mismatched records", len(places))
+    for kind, step, rank in places:
+        if step >= result.steps or rank >= result.world_size:
+            raise reader.refuse(f"{where}.differing.{kind}", "steps and ranks of the case", f"step {step}, rank {rank}")
 
 
 def _refuse_unfounded_close(reader: _Reader, result: CaseResult, where: str) -> None:
@@ -196,10 +234,7 @@ def _closeness(reader: _Reader, entry: Any, where: str) -> Closeness | None:
     histogram = reader.table(values.get("histogram"), f"{where}.histogram")
     reader.kinds(list(histogram), f"{where}.histogram")
     for kind, buckets in histogram.items():
-        for bucket in reader.table(buckets, f"{where}.histogram.{kind}"):
-            if bucket not in BUCKETS:
-                raise reader.refuse(f"{where}.histogram.{kind}", "ranges of ULPs such as 3-4", bucket)
-            reader.number(buckets, bucket, f"{where}.histogram.{kind}")
+        _buckets(reader, buckets, f"{where}.histogram.{kind}")
     first_beyond, bound = values.get("first_beyond"), reader.size(values, "bound", where)
     if bound is None:
         raise reader.refuse(f"{where}.bound", "a finite number, zero or more", bound)
@@ -212,6 +247,63 @@ def _closeness(reader: _Reader, entry: Any, where: str) -> Closeness | None:
         first_beyond=None if first_beyond is None else _key(reader, first_beyond, f"{where}.first_beyond"),
         first_beyond_error=reader.size(values, "first_beyond_error", where),
     )
+
+
+def _buckets(reader: _Reader, entry: Any, where: str) -> dict[str, int]:
+    """Counts of elements by ULPs."""
+    buckets = reader.table(entry, where)
+    for bucket in buckets:
+        if bucket not in BUCKETS:
+            raise reader.refuse(where, "ranges of ULPs such as 3-4", bucket)
+        reader.number(buckets, bucket, where)
+    return buckets
+
+
+def _differing(reader: _Reader, entry: Any, where: str) -> Differing:
+    """Ranks by kind, name and step."""
+    kinds = reader.table(entry, where)
+    reader.kinds(list(kinds), where)
+    for kind, names in kinds.items():
+        for name, steps in reader.table(names, f"{where}.{kind}").items():
+            for step, ranks in reader.table(steps, f"{where}.{kind}.{name}").items():
+                if not re.fullmatch("[0-9]{1,9}", step):
+                    raise reader.refuse(f"{where}.{kind}.{name}", "steps as decimal numbers", step)
+                reader.integers(ranks, f"{where}.{kind}.{name}.{step}")
+    return kinds
+
+
+def _logs(reader: _Reader, entry: Any, where: str) -> list[str]:
+    """Paths that stay within the run folder: they become links."""
+    paths = reader.texts(entry, where)
+    for path in paths:
+        if not path.startswith("logs/") or ".." in path.split("/"):
+            raise reader.refuse(where, "paths within logs/", path)
+    return paths
+
+
+def _samples(reader: _Reader, entry: Any, where: str) -> list[Any]:
+    """Elements that differ: index, reference's bits, candidate's bits."""
+    for number, sample in enumerate(reader.array(entry, where)):
+        field = f"{where}[{number}]"
+        if len(reader.array(sample, field)) != 3:
+            raise reader.refuse(field, "an index and two texts", sample)
+        reader.integers(sample[0], f"{field}[0]")
+        reader.texts(sample[1:], field)
+    return list(entry)
+
+
+def _neighbours(reader: _Reader, entry: Any, where: str) -> list[dict[str, Any]]:
+    """Calls around the blamed one."""
+    return [reader.table(call, f"{where}[{number}]") for number, call in enumerate(reader.array(entry, where))]
+
+
+_DIVERGENCE_TABLES: dict[str, Callable[[_Reader, Any, str], Any]] = {
+    "neighbours": _neighbours,
+    "histogram": _buckets,
+    "samples": _samples,
+    "output_histogram": _buckets,
+    "output_samples": _samples,
+}
 
 
 def _key(reader: _Reader, entry: Any, where: str) -> Key:
@@ -244,6 +336,8 @@ def _divergence(reader: _Reader, entry: Any, where: str) -> Divergence:
         is_integer = hint is int or int in options
         if value is None and type(None) in options:
             known[name] = None
+        elif name in _DIVERGENCE_TABLES:
+            known[name] = _DIVERGENCE_TABLES[name](reader, value, f"{where}.{name}")
         elif type(value) is (int if is_integer else str):
             known[name] = value
         else:
@@ -289,6 +383,12 @@ class _Reader:
         """An array of texts."""
         if not all(isinstance(item, str) for item in self.array(value, field)):
             raise self.refuse(field, "an array of texts", value)
+        return list(value)
+
+    def integers(self, value: Any, field: str) -> list[int]:
+        """An array of integers of zero or more."""
+        if not all(type(item) is int and item >= 0 for item in self.array(value, field)):
+            raise self.refuse(field, "an array of integers, zero or more", value)
         return list(value)
 
     def reasons(self, value: Any, field: str) -> dict[str, str]:

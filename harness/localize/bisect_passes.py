@@ -223,9 +223,14 @@ class Bisector:
         [roots] = [entry["facts"]["modules"] for entry in found.result.passes if entry["name"] == CHUNK]
         found.regions = tuple(roots)
 
+        together = found.regions
+
         def differs(half: Sequence[str]) -> bool:
+            nonlocal together
             case = self._region(prefix, chunking, half)
-            return self._judge(case, found.region_probes, f"chunk in {', '.join(half)}") == Verdict.DIFFERENT
+            verdict = self._judge(case, found.region_probes, f"chunk in {', '.join(half)}")
+            together = tuple(half) if verdict == Verdict.DIFFERENT else together
+            return verdict == Verdict.DIFFERENT
 
         try:
             for regions in halve(found.regions, differs):
@@ -241,7 +246,10 @@ class Bisector:
             self._tell_pass(result)
             found.region_result = result
         else:
-            found.region_problem = f"no region was found that differs when it alone is chunked: {roots[0]} to {roots[-1]}"
+            found.region_problem = (
+                f"{found.regions[0]} alone is {result.verdict}; these differ when they are chunked together: "
+                + ", ".join(together)
+            )
 
     def _region(self, prefix: Case, chunking: Chunking, regions: Sequence[str]) -> Case:
         name = f"{self.case.name}_region_{len(self.found.region_probes)}"

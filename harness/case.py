@@ -36,12 +36,14 @@ class Chunking:
 
     `modules` is a pattern over fully qualified module names in which `*` stands for one component.
     `early_grad_accumulation` on adds both chunks' gradient of a parameter before its cast and
-    reduce-scatter; off, each goes through its own, and the results are added.
+    reduce-scatter; off, each goes through its own, and the results are added. `only`, where it is not empty,
+    names the matching modules that are chunked: the others run whole.
     """
 
     dim: Literal["batch", "seq"]
     modules: str
     early_grad_accumulation: bool = False
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dim not in ("batch", "seq"):
@@ -52,10 +54,17 @@ class Chunking:
                 expected="components of letters, digits and _, or *, joined by dots, such as layers.*.moe",
                 found=repr(self.modules),
             )
+        if strangers := [name for name in self.only if root_of(self.modules, name) != name]:
+            raise CaseError(
+                "only modules that the chunking pattern matches can be chunked",
+                expected=f"names that {self.modules} matches",
+                found=", ".join(strangers),
+            )
 
     def root_of(self, module: str) -> str | None:
         """The chunked module that `module` is, or lies in: layers.1.moe of layers.1.moe.router; else None."""
-        return root_of(self.modules, module)
+        root = root_of(self.modules, module)
+        return root if not self.only or root in self.only else None
 
 
 def root_of(pattern: str, module: str) -> str | None:
@@ -171,6 +180,9 @@ class Pipeline:
     `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles
     FlexAttention's operators alone; "inductor" compiles the whole graph, which fuses operators and so
     rounds less often: expect CLOSE.
+
+    `until` names the last pass of the column to apply, "" for none: the graph runs as it is then, without the
+    passes that follow and without the backend.
     """
 
     isolate_groups: bool = False
@@ -178,6 +190,7 @@ class Pipeline:
     overlap: bool = False
     overlap_costs: str | None = None
     backend: Literal["fx", "regional_inductor", "inductor"] = "fx"
+    until: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,10 @@ class CaseRun:
         about = {"case": self.case.name, "system": system, "arm": arm}
         return self._ask(request, about)
 
+    def recording(self, role: Role) -> Recording:
+        """What the first run of one side recorded. Raises RecordingError when there is none."""
+        return read_recording(self._recording(role, "first"))
+
     def _ask(self, request: dict[str, Any], about: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Ask the desk, within the case's time. `about` is added to every event."""
         timeout = self._remaining() + _HOST_MARGIN

@@ -29,7 +29,7 @@ from harness.graph.dump import GraphDump
 from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
 from harness.graph.options import GraphOptions, parse_pass
-from harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
+from harness.graph.pipeline import PassReport, apply_until, build_pipeline, run_pipeline
 from harness.graph.trace import trace_joint_step
 from reference.chunking import DIM_INDEX
 from reference.parallel.mesh import EXPERT, GROUP_NAMES, Mesh, ensure_group
@@ -92,12 +92,12 @@ def prepare(case: Case, device: torch.device, options: GraphOptions | None = Non
         pipeline=case.pipeline,
         groups=group_table(mesh),
     )
-    passes = insert(build_pipeline(context), extra_passes)
+    passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
     dump = GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names) if options.dump_dir else None
     with dump or contextlib.nullcontext():
         module, reports = run_pipeline(joint.module, passes, context, dump)
     run: Callable[..., Any] = module
-    if case.pipeline.backend != "fx":
+    if case.pipeline.backend != "fx" and case.pipeline.until is None:
         run, report = _compiled(module, case, context.groups)
         reports.append(report)
     return GraphProgram(

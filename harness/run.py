@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,11 +84,12 @@ def run_and_report(
     report_dir: Path,
     replay: Sequence[str] = (),
     not_run: Mapping[str, str] = MappingProxyType({}),
+    tell: Callable[[Report, Path], None] = lambda report, run_dir: None,
 ) -> int:
     """Run cases, write their report and return the exit status.
 
     `not_run` says, by name, why cases were left out; `replay` are the command-line options that a replay
-    must repeat. Raises UsageError when the call is wrong, before anything is run or written.
+    must repeat; `tell` is called with the written report and its folder. Raises UsageError when the call is wrong, before anything is run or written.
     """
     run_dir = prepare_run_dir(report_dir)
     reports = is_reporting_rank()
@@ -101,7 +102,7 @@ def run_and_report(
             _remove_if_empty(run_dir)
             raise progress.failure
         with _interrupts_held():
-            return _finish(cases, progress, options, run_dir, replay, not_run, reports)
+            return _finish(cases, progress, options, run_dir, replay, not_run, reports, tell)
 
 
 def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
@@ -134,6 +135,7 @@ def _finish(
     replay: Sequence[str],
     not_run: Mapping[str, str],
     reports: bool,
+    tell: Callable[[Report, Path], None],
 ) -> int:
     """Write and print the report, on the rank that reports; return the exit status on all."""
     where = {
@@ -156,6 +158,7 @@ def _finish(
     )
     write_run(report, run_dir)
     terminal.print_report(report)
+    tell(report, run_dir)
     if state.reason == INTERRUPTED:
         print("bitproof: interrupted; the cases that were not finished are UNVERIFIED", file=sys.stderr)
     if state.failure is not None:

@@ -29,6 +29,7 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.graph import CodeGen
 
 from harness.errors import TraceError
 from harness.graph import operators, symbols
@@ -119,6 +120,9 @@ def trace_joint_step(
             where=_innermost_user_line(error),
             fix="write the size as x.shape[...], never as int(...) or in an `if`",
         ) from error
+    # make_fx has the graph called with its two lists; passes write graphs that are called with each tensor.
+    module.graph.set_codegen(CodeGen())
+    module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
     guards = _deferred_guards(fake_mode.shape_env, symbol)

@@ -123,6 +123,37 @@ def facts_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> dict[str, Any]:
     }
 
 
+NUM_NEIGHBOURS = 3
+
+
+def neighbours_of(
+    culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
+) -> list[dict[str, Any]]:
+    """The blamed call, and the calls before and after it on its rank, in execution order.
+
+    `agrees` says of each whether the other side has its outputs where they belong (rule 1). The log is the
+    candidate's; where that lacks the call, it is the reference's.
+    """
+    mine, other = candidate[culprit.rank], reference[culprit.rank]
+    index = culprit.candidate
+    if index is None:
+        mine, other, index = other, mine, culprit.reference
+    assert index is not None, "a culprit is in one of the logs"
+    known = _Reference(other)
+    return [
+        {
+            "operator": call.operator,
+            "module": call.place.module,
+            "direction": call.place.direction,
+            "chunk": call.place.chunk,
+            "source": call.source,
+            "agrees": known.knows(call),
+            "is_culprit": number == index,
+        }
+        for number, call in list(enumerate(mine))[max(0, index - NUM_NEIGHBOURS) : index + NUM_NEIGHBOURS + 1]
+    ]
+
+
 def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
     """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
     starts = [(rank, log.last_producer(has)) for rank, log in enumerate(logs) for _, has in differing.get(rank, ())]

@@ -206,6 +206,14 @@ def prepare_program(case: Case, device: torch.device, options: GraphOptions) -> 
     return prepare(case, device, options)
 
 
+def model_sizes(case: Case) -> dict[str, int]:
+    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
+    from reference.models import model_config
+    from reference.models.sizes import sizes_of
+
+    return sizes_of(model_config(case.model))
+
+
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
     """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
     return options if rank == 0 else replace(options, dump_dir=None)

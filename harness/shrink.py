@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness import __version__
 from harness.case import Case
 from harness.case_file import case_text
 from harness.case_run import CaseRun
@@ -25,7 +27,7 @@ from harness.localize.shrink_case import Budget, Symptom, Trial, differences, sh
 from harness.records import CaseResult, Report, Verdict
 from harness.report.progress import make_progress
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
-from harness.report.text import CASE_FILE
+from harness.report.text import CASE_FILE, blame, locate
 from harness.report.write import prepare_run_dir, write_atomically, write_run
 from harness.run_options import OnEvent, RunOptions
 from harness.session import Session, open_session
@@ -35,7 +37,7 @@ _ASK_SECONDS = 120.0
 _FILE_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Desk:
     """A session's host, with folders of its own: for one of many runs of cases of one name."""
 
@@ -145,7 +147,45 @@ class _Shrinking:
 
     def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> str:
         """The file of plain Python, in words: where it is and what running it showed, or why there is none."""
-        return "not written"
+        case, first = trial.case, final.first_divergence
+        if first is None:
+            return "none: what fails is a run, and a file could only compare results"
+        if trial.inject is not None:
+            return "none: the difference is put in from outside of the two systems' code"
+        if case.pipeline.backend != "fx":
+            return f"none: what {case.pipeline.backend} compiles is not the graph's own code"
+        request = {
+            "request": "standalone",
+            "case": case.to_dict(),
+            "extra_passes": trial.extra_passes,
+            "step": first.step,
+            "head": _head(case, final, command),
+        }
+        print("writing a file that shows it, and running it", flush=True)
+        try:
+            found = self.session.ask(request, _FILE_SECONDS, lambda event: None)
+        except BitproofError as error:
+            return f"none: {error.what}" + (f"\n{error.found}" if error.found else "")
+        file = folder / f"{case.name}.py"
+        write_atomically(file, found["text"])
+        calls = " and ".join(f"{number} of the {name}" for name, number in found["num_calls"].items())
+        printed = "".join(f"\n          {line}" for line in found["printed"].splitlines())
+        return f"{file}, {len(found['text'].splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
+
+
+def _head(case: Case, result: CaseResult, command: str) -> str:
+    """What stands at the top of the file."""
+    from importlib.metadata import version
+
+    return f"""Two training steps that should agree in every bit, and do not: {case.name}, shrunk.
+
+`reference` is a part of {case.reference}, `candidate` the same part of {case.candidate}: what is left of both after all
+calls were taken out that do not matter. In the case, {locate(result.first_divergence)} differs first.
+{blame(result.first_divergence) or "No single call is to blame."}
+
+Run it: `python FILE` exits with 1 when the two differ, and with 0 when they agree. It needs torch alone.
+Written by bitproof {__version__} with torch {version("torch")} and Python {platform.python_version()}.
+The case itself: {command}"""
 
 
 def _refuse(result: CaseResult) -> int:

@@ -18,16 +18,50 @@ from harness.errors import CaseError
 Kind = Literal["loss", "grad", "param", "buffer", "optimizer"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 
+SIZES = ("layers", "dense_layers", "experts", "top_k", "dim", "heads")
+"""A model's sizes that a case may state."""
+
+DIM_MULTIPLE = 8
+
 ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which model, in which size, and how it attends: "flex" masks documents apart with FlexAttention."""
+    """Which model, in which size, and how it attends: "flex" masks documents apart with FlexAttention.
+
+    The other fields make a flavor smaller or larger; None leaves what the flavor has. `dim` is the model dim, and
+    hidden dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have
+    no experts: by default as many as the flavor has, as far as there are layers. A family refuses what it lacks.
+    """
 
     family: str = "deepseek_v3"
     flavor: str = "tiny"
     attention: Literal["sdpa", "flex"] = "sdpa"
+    layers: int | None = None
+    dense_layers: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    dim: int | None = None
+    heads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in self.sizes.items():
+            smallest = 0 if name == "dense_layers" else 1
+            if size < smallest:
+                raise CaseError(f"a model needs {name}", expected=f"{name} >= {smallest}", found=f"{name}={size}")
+        if self.dim is not None and self.dim % DIM_MULTIPLE:
+            raise CaseError(
+                "the model dim does not suit the kernels of grouped matrix products, whose rows are multiples of 16 "
+                "bytes",
+                expected=f"a multiple of {DIM_MULTIPLE}",
+                found=f"dim={self.dim}",
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the case says of the model's size, by name; what is left to the flavor is left out."""
+        return {name: size for name in SIZES if (size := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +369,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         inner = next(option for option in options if option is not type(None))
         return None if value is None else _convert(inner, value, where)
     origin = typing.get_origin(hint)
-    if origin is tuple and isinstance(value, (list, tuple)):
+    if origin is tuple and isinstance(value, (list, tuple)) and (options[-1] is ... or len(value) == len(options)):
         return tuple(_convert(options[0], item, where) for item in value)
     if origin is Literal and value in options:
         return value

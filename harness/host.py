@@ -7,6 +7,8 @@ stray print of a library cannot damage an answer. Every answer but the last of a
     {"request": "run", ...}       one run of one system: a recording, or a replay up to one step
     {"request": "bits", ...}      how two values differ that replays left behind
     {"request": "closeness", ...} how close two recordings are in value
+    {"request": "sizes", ...}     the sizes of a case's model
+    {"request": "standalone", ...} a file of plain Python that shows what differs
 
 It ends when standard input does, and, on Linux, when the process that started it dies.
 """
@@ -41,7 +43,15 @@ from harness.localize.replay import Replay, archive_of, read_value
 from harness.process import die_with_parent, output_to
 from harness.ranks import Ranks
 from harness.stress import Stress
-from harness.worker import Job, describe_program, needs_program, preload, prepare_program
+from harness.worker import (
+    Job,
+    describe_program,
+    model_sizes,
+    needs_program,
+    preload,
+    prepare_program,
+    write_standalone,
+)
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -116,6 +126,11 @@ class Host:
                 return compare_bits(request)
             case "closeness":
                 return measure_closeness(request)
+            case "sizes":
+                return model_sizes(Case.from_dict(request["case"]))
+            case "standalone":
+                options = GraphOptions(extra_passes=tuple(request["extra_passes"]))
+                return write_standalone(Case.from_dict(request["case"]), options, request["step"], request["head"])
         raise ValueError(f"unknown request {request['request']!r}")
 
     def _run(self, request: RunRequest) -> dict[str, Any]:

@@ -227,6 +227,35 @@ def prepare_program(case: Case, device: torch.device, options: GraphOptions) -> 
     return prepare(case, device, options)
 
 
+def model_sizes(case: Case) -> dict[str, int]:
+    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
+    from reference.models import model_config
+    from reference.models.sizes import sizes_of
+
+    return sizes_of(model_config(case.model))
+
+
+def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> dict[str, Any]:
+    """A file that shows by itself what differs between the case's two systems; see `localize.standalone`.
+
+    Options are the candidate's. Raises NoFileError where there can be none.
+    """
+    import torch
+
+    from harness.graph_step import rank_order_group_source, read_inputs, step_graph
+    from harness.localize.standalone import Scene, Side, write_standalone
+
+    tokens = read_inputs(case, step)
+    sides, partitions = {}, {}
+    for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
+        set_determinism(case.seed)
+        graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)
+        sides[role] = Side.of(graph, list(tokens[0]))
+        partitions |= {name: group.partition for name, group in groups.groups.items()}
+    scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
+    return vars(write_standalone(scene))
+
+
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
     """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
     return options if rank == 0 else replace(options, dump_dir=None)

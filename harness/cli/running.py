@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.case import Case
+from harness.case_file import read_case
 from harness.cli.app import Device, Expression, ReportDir, app, selected_cases
 from harness.devices import unmet_requirement
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
 from harness.names import read_names
+from harness.report.text import CASE_FILE
 from harness.run import Changes, change_case, run_and_report
 from harness.select import asks_for
 
@@ -30,6 +33,9 @@ class Control(StrEnum):
 @app.command("run")
 def run_command(
     expression: Expression = None,
+    case_file: Annotated[
+        Path | None, typer.Option("--case", metavar="FILE", help="Run the case in this JSON file, instead of -k.")
+    ] = None,
     candidate: Annotated[str | None, typer.Option(metavar="SYSTEM", help="Candidate system for every case.")] = None,
     reference: Annotated[str | None, typer.Option(metavar="SYSTEM", help="Reference system for every case.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps for every case.")] = None,
@@ -85,11 +91,12 @@ def run_command(
         data=None if data is None else str(data),
         early_grad_accumulation=early_grad_accumulation,
     )
-    cases = [change_case(case, changes) for case in selected_cases(expression)]
+    selected = selected_cases(expression) if case_file is None else [_case_in(case_file, expression)]
+    cases = [change_case(case, changes) for case in selected]
     # Who asks for a case gets its verdict, here or not.
     not_run = (
         {}
-        if asks_for(expression)
+        if case_file is not None or asks_for(expression)
         else {case.name: why for case in cases if (why := unmet_requirement(case, device.value))}
     )
     cases = [case for case in cases if case.name not in not_run]
@@ -110,7 +117,14 @@ def run_command(
     replay = _replay_options(changes, options)
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
     replay += [] if names is None else ["--names", str(names)]
+    replay += [] if case_file is None else [CASE_FILE, str(case_file)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run))
+
+
+def _case_in(file: Path, expression: str | None) -> Case:
+    if expression is not None:
+        raise UsageError("-k and --case both say what to run", expected="one of them", found=f"-k {expression!r}")
+    return read_case(file)
 
 
 def _replay_options(changes: Changes, run: RunOptions) -> list[str]:

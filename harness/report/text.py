@@ -10,10 +10,14 @@ from typing import Any
 from harness.case import Case
 from harness.records import CaseResult, Divergence, Report, Verdict
 
+CASE_FILE = "--case"
+"""The option that names a case by its file; a report's other options select by name."""
+
 
 def replay_command(report: Report, result: CaseResult) -> str:
     """The command that runs one case again as this run did."""
-    return shlex.join(["bitproof", "run", "-k", result.case.name, *report.options])
+    selection = [] if CASE_FILE in report.options else ["-k", result.case.name]
+    return shlex.join(["bitproof", "run", *selection, *report.options])
 
 
 def expectation(result: CaseResult) -> str:

@@ -13,6 +13,7 @@ from harness.errors import UsageError
 from harness.graph.options import SYNTAX
 from harness.run import Changes, change_case, run_and_report
 from harness.select import asks_for
+from harness.shard import cases_of, parse_shard
 
 
 @app.command("run")
@@ -50,6 +51,9 @@ def run_command(
     ] = False,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a case.")] = 600.0,
+    shard: Annotated[
+        str | None, typer.Option(metavar="i/n", help="Run one of n parts of the selected cases; `merge` joins them.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write the passes' debug logs to the logs.")] = False,
 ) -> None:
@@ -65,6 +69,8 @@ def run_command(
         early_grad_accumulation=early_grad_accumulation,
     )
     cases = [change_case(case, changes) for case in selected_cases(expression)]
+    part = None if shard is None else parse_shard(shard, cases)
+    cases = cases if part is None else cases_of(part)
     # Who asks for a case gets its verdict, here or not.
     not_run = (
         {}
@@ -85,7 +91,7 @@ def run_command(
     )
     replay = _replay_options(changes, device=device.value, inject=inject, control=control)
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
-    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run))
+    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part))
 
 
 def _replay_options(changes: Changes, *, device: str, inject: str | None, control: bool | None) -> list[str]:

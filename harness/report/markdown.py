@@ -35,6 +35,7 @@ def render(report: Report) -> str:
     blocks = [
         f"# bitproof {report.run_id}",
         f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
+        *([f"Shard {report.shard} of {len(report.shard.selection)} selected cases."] if report.shard else []),
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
         *([_verdict_table(report.cases)] if report.cases else []),
         *_not_run(report),

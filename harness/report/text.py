@@ -10,7 +10,8 @@ from harness.records import CaseResult, Divergence, Report, Verdict
 
 def replay_command(report: Report, result: CaseResult) -> str:
     """The command that runs one case again as this run did."""
-    return shlex.join(["bitproof", "run", "-k", result.case.name, *report.options])
+    options = report.options if result.options is None else result.options
+    return shlex.join(["bitproof", "run", "-k", result.case.name, *options])
 
 
 def expectation(result: CaseResult) -> str:

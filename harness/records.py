@@ -6,6 +6,7 @@ Everything here can be written as JSON and read back; nothing here imports torch
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -185,6 +186,7 @@ class CaseResult:
     one under stress, None where nothing ran under stress.
     `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and
     `differing_left_out` says how many more there are. `logs` are paths within the run folder.
+    `options`, where they are not the report's, are those of the run that the case was merged from.
     """
 
     case: Case
@@ -208,6 +210,7 @@ class CaseResult:
     differing: Differing = field(default_factory=dict)
     differing_left_out: int = 0
     logs: list[str] = field(default_factory=list)
+    options: tuple[str, ...] | None = None
 
     @property
     def as_expected(self) -> bool:
@@ -220,13 +223,33 @@ class CaseResult:
         return self.verdict == self.case.expected and set(self.differing_kinds) == set(self.case.differs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What part of a selection one machine ran: number `index`, counted from 1, of `count`."""
+
+    index: int
+    count: int
+    selection: tuple[Case, ...]
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    @staticmethod
+    def parse(text: str, selection: Iterable[Case]) -> Shard | None:
+        """The shard that a text such as `2/4` names; None for any other text."""
+        found = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+        if found is None or int(found[1]) > int(found[2]):
+            return None
+        return Shard(index=int(found[1]), count=int(found[2]), selection=tuple(selection))
+
+
 @dataclass(kw_only=True)
 class Report:
     """One run: where it ran, what came of every case, and the status it ended with.
 
     `options` are the command line's, beyond the selection and the report folder: what a replay repeats.
     `not_run` has, by name, why each case that this machine cannot judge was left out; `remarks` are what readers
-    must know of how every case was run.
+    must know of how every case was run. `shard` says what else was selected, where the cases are one machine's part.
     """
 
     run_id: str
@@ -236,3 +259,4 @@ class Report:
     options: tuple[str, ...] = ()
     not_run: dict[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    shard: Shard | None = None

@@ -18,6 +18,7 @@ from harness.names import read_names
 from harness.report.text import CASE_FILE
 from harness.run import Changes, change_case, run_and_report
 from harness.select import asks_for
+from harness.shard import cases_of, parse_shard
 
 if TYPE_CHECKING:
     from harness.run_options import RunOptions
@@ -75,6 +76,9 @@ def run_command(
     ] = None,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a case.")] = 600.0,
+    shard: Annotated[
+        str | None, typer.Option(metavar="i/n", help="Run one of n parts of the selected cases; `merge` joins them.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write the passes' debug logs to the logs.")] = False,
 ) -> None:
@@ -93,6 +97,8 @@ def run_command(
     )
     selected = selected_cases(expression) if case_file is None else [_case_in(case_file, expression)]
     cases = [change_case(case, changes) for case in selected]
+    part = None if shard is None else parse_shard(shard, cases)
+    cases = cases if part is None else cases_of(part)
     # Who asks for a case gets its verdict, here or not.
     not_run = (
         {}
@@ -118,7 +124,7 @@ def run_command(
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
     replay += [] if names is None else ["--names", str(names)]
     replay += [] if case_file is None else [CASE_FILE, str(case_file)]
-    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run))
+    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part))
 
 
 def _case_in(file: Path, expression: str | None) -> Case:

@@ -37,6 +37,7 @@ def render(report: Report) -> str:
     head = [
         f"# bitproof {report.run_id}",
         f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
+        *([f"Shard {report.shard} of {len(report.shard.selection)} selected cases."] if report.shard else []),
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
         *([_verdict_table(report.cases)] if report.cases else []),
         *(f"**{_cell(remark)}**" for remark in report.remarks),

@@ -16,8 +16,9 @@ CASE_FILE = "--case"
 
 def replay_command(report: Report, result: CaseResult) -> str:
     """The command that runs one case again as this run did."""
-    selection = [] if CASE_FILE in report.options else ["-k", result.case.name]
-    return shlex.join(["bitproof", "run", *selection, *report.options])
+    options = report.options if result.options is None else result.options
+    selection = [] if CASE_FILE in options else ["-k", result.case.name]
+    return shlex.join(["bitproof", "run", *selection, *options])
 
 
 def expectation(result: CaseResult) -> str:

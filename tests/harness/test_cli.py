@@ -20,16 +20,24 @@ from harness.stress import Stress
 ROOT = Path(__file__).parents[2]
 
 
+class Calls(list):
+    """Calls of run_and_report, and beside them their shards."""
+
+    shards: list
+
+
 @pytest.fixture
 def called(monkeypatch) -> list:
     """What `bitproof run` would have run."""
-    calls = []
+    calls, shards = Calls(), []
+    calls.shards = shards
     fake = types.ModuleType("harness.launch")
     fake.RunOptions = types.SimpleNamespace
     monkeypatch.setitem(sys.modules, "harness.launch", fake)
     monkeypatch.setattr(harness, "launch", fake, raising=False)
 
-    def record(cases, options, report_dir, replay, not_run):
+    def record(cases, options, report_dir, replay, not_run, shard):
+        shards.append(shard)
         calls.append((cases, options, report_dir, replay, not_run))
         return 1
 
@@ -73,6 +81,7 @@ def test_list_shows_every_case_and_json_the_promised_fields(capsys):
         (["run", "--early-grad-accumulation"], "CaseError: case unchunked does not chunk"),
         (["report", "no/such/run"], "UsageError: there is no such run folder"),
         (["report", ".", "--format", "html"], "expected: json or junit or md\n  found: 'html'"),
+        (["run", "--shard", "3/2"], "UsageError: --shard does not understand its value"),
         (["no_such_command"], "No such command"),
     ],
 )
@@ -167,6 +176,24 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "stress": None,
     }
     assert (report_dir, replay) == (Path("reports"), [])
+
+
+def test_a_shard_runs_its_part_of_the_changed_cases(called):
+    for index in ("1", "2"):
+        assert main(["run", "-k", "moe_seq or moe_batch", "--steps", "3", "--shard", f"{index}/2"]) == 1
+    assert [[case.name for case in call[0]] for call in called] == [["moe_batch"], ["moe_seq"]]
+    assert [str(shard) for shard in called.shards] == ["1/2", "2/2"]
+    for shard in called.shards:
+        assert [(case.name, case.steps) for case in shard.selection] == [("moe_batch", 3), ("moe_seq", 3)]
+    assert called[0][3] == ["--steps", "3"], "a replay selects its case by name"
+
+
+def test_machines_that_can_judge_other_cases_split_them_the_same_way(called):
+    parts = [("--device", "cpu", "--shard", f"{index}/3") for index in (1, 2, 3)]
+    for part in parts:
+        assert main(["run", *part]) == 1
+    names = [case.name for call in called for case in call[0]] + [name for call in called for name in call[4]]
+    assert sorted(names) == sorted(case.name for case in called.shards[0].selection)
 
 
 def test_a_case_that_needs_a_gpu_is_left_out_with_its_reason_unless_it_is_named(called):

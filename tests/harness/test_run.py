@@ -11,7 +11,7 @@ import pytest
 import harness
 from harness.case import Batch, Case, Chunking, Parallelism
 from harness.errors import CaseError, PassError, UsageError
-from harness.records import CaseResult, Verdict
+from harness.records import CaseResult, Shard, Verdict
 from harness.report import json as report_json
 from harness.run import Changes, change_case, run_and_report
 from harness.run_options import RunOptions
@@ -152,6 +152,24 @@ def test_sigterm_ends_a_run_as_an_interrupt_does_and_its_handler_comes_back(laun
     assert run_and_report([FIRST], RunOptions(), tmp_path) == 3
     assert only_report(tmp_path).cases[0].verdict == Verdict.UNVERIFIED
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_shard_says_so_and_an_empty_one_is_a_success(launch_with, tmp_path, capsys):
+    launch_with(lambda cases, options, run_dir, on_event: (equal(case) for case in cases))
+    selection = (FIRST, SECOND)
+    for index, cases in ((1, [FIRST]), (3, [])):
+        shard = Shard(index=index, count=3, selection=selection)
+        assert run_and_report(cases, RunOptions(), tmp_path, [], {}, shard) == 0
+        report = only_report(tmp_path)
+        assert (report.shard, [result.case for result in report.cases]) == (shard, cases)
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bitproof:")]
+    assert heads[0].startswith("bitproof: shard 1/3, 1 case (first), report in ")
+    assert heads[1].startswith("bitproof: shard 3/3, 0 cases, report in ")
+
+
+def test_a_run_of_nothing_that_is_no_shard_was_not_judged(launch_with, tmp_path):
+    launch_with(lambda cases, options, run_dir, on_event: iter(()))
+    assert run_and_report([], RunOptions(), tmp_path) == 3
 
 
 def test_a_case_that_the_launcher_forgets_is_never_dropped(launch_with, tmp_path):

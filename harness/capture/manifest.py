@@ -27,6 +27,8 @@ def build_manifest(
     systems: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """One recording's manifest. `systems` holds, rank by rank, what each system says of itself (its data's sha256)."""
+    from harness.capture.digest import ALGORITHM
+
     return {
         "case": case.to_dict(),
         "system": system,
@@ -42,6 +44,7 @@ def build_manifest(
         "graph": graph,
         "fault": fault,
         "ranks": systems,
+        "digest": ALGORITHM,
     }
 
 

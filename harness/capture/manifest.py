@@ -31,6 +31,8 @@ def build_manifest(
 
     `stress` is what the run was disturbed by; None for a plain one.
     """
+    from harness.capture.digest import ALGORITHM
+
     return {
         "case": case.to_dict(),
         "system": system,
@@ -47,6 +49,7 @@ def build_manifest(
         "fault": fault,
         "ranks": systems,
         "stress": stress,
+        "digest": ALGORITHM,
     }
 
 

@@ -102,7 +102,8 @@ class Repeat(NamedTuple):
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
     """Compare two recordings of `case`. EQUAL, DIFFERENT or UNVERIFIED; never raises for what is missing."""
-    if reasons := [*_contradictions("reference", reference, case), *_contradictions("candidate", candidate, case)]:
+    reasons = [*_contradictions("reference", reference, case), *_contradictions("candidate", candidate, case)]
+    if reasons := [*reasons, *_unlike_digests(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
     alignment = align(reference.records.items(), candidate.records.items())
     gaps = [*alignment.gaps, *_uncovered(alignment, case), *_unusable(alignment, case)]
@@ -209,6 +210,13 @@ def _contradictions(side: str, recording: Recording, case: Case) -> Iterator[str
     found = {"steps": case.steps, "world_size": case.parallelism.world_size, **recording.manifest}
     for path, (want, have) in leaf_differences({name: (expected[name], found[name]) for name in expected}):
         yield f"the {side} was recorded with {path}={have!r}, the case says {want!r}"
+
+
+def _unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
+    """Digests of two kinds: equal bits have unequal ones, so they say nothing about each other."""
+    kinds = [recording.manifest.get("digest") for recording in (reference, candidate)]
+    if kinds[0] != kinds[1]:
+        yield f"the reference has digests of kind {kinds[0]!r}, the candidate of {kinds[1]!r}: record both again"
 
 
 def leaf_differences(values: dict[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:

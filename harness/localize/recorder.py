@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.capture.digest import digest
+from harness.errors import RecordingError
 from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, is_view, name_of, written_names
 from harness.graph.origin import innermost_user_line, origin_of
 from harness.graph.writer import CHUNK_KEY
@@ -177,7 +178,7 @@ def _digest(tensor: Tensor) -> str:
     """A tensor's digest; what has none, such as a sparse tensor, counts as equal everywhere."""
     try:
         return digest(tensor)
-    except (TypeError, RuntimeError):
+    except (RecordingError, RuntimeError):
         return "opaque"
 
 

@@ -86,7 +86,8 @@ def batch(tmp_path_factory):
     cases += [replace(toy("noisy", name="shaky"), expected="CLOSE", close_within=1e30)]
     cases += [replace(toy("other_shape", name="reshaped"), expected="CLOSE", close_within=1.0)]
     with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
-        results = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder, events.append))
+        options = RunOptions(device="cpu", timeout=60.0, control="when_different")
+        results = list(run_cases(cases, options, folder, events.append))
     by_case = {case.name: [e for e in events if e.get("case") == case.name] for case in cases}
     return Batch(folder, {result.case.name: result for result in results}, by_case)
 
@@ -104,7 +105,8 @@ def marked_processes(mark):
 
 
 def run(tmp_path, case, on_event=lambda event: None, **options):
-    [result] = run_cases([case], RunOptions(device="cpu", **{"timeout": 60.0} | options), tmp_path, on_event)
+    defaults = {"device": "cpu", "timeout": 60.0, "control": "when_different"}
+    [result] = run_cases([case], RunOptions(**defaults | options), tmp_path, on_event)
     return result
 
 
@@ -114,7 +116,7 @@ def test_two_systems_that_agree_are_equal(batch, name, world_size):
     assert (result.verdict, result.error, result.first_divergence) == (Verdict.EQUAL, None, None)
     count = 4 * world_size
     assert result.compared == {"loss": count, "grad": count, "param": count, "buffer": 0, "optimizer": count}
-    assert result.control == {"reference": None, "candidate": None}, "they are each other's"
+    assert result.control == {"reference": None, "candidate": None}, "nothing differs"
     assert result.losses["reference"] == result.losses["candidate"] != []
     assert (result.device, result.backend) == ("cpu", "gloo")
     steps = [event["step"] for event in batch.events[name] if event["event"] == "step"]
@@ -312,6 +314,9 @@ def test_without_a_control_a_replay_that_does_not_repeat_is_nondeterministic(tmp
         "a replay of candidate tests.harness.toy_systems:noisy did not reproduce step 0, rank 0, loss loss: "
         "its bits differ from the recorded ones"
     )
+    assert result.control == {"reference": None, "candidate": "NONDETERMINISTIC"}
+    first = result.first_divergence
+    assert (first.between, first.operator, first.operator_ranks) == ("candidate against itself", "add.Tensor", "0, 1")
 
 
 def test_systems_that_show_nothing_are_never_equal(batch):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
 import signal
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,6 +130,134 @@ class Noisy(Toy):
 
 
 noisy = Noisy
+
+
+def turn_of(rank: int, name: str) -> int:
+    """How often a rank of a toy has run before on this host: every run is another process, so files count."""
+    for turn in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            Path(tempfile.gettempdir(), f"{name}.{rank}.{turn}").touch(exist_ok=False)
+            return turn
+    raise AssertionError
+
+
+class NoisyOnOneRank(Toy):
+    """Carries noise along where nobody sees it, from one step of one rank on; it reaches the weight a step later."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        if self.rank == BAD_RANK and index == BAD_STEP:
+            self.weight = self.weight + self.hidden
+        super().step(index, observe)
+        if self.rank == BAD_RANK and index == BAD_STEP - 1:
+            self.hidden = self.weight * random.SystemRandom().random()
+
+
+noisy_on_one_rank = NoisyOnOneRank
+
+
+class NoisyOnce(Toy):
+    """Differs the second time that it runs, and never again."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        self.second = turn_of(mesh.rank, "noisy_once") == 1
+
+    def misbehave(self, index: int) -> None:
+        if self.second and self.rank == BAD_RANK and index == BAD_STEP:
+            self.weight = self.weight + 1
+
+
+noisy_once = NoisyOnce
+
+
+class OfTwoMinds(Toy):
+    """Does something else when it runs a second time. Its class says what, to what it observes."""
+
+    kinds: tuple[str, ...] = ()
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        self.second = turn_of(mesh.rank, type(self).__name__) == 1
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        def observing(kind: str, name: str, tensor: torch.Tensor) -> None:
+            if not (self.second and kind in self.kinds and (index, self.rank) == (BAD_STEP, BAD_RANK)):
+                observe(kind, name, tensor)
+
+        super().step(index, observing)
+
+
+class Forgetful(OfTwoMinds):
+    """Observes one optimizer state less."""
+
+    kinds = ("optimizer",)
+
+
+class Talkative(OfTwoMinds):
+    """Observes one buffer more."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        super().step(index, observe)
+        if self.second:
+            observe("buffer", "more", self.weight)
+
+
+class Silent(OfTwoMinds):
+    """Observes nothing at all."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        if not self.second:
+            super().step(index, observe)
+
+
+class Weary(OfTwoMinds):
+    """Raises."""
+
+    def misbehave(self, index: int) -> None:
+        if self.second and (index, self.rank) == (BAD_STEP, BAD_RANK):
+            raise ValueError("once was enough")
+
+
+forgetful, talkative, silent, weary = Forgetful, Talkative, Silent, Weary
+
+
+class ReadsFreshMemory(Toy):
+    """Adds what nobody wrote to its weight, on one rank at one step."""
+
+    def misbehave(self, index: int) -> None:
+        if self.rank == BAD_RANK and index == BAD_STEP:
+            self.weight = self.weight + torch.empty(2, 3)
+
+
+reads_fresh_memory = ReadsFreshMemory
+
+
+class Racing(Toy):
+    """One rank reads after a while what another has written by then, unless its many collectives took longer."""
+
+    NUM_COLLECTIVES = 600
+    PATIENCE = 0.25
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        self.alone = dist.new_group([1 - BAD_RANK])
+        # All ranks of one run find the same file, and no other run does.
+        self.board = Path(tempfile.gettempdir(), f"board.{turn_of(mesh.rank, 'racing')}")
+
+    def misbehave(self, index: int) -> None:
+        if index != BAD_STEP:
+            return
+        dist.barrier()
+        if self.rank != BAD_RANK:
+            for _ in range(self.NUM_COLLECTIVES):  # each takes this rank some 20 microseconds, and 1 ms under stress
+                dist.all_reduce(torch.ones(1), group=self.alone)
+            self.board.touch()
+        else:
+            time.sleep(self.PATIENCE)
+            self.weight = self.weight + float(not self.board.exists())
+
+
+racing = Racing
 
 
 class Misbehaving(Toy):

@@ -255,6 +255,57 @@ def test_a_system_that_differs_from_itself_is_neither_equal_nor_different(case, 
     assert judgement.error == (
         "control of candidate graph: two runs of one system differ, first at step 1, rank 1, grad layers.0.b"
     )
+    first = judgement.first_divergence
+    assert (first.between, first.step, first.rank, first.name) == ("candidate against itself", 1, 1, "layers.0.b")
+
+
+def test_of_two_systems_that_differ_from_themselves_the_reference_is_told_first_and_plain_runs_before_stressed_ones(
+    case, record, flip
+):
+    first, second, same = record(), record(), compare(record(), record(), case)
+    flip(first, 1, "grad", "layers.0.b", 1)
+    flip(second, 0, "grad", "layers.0.b", 1)
+    differs, earlier = compare(record(), first, case), compare(record(), second, case)
+    both = judge(case, same, reference_control=differs, candidate_control=earlier)
+    assert (both.first_divergence.between, both.first_divergence.step) == ("reference against itself", 1)
+    assert both.stress is None
+    mixed = judge(case, same, reference_control=same, candidate_control=differs, reference_stress=earlier)
+    assert (mixed.first_divergence.between, mixed.first_divergence.step) == ("candidate against itself", 1)
+    assert mixed.stress == {"reference": "DIFFERENT", "candidate": None}
+    assert mixed.error == (
+        "control of candidate graph: two runs of one system differ, first at step 1, rank 1, grad layers.0.b\n"
+        "control of reference eager_chunked under stress: a plain and a stressed run of one system differ, "
+        "first at step 0, rank 1, grad layers.0.b"
+    )
+
+
+def test_a_system_that_differs_from_itself_under_stress_alone_is_nondeterministic(case, record, flip):
+    stressed = record()
+    flip(stressed, 1, "grad", "layers.0.b", 1)
+    same = compare(record(), record(), case)
+    judgement = judge(
+        case,
+        same,
+        reference_control=same,
+        candidate_control=same,
+        reference_stress=same,
+        candidate_stress=compare(record(), stressed, case),
+    )
+    assert judgement.verdict == Verdict.NONDETERMINISTIC
+    assert judgement.control == {"reference": "EQUAL", "candidate": "EQUAL"}
+    assert judgement.stress == {"reference": "EQUAL", "candidate": "DIFFERENT"}
+    assert judgement.first_divergence.between == "candidate against itself under stress"
+
+
+def test_a_stressed_run_without_evidence_makes_the_case_unverified(case, record):
+    same = compare(record(), record(), case)
+    empty = compare(record(), Recording(record().manifest), case)
+    judgement = judge(case, same, reference_control=same, candidate_control=same, reference_stress=empty)
+    assert (judgement.verdict, judgement.first_divergence) == (Verdict.UNVERIFIED, None)
+    assert judgement.error == (
+        "control of reference eager_chunked under stress: the evidence is incomplete\n"
+        "  the candidate recording is empty"
+    )
 
 
 def test_a_control_without_evidence_makes_the_case_unverified(case, record, flip):

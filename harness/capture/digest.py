@@ -26,6 +26,8 @@ from harness.errors import RecordingError
 ALGORITHM = "xxh3-128-tree-16KiB"
 """What a manifest says of its digests. Those of another name cannot be compared with them."""
 
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def digest(tensor: torch.Tensor) -> str:
     """32 hexadecimal digits. A DTensor counts as its local shard.
@@ -76,13 +78,15 @@ def _what_lacks_bytes(tensor: torch.Tensor) -> str | None:
     if tensor.is_nested or tensor.is_quantized:
         return "a nested tensor" if tensor.is_nested else f"a quantized tensor of dtype {tensor.dtype}"
     if tensor.data_ptr() == 0 and tensor.numel():  # reading one whose storage was freed would end the process
-        return "a meta tensor" if tensor.is_meta else "a tensor whose storage was freed"
+        return "a meta tensor" if tensor.is_meta else "a tensor without memory, as after its storage was freed"
     return None
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
     """The elements' bytes in row-major order, uint8 [bytes], on its device, without a copy where they lie so."""
-    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    dense = tensor.resolve_conj().resolve_neg()
+    if not dense.is_contiguous():
+        dense = dense.view(_SAME_SIZE.get(dense.itemsize, dense.dtype)).contiguous()  # torch copies no float4
     row = dense.as_strided((dense.numel(),), (1,))  # a dim of size 1 may keep any stride, even when contiguous
     return row.view(torch.uint8)
 

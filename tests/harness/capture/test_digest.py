@@ -185,7 +185,7 @@ def quantized() -> torch.Tensor:
         (quantized, "a quantized tensor of dtype torch.qint8"),
         (lambda: torch.ones(3, device="meta"), "a meta tensor"),
         (lambda: torch.Tensor._make_wrapper_subclass(Wrapper, (3,)), "a Wrapper"),
-        (freed, "a tensor without memory, as after its storage was freed"),
+        (freed, "a tensor without memory, such as a freed one"),
     ],
     ids=["sparse", "nested", "quantized", "meta", "wrapper", "freed"],
 )

@@ -60,6 +60,23 @@ def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_pa
     assert lines[-2:] == ["the manifests differ:", f'  machine.torch: {torch} against "2.14.0"']
 
 
+def test_a_recording_with_another_kind_of_digests_is_not_comparable_and_says_why(folders, tmp_path):
+    from harness.capture.digest import ALGORITHM
+    from harness.capture.store import read_recording, write_recording
+
+    recording = read_recording(folders / "again")
+    assert recording.manifest["digest"] == ALGORITHM
+    write_recording(tmp_path / "other", recording.manifest | {"digest": "md5"}, recording.records.items())
+    status, lines = told(folders / "first", tmp_path / "other")
+    assert status == 3
+    assert lines[:2] == [
+        f"UNVERIFIED: {folders / 'first'} against {tmp_path / 'other'}",
+        "the recordings are not comparable\n"
+        f"  the first has digests of kind {ALGORITHM}, the second of kind md5: record both again",
+    ]
+    assert lines[-1] == f'  digest: "{ALGORITHM}" against "md5"'
+
+
 def test_a_folder_that_is_there_already_is_not_overwritten(folders):
     with pytest.raises(UsageError) as error:
         record(CASE, "eager", CPU, folders / "first", folders / "reports")

@@ -196,6 +196,24 @@ def test_recordings_of_another_case_are_not_comparable(case, record):
     )
 
 
+@pytest.mark.parametrize("kind", ["md5", None], ids=["another kind", "recorded before kinds had names"])
+def test_digests_of_two_kinds_are_not_comparable_and_not_different(case, record, flip, kind):
+    reference, candidate = record(), record()
+    reference.manifest["digest"] = "xxh3-128-tree-16KiB"
+    if kind is not None:
+        candidate.manifest["digest"] = kind
+    flip(candidate, 0, "loss", "loss", 0)
+    comparison = compare(reference, candidate, case)
+    assert (comparison.verdict, comparison.compared) == (Verdict.UNVERIFIED, zero_counts())
+    assert comparison.reason == (
+        "the recordings are not comparable\n"
+        "  the reference has digests of kind xxh3-128-tree-16KiB, "
+        f"the candidate of kind {kind or 'unnamed'}: record both again"
+    )
+    candidate.manifest["digest"] = "xxh3-128-tree-16KiB"
+    assert compare(reference, candidate, case).verdict == Verdict.DIFFERENT
+
+
 def test_a_case_of_another_name_or_expectation_is_comparable(case, record):
     candidate = record()
     renamed = replace(case, name="other", family="x", candidate="mine", expected="DIFFERENT", differs=("grad",))

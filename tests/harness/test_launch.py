@@ -80,7 +80,7 @@ TOGETHER = ("steady", "raising", "killed", "leaving", "one_bit_off", "noisy", "o
 def batch(tmp_path_factory):
     folder, events = tmp_path_factory.mktemp("run"), []
     cases = [toy(name, name=name, world_size=3) for name in TOGETHER]
-    cases += [replace(toy(name="nonsense"), candidate="nonsense"), toy(name="alone", world_size=1)]
+    cases += [toy(name="alone", world_size=1)]
     cases += [toy("lossless", name="lossless", reference="lossless")]
     cases += [replace(toy(system, name=name), expected="CLOSE", close_within=0.01) for name, system in NEAR.items()]
     cases += [replace(toy("noisy", name="shaky"), expected="CLOSE", close_within=1e30)]
@@ -320,7 +320,8 @@ def test_without_a_control_a_replay_that_does_not_repeat_is_nondeterministic(tmp
 
 
 def test_systems_that_show_nothing_are_never_equal(batch):
-    assert batch["lossless"].verdict == Verdict.UNVERIFIED
+    assert batch["lossless"].verdict == Verdict.ERROR
+    assert "system tests.harness.toy_systems:lossless showed nothing in step 0" in batch["lossless"].error
 
 
 def test_a_rank_that_raises_is_blamed_with_its_traceback(batch):
@@ -402,10 +403,13 @@ def test_a_host_that_cannot_start_shows_its_output(tmp_path, monkeypatch):
     assert result.error.endswith("ImportError: no torch here")
 
 
-def test_an_unknown_system_is_an_error_that_names_the_known_ones(batch):
-    result = batch["nonsense"]
-    assert "UsageError: unknown system 'nonsense'" in result.error
-    assert "expected: eager, eager_chunked, graph, or package.module:factory" in result.error
+@pytest.mark.parametrize("role", ["reference", "candidate"])
+def test_an_unknown_system_is_refused_before_anything_runs(tmp_path, role):
+    with pytest.raises(UsageError, match="unknown system 'nonsense'"):
+        run_cases([toy(), replace(toy(), **{role: "nonsense"})], RunOptions(device="cpu"), tmp_path)
+    with pytest.raises(UsageError, match="unknown system 'nonsense'"):
+        record_system(toy(), "nonsense", RunOptions(device="cpu"), tmp_path / "out", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_cuda_where_there_is_none_is_refused(tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -332,3 +332,66 @@ class OtherShape(Toy):
 
 
 other_shape = OtherShape
+
+
+class Yielding:
+    """A toy that yields under names of its own, and lets nobody wrap its gradients."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        self.toy = Toy(case, mesh)
+
+    def step(self, index: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """One step of momentum descent."""
+        toy = self.toy
+        loss, gradients = toy.plain_gradients(torch.full((2, 3), 0.5 + index + toy.rank / 8))
+        yield "loss", "loss", loss
+        gradient = gradients["weight"]
+        yield "grad", "model.weight", gradient
+        toy.moment = toy.moment * 0.9 + gradient
+        gradient.zero_()  # what was yielded has been read
+        toy.weight = toy.weight - 1e-6 * toy.moment
+        yield "param", "model.weight", toy.weight
+        yield "optimizer", "model.weight.moment", toy.moment
+
+
+stranger = Yielding
+
+
+class Named(Yielding):
+    """As Yielding, and declares its names."""
+
+    names: ClassVar = {"model.*": "*"}
+
+
+named = Named
+
+
+class Stale(Yielding):
+    """Declares names of which one is gone, and one is seen on one rank alone."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        self.names = {"model.*": "*", "gone": "away", "loss" if mesh.rank else "other": "loss"}
+
+
+stale = Stale
+
+
+def forgetful(case: Case, mesh: Mesh) -> Callable[[int], list[Any]]:
+    """Yields nothing at one step on one rank."""
+    steps = Named(case, mesh)
+    return lambda index: [] if (index, mesh.rank) == (BAD_STEP, BAD_RANK) else steps.step(index)
+
+
+class Freeing(Toy):
+    """Frees the storage of what it has shown, as FSDP2 does with gathered parameters."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        """One step, with a gathered weight that is freed."""
+        super().step(index, observe)
+        gathered = self.weight.clone()
+        observe("buffer", "gathered@after_optimizer", gathered)
+        gathered.untyped_storage().resize_(0)
+
+
+freeing = Freeing

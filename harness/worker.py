@@ -246,7 +246,8 @@ def write_standalone(case: Case, options: GraphOptions, step: int, head: str) ->
     from harness.localize.standalone import Scene, Side, write_standalone
 
     tokens = read_inputs(case, step)
-    sides, partitions = {}, {}
+    sides: dict[str, Side] = {}
+    partitions: dict[str, Any] = {}
     for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
         set_determinism(case.seed)
         graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)

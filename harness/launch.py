@@ -5,6 +5,7 @@ The caller's process loads no torch. One host process does all that needs it; se
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -57,8 +58,12 @@ def run_cases(
 
 
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
-    """What the report says of this machine, read without torch. Each case's result has its own device and backend."""
-    return describe_machine() | {"device": device}
+    """What the report says of this machine, read without torch. Each case's result has its own device and backend.
+
+    Where a CI system names the commit that it checked out, as GitHub Actions do, the report keeps it.
+    """
+    commit = os.environ.get("GITHUB_SHA")
+    return describe_machine() | {"device": device} | ({"commit": commit} if commit else {})
 
 
 def record_system(

@@ -20,7 +20,7 @@ from harness.case import Case, Parallelism
 from harness.case_run import CaseRun
 from harness.devices import Placement
 from harness.errors import CaseError, UsageError
-from harness.launch import record_system, run_cases
+from harness.launch import environment, record_system, run_cases
 from harness.records import CaseResult, Verdict
 from harness.run_options import RunOptions
 
@@ -488,3 +488,10 @@ def test_without_a_compiler_a_case_that_compiles_is_unverified_and_says_why(tmp_
 def test_the_command_process_loads_no_torch(tmp_path):
     code = "import sys, harness.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_the_environment_names_the_commit_where_ci_does(monkeypatch):
+    monkeypatch.setenv("GITHUB_SHA", "c0ffee")
+    assert environment("cpu")["commit"] == "c0ffee"
+    monkeypatch.delenv("GITHUB_SHA")
+    assert "commit" not in environment("cpu")

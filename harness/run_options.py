@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from harness.devices import DeviceRequest
@@ -20,7 +21,8 @@ class RunOptions:
     `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
     writes every graph after every pass into the run folder. `control` says when each system runs a second
     time, to tell noise from defects. Two systems that agree in every bit are each other's control, so by
-    default only those that differ get one.
+    default only those that differ get one. Recordings keep the values of tensors that fit the patterns `values`;
+    each is also held against its baseline in the folder `baseline_dir`.
     """
 
     device: DeviceRequest = "auto"
@@ -30,3 +32,5 @@ class RunOptions:
     extra_passes: tuple[str, ...] = ()
     dump_graphs: bool = False
     verbose: bool = False
+    values: tuple[str, ...] = ()
+    baseline_dir: Path | None = None

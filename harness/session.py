@@ -29,6 +29,7 @@ class Desk(Protocol):
 
     run_dir: Path
     work: Path
+    options: RunOptions
 
     def ask(self, request: dict[str, Any], timeout: float, on_event: OnEvent) -> dict[str, Any]:
         """Answer one of the requests that `harness.host` describes, or raise BitproofError."""

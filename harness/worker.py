@@ -49,10 +49,10 @@ class System(Protocol):
 class Job:
     """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
 
-    With `replay`, the run ends with that step, and the file is what a replay leaves behind; `keeps_values` makes
-    ranks write the values of all tensors. `program` is the prepared graph when the host could make it before
-    forking, else each rank makes it by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
-    Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
+    With `replay`, the run ends with that step, and the file is what a replay leaves behind; with `values`, ranks
+    write the values of tensors that fit these patterns. `program` is the prepared graph when the host could make
+    it before forking, else each rank makes it by `graph_options`. `local_rank`, where it is not the rank, chooses
+    the GPU. Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
 
@@ -68,7 +68,7 @@ class Job:
     program: Any = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     local_rank: int | None = None
-    keeps_values: bool = False
+    values: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -111,7 +111,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
 
     injector = Injector(job.fault, rank)
     system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
-    recorder = Recorder(rank, job.replay.record if job.replay else None, job.keeps_values)
+    recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
     _forget_peak(device)
     began = time.perf_counter()
     for step in range(job.steps):
@@ -127,7 +127,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     report({"event": "end"})
     if job.replay is None:
         write_part(job.part_of(rank), recorder.rows.items())
-    if job.keeps_values:
+    if job.values:
         write_values(job.values_of(rank), recorder.values)
     dist.barrier()  # a rank that left early would look to the others like one that died
     logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)

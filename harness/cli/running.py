@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import Device, Expression, ReportDir, app, selected_cases
+from harness.cli.app import BaselineDir, Device, Expression, ReportDir, app, chosen_baseline_dir, selected_cases
 from harness.devices import unmet_requirement
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
@@ -48,6 +48,10 @@ def run_command(
     dump_graphs: Annotated[
         bool, typer.Option("--dump-graphs", help="Write the graph after every pass into the run folder, with diffs.")
     ] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Hold each system against its baseline, as `record --baseline` made it.")
+    ] = False,
+    baseline_dir: BaselineDir = None,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a case.")] = 600.0,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")] = None,
@@ -82,8 +86,10 @@ def run_command(
         extra_passes=tuple(extra_pass or ()),
         dump_graphs=dump_graphs,
         verbose=verbose,
+        baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
     )
     replay = _replay_options(changes, device=device.value, inject=inject, control=control)
+    replay += ["--baseline", "--baseline-dir", str(options.baseline_dir)] if options.baseline_dir else []
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run))
 

@@ -14,7 +14,18 @@ from typing import Any, cast
 
 from harness.case import KINDS, Case, Kind
 from harness.errors import CaseError, RecordingError
-from harness.records import BUCKETS, SCHEMA, UNLIKE, CaseResult, Closeness, Divergence, Key, Report, Verdict
+from harness.records import (
+    BUCKETS,
+    SCHEMA,
+    UNLIKE,
+    BaselineStatus,
+    CaseResult,
+    Closeness,
+    Divergence,
+    Key,
+    Report,
+    Verdict,
+)
 from harness.report.status import exit_status
 
 FILE_NAME = "report.json"
@@ -105,6 +116,7 @@ def _case_to_dict(result: CaseResult) -> dict[str, Any]:
         "passes": result.passes,
         "closeness": _closeness_to_dict(result.closeness) if result.closeness else None,
         "memory": result.memory,
+        "baseline": result.baseline,
         "case": result.case.to_dict(),
     }
 
@@ -142,6 +154,7 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
             for index, item in enumerate(reader.array(values.get("passes", []), f"{where}.passes"))
         ],
         closeness=_closeness(reader, values.get("closeness"), f"{where}.closeness"),
+        baseline=_baselines(reader, values.get("baseline", {}), f"{where}.baseline"),
     )
     _refuse_contradictions(reader, values, result, where)
     return result
@@ -196,10 +209,7 @@ def _closeness(reader: _Reader, entry: Any, where: str) -> Closeness | None:
     histogram = reader.table(values.get("histogram"), f"{where}.histogram")
     reader.kinds(list(histogram), f"{where}.histogram")
     for kind, buckets in histogram.items():
-        for bucket in reader.table(buckets, f"{where}.histogram.{kind}"):
-            if bucket not in BUCKETS:
-                raise reader.refuse(f"{where}.histogram.{kind}", "ranges of ULPs such as 3-4", bucket)
-            reader.number(buckets, bucket, f"{where}.histogram.{kind}")
+        _check_histogram(reader, buckets, f"{where}.histogram.{kind}")
     first_beyond, bound = values.get("first_beyond"), reader.size(values, "bound", where)
     if bound is None:
         raise reader.refuse(f"{where}.bound", "a finite number, zero or more", bound)
@@ -212,6 +222,58 @@ def _closeness(reader: _Reader, entry: Any, where: str) -> Closeness | None:
         first_beyond=None if first_beyond is None else _key(reader, first_beyond, f"{where}.first_beyond"),
         first_beyond_error=reader.size(values, "first_beyond_error", where),
     )
+
+
+def _baselines(reader: _Reader, entry: Any, where: str) -> dict[str, dict[str, Any]]:
+    values = reader.table(entry, where)
+    if unknown := sorted(values.keys() - set(SIDES)):
+        raise reader.refuse(where, " and ".join(SIDES), unknown[0])
+    return {side: _baseline(reader, values[side], f"{where}.{side}") for side in values}
+
+
+def _baseline(reader: _Reader, entry: Any, where: str) -> dict[str, Any]:
+    values = reader.table(entry, where)
+    status = reader.choice(values, "status", where, [status.value for status in BaselineStatus])
+    counts = {name: reader.number(values, name, where) for name in ("compared", "mismatched", "tensors_drifted")}
+    found = counts | {
+        "status": status,
+        "path": reader.optional_text(values, "path", where),
+        "reasons": reader.texts(values.get("reasons"), f"{where}.reasons"),
+        "drift": [
+            _drift(reader, item, f"{where}.drift[{index}]")
+            for index, item in enumerate(reader.array(values.get("drift"), f"{where}.drift"))
+        ],
+    }
+    if status == BaselineStatus.EQUAL and (not counts["compared"] or counts["mismatched"] or found["drift"]):
+        raise reader.refuse(f"{where}.status", "no EQUAL, as records differ or none was compared", status)
+    if status == BaselineStatus.DRIFTED and not counts["mismatched"]:
+        raise reader.refuse(f"{where}.status", "no DRIFTED, as no record differs", status)
+    return found
+
+
+def _drift(reader: _Reader, entry: Any, where: str) -> dict[str, Any]:
+    values = reader.table(entry, where)
+    reader.choice(values, "kind", where, KINDS)
+    for name in ("name", "reference_type", "candidate_type"):
+        reader.text(values, name, where)
+    for name in ("step", "rank", "records", "measured"):
+        reader.number(values, name, where)
+    unknown = dict.fromkeys(("elements", "elements_differing", "max_ulp", "reference_bits", "candidate_bits"))
+    values = unknown | values
+    for name in ("elements", "elements_differing", "max_ulp"):
+        if values[name] is not None:
+            reader.number(values, name, where)
+    for name in ("reference_bits", "candidate_bits"):
+        reader.optional_text(values, name, where)
+    _check_histogram(reader, values.get("histogram"), f"{where}.histogram")
+    return values
+
+
+def _check_histogram(reader: _Reader, entry: Any, where: str) -> None:
+    for bucket in (buckets := reader.table(entry, where)):
+        if bucket not in BUCKETS:
+            raise reader.refuse(where, "ranges of ULPs such as 3-4", bucket)
+        reader.number(buckets, bucket, where)
 
 
 def _key(reader: _Reader, entry: Any, where: str) -> Key:

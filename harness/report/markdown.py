@@ -99,6 +99,9 @@ def _case_details(report: Report, result: CaseResult) -> str:
         parts.append(f"### First divergence\n\n{_table(('what', 'value'), known)}")
     if result.closeness:
         parts.append(f"### Closeness\n\n{_sentence(text.closeness(result))}\n\n{_histogram(result.closeness)}")
+    if result.baseline:
+        lines = "\n".join(text.baselines(result, MAX_VALUES))
+        parts.append(f"### Baselines\n\n{_fence(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
     kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
     parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
     controls = [(side, verdict or "not run") for side, verdict in result.control.items()]

@@ -98,6 +98,8 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "extra_passes": ("a.b:c", "d:e@before=chunk"),
         "dump_graphs": True,
         "verbose": True,
+        "values": (),
+        "baseline_dir": None,
     }
     assert report_dir == tmp_path
     assert (
@@ -141,6 +143,8 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "extra_passes": (),
         "dump_graphs": False,
         "verbose": False,
+        "values": (),
+        "baseline_dir": None,
     }
     assert (report_dir, replay) == (Path("reports"), [])
 

@@ -8,7 +8,8 @@ import pytest
 from harness.case import Case, Parallelism
 from harness.cli import main
 from harness.errors import UsageError
-from harness.recordings import diff, named_case, record
+from harness.recordings import Target, diff, named_case, record
+from harness.run import Changes
 from harness.run_options import RunOptions
 
 CPU = RunOptions(device="cpu", timeout=60.0)
@@ -20,9 +21,9 @@ def folders(tmp_path_factory):
     """Recordings of a system that repeats itself, once, again, for longer, and with one bit flipped by hand."""
     folder = tmp_path_factory.mktemp("recordings")
     steady = "tests.harness.toy_systems:steady"
-    record(CASE, steady, CPU, folder / "first", folder / "reports")
-    record(CASE, steady, CPU, folder / "again", folder / "reports")
-    record(replace(CASE, steps=3), steady, CPU, folder / "longer", folder / "reports")
+    record(CASE, steady, CPU, Target(out=folder / "first"), folder / "reports")
+    record(CASE, steady, CPU, Target(out=folder / "again"), folder / "reports")
+    record(replace(CASE, steps=3), steady, CPU, Target(out=folder / "longer"), folder / "reports")
     return folder
 
 
@@ -62,7 +63,7 @@ def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_pa
 
 def test_a_folder_that_is_there_already_is_not_overwritten(folders):
     with pytest.raises(UsageError) as error:
-        record(CASE, "eager", CPU, folders / "first", folders / "reports")
+        record(CASE, "eager", CPU, Target(out=folders / "first"), folders / "reports")
     assert str(error.value) == (
         "UsageError: the recording would overwrite something\n"
         "  expected: a folder that does not exist\n"
@@ -71,9 +72,9 @@ def test_a_folder_that_is_there_already_is_not_overwritten(folders):
 
 
 def test_an_unknown_case_is_a_wrong_call():
-    assert named_case([CASE], "toy", 5).steps == 5
+    assert named_case([CASE], "toy", Changes(steps=5)).steps == 5
     with pytest.raises(UsageError) as error:
-        named_case([CASE], "no_such_case", None)
+        named_case([CASE], "no_such_case", Changes())
     assert str(error.value) == "UsageError: no such case\n  expected: toy\n  found: no_such_case"
 
 

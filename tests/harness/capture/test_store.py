@@ -1,5 +1,4 @@
 import contextlib
-import hashlib
 import json
 import os
 
@@ -11,6 +10,7 @@ from harness.capture import store
 from harness.capture.store import join_parts, read_recording, write_part, write_recording
 from harness.errors import RecordingError
 from harness.records import Key, Record
+from tests.harness.forging import vouch
 
 MANIFEST = {"case": {"name": "toy"}, "system": "eager", "world_size": 2, "steps": 2}
 ROWS = [
@@ -34,14 +34,6 @@ def write_columns(folder, **changes):
         table = table.set_column(index, table.schema.field(name), pa.array(values, table.schema.field(name).type))
     pq.write_table(table, folder / "digests.parquet")
     vouch(folder)
-
-
-def vouch(folder):
-    """Make the manifest fit the digests, as somebody with intent would."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["digests_sha256"] = hashlib.sha256((folder / "digests.parquet").read_bytes()).hexdigest()
-    path.write_text(json.dumps(manifest))
 
 
 def refusal(folder):

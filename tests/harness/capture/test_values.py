@@ -8,7 +8,8 @@ import torch
 from safetensors import safe_open
 
 from harness.capture.digest import digest
-from harness.capture.values import copy_value, name_value, open_values, write_values
+from harness.capture.selection import name_value
+from harness.capture.values import copy_value, open_values, write_values
 from harness.errors import RecordingError
 from harness.records import Key
 

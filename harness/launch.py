@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from harness.baselines import hold_against_baselines
 from harness.capture.machine import describe_machine
 from harness.case import Case
 from harness.case_run import CaseRun
@@ -96,5 +97,6 @@ def _run_cases(
         yield None
         for case, placement in zip(cases, [session.place(case) for case in cases], strict=True):
             with lease_gpus(placement, case.parallelism.world_size):
-                result = CaseRun(case, placement, session, options, on_event).result()
-            yield result
+                run = CaseRun(case, placement, session, options, on_event)
+                result = run.result()
+            yield hold_against_baselines(result, run.recordings(), session, options.baseline_dir)

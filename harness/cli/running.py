@@ -10,7 +10,7 @@ import typer
 
 from harness.case import Case
 from harness.case_file import read_case
-from harness.cli.app import Device, Expression, ReportDir, app, selected_cases
+from harness.cli.app import BaselineDir, Device, Expression, ReportDir, app, chosen_baseline_dir, selected_cases
 from harness.devices import unmet_requirement
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
@@ -74,6 +74,10 @@ def run_command(
         Path | None,
         typer.Option(metavar="FILE", help="JSON object from the candidate's own names to the reference's."),
     ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Hold each system against its baseline, as `record --baseline` made it.")
+    ] = False,
+    baseline_dir: BaselineDir = None,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a case.")] = 600.0,
     shard: Annotated[
@@ -119,8 +123,10 @@ def run_command(
         verbose=verbose,
         stress=Stress() if stress else None,
         names={} if names is None else read_names(names),
+        baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
     )
     replay = _replay_options(changes, options)
+    replay += ["--baseline", "--baseline-dir", str(options.baseline_dir)] if options.baseline_dir else []
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
     replay += [] if names is None else ["--names", str(names)]
     replay += [] if case_file is None else [CASE_FILE, str(case_file)]

@@ -134,6 +134,8 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "verbose": True,
         "stress": Stress(),
         "names": {"model.*": "*"},
+        "values": (),
+        "baseline_dir": None,
     }
     assert report_dir == tmp_path
     assert (
@@ -195,6 +197,8 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "verbose": False,
         "stress": None,
         "names": {},
+        "values": (),
+        "baseline_dir": None,
     }
     assert (report_dir, replay) == (Path("reports"), [])
 

@@ -118,7 +118,7 @@ def toy(candidate, **changes):
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    cases = [toy(name) for name in ("named", "stranger", "stale", "forgetful")]
+    cases = [toy(name) for name in ("named", "stranger", "stale", "skipping")]
     cases += [toy("freeing", reference=TOYS + "freeing")]
     results = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder))
     return folder, {result.case.name: result for result in results}
@@ -156,9 +156,9 @@ def test_a_rule_that_no_rank_used_is_unverified(batch):
 
 
 def test_a_system_that_shows_nothing_once_is_an_error_that_names_the_step(batch):
-    result = batch[1]["forgetful"]
+    result = batch[1]["skipping"]
     assert result.verdict == Verdict.ERROR
-    assert "rank 1 of tests.harness.toy_systems:forgetful raised at step 2" in result.error
+    assert "rank 1 of tests.harness.toy_systems:skipping raised at step 2" in result.error
     assert "showed nothing in step 2" in result.error
 
 

@@ -377,7 +377,7 @@ class Stale(Yielding):
 stale = Stale
 
 
-def forgetful(case: Case, mesh: Mesh) -> Callable[[int], list[Any]]:
+def skipping(case: Case, mesh: Mesh) -> Callable[[int], list[Any]]:
     """Yields nothing at one step on one rank."""
     steps = Named(case, mesh)
     return lambda index: [] if (index, mesh.rank) == (BAD_STEP, BAD_RANK) else steps.step(index)

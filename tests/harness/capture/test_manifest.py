@@ -38,7 +38,7 @@ def test_a_manifest_has_everything_that_can_change_a_bit():
     )
     assert made.keys() == {
         *("case", "system", "arm", "world_size", "steps", "device", "backend", "shared_gpus", "machine", "commit"),
-        *("environment", "determinism", "graph", "fault", "ranks", "values"),
+        *("environment", "determinism", "graph", "fault", "ranks", "values", "stress", "digest"),
     }
     assert (made["case"], made["ranks"], made["values"]) == (CASE.to_dict(), [{"data_sha256": "d"}], ["0/*"])
     named = {"torch", "numpy", "python", "cpu", "cpu_capability", "cuda", "gpus", "gpu_models", "libc", "architecture"}

@@ -24,7 +24,11 @@ def folder(tmp_path_factory) -> Path:
 def results(folder, tmp_path_factory) -> dict[str, CaseResult]:
     cases = [toy("reads_fresh_memory", name="fresh", reference="reads_fresh_memory"), toy("racing", name="race")]
     with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
-        found = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0, control="never", stress=Stress()), folder))
+        found = list(
+            run_cases(
+                cases, RunOptions(device="cpu", timeout=60.0, control="never", stress=Stress(num_threads=2)), folder
+            )
+        )
     return {result.case.name: result for result in found}
 
 
@@ -71,7 +75,7 @@ def test_a_stressed_recording_says_so_and_a_plain_one_too(results, folder):
         json.loads((recordings / f"tests.harness.toy_systems-steady{arm}" / "manifest.json").read_text())
         for arm in ("", ".stress")
     )
-    assert (plain["stress"], stress["stress"]) == (None, asdict(Stress()))
+    assert (plain["stress"], stress["stress"]) == (None, asdict(Stress(num_threads=2)))
     assert (plain["determinism"]["num_threads"], stress["determinism"]["num_threads"]) == (1, 2)
     filled = [manifest["determinism"]["fill_uninitialized_memory"] for manifest in (plain, stress)]
     assert filled == [True, False]

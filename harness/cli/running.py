@@ -57,9 +57,13 @@ def run_command(
     stress: Annotated[
         bool,
         typer.Option(
-            "--stress", help="Run each system once more with random sleeps, more threads and other fresh memory."
+            "--stress", help="Run each system once more, with random sleeps and other values in fresh memory."
         ),
     ] = False,
+    stress_threads: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", help="Under stress, use N threads an operator. Right kernels may differ too."),
+    ] = None,
     extra_pass: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,6 +95,8 @@ def run_command(
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
     if no_control and control is not None:
         raise UsageError("--control and --no-control contradict each other", fix="leave out one of them")
+    if stress_threads is not None and not stress:
+        raise UsageError("--stress-threads is about runs under stress", fix="give --stress too")
     changes = Changes(
         reference=reference,
         candidate=candidate,
@@ -121,7 +127,7 @@ def run_command(
         extra_passes=tuple(extra_pass or ()),
         dump_graphs=dump_graphs,
         verbose=verbose,
-        stress=Stress() if stress else None,
+        stress=Stress(num_threads=stress_threads or 1) if stress else None,
         names={} if names is None else read_names(names),
         baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
     )
@@ -150,6 +156,7 @@ def _replay_options(changes: Changes, run: RunOptions) -> list[str]:
         "--inject": run.inject,
         "--device": None if run.device == Device.AUTO else run.device,
         "--control": Control.WHEN_DIFFERENT.value if run.control == "when_different" else None,
+        "--stress-threads": run.stress.num_threads if run.stress and run.stress.num_threads > 1 else None,
     }
     options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     options += ["--early-grad-accumulation"] if changes.early_grad_accumulation else []

@@ -12,7 +12,7 @@ from harness.run_options import RunOptions
 from tests.harness.test_launch import TOYS, nothing_left_behind, toy
 
 RUNS = ["reference first", "candidate first", "reference control", "candidate control"]
-CANDIDATES = ("one_bit_off", "weary", "noisy_once", "noisy_on_one_rank")
+CANDIDATES = ("weary", "noisy_once", "noisy_on_one_rank")
 
 
 @dataclass
@@ -34,25 +34,23 @@ def batch(tmp_path_factory):
 
     def on_event(event):
         if event["event"] == "start":
-            role = "reference" if event["system"] == f"{TOYS}steady" else "candidate"
+            role = "reference" if event["system"] in (f"{TOYS}steady", f"{TOYS}forgetful") else "candidate"
             runs.setdefault(event["case"], []).append(f"{role} {event['arm']}")
 
     cases = [toy(name, name=name) for name in CANDIDATES]
-    cases += [toy("talkative", name="uneven", reference="forgetful"), toy("silent", name="mute")]
+    cases += [toy("talkative", name="uneven", reference="forgetful")]
     with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
         found = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder, on_event))
     return Batch(folder, {result.case.name: result for result in found}, runs)
 
 
-def test_by_default_each_system_runs_twice_and_is_compared_with_itself(batch):
-    result = batch.results["one_bit_off"]
-    assert batch.runs["one_bit_off"] == [*RUNS, "reference replay1", "candidate replay1"]
-    assert result.control == {"reference": "EQUAL", "candidate": "EQUAL"}
-    assert (result.verdict, result.first_divergence.between) == (Verdict.DIFFERENT, None)
+def test_by_default_each_system_runs_twice_even_where_the_first_runs_agree(batch):
+    result = batch.results["uneven"]
+    assert batch.runs["uneven"] == RUNS
+    assert result.compared["grad"] == 8 and not any(result.mismatched.values())
     assert result.seconds["control"].keys() == {"reference", "candidate"}
-    manifests = sorted((batch.folder / "recordings" / "one_bit_off").glob("*/manifest.json"))
-    arms = [json.loads(path.read_text())["arm"] for path in manifests]
-    assert sorted(arms) == ["control", "control", "first", "first"]
+    manifests = (batch.folder / "recordings" / "uneven").glob("*/manifest.json")
+    assert sorted(json.loads(path.read_text())["arm"] for path in manifests) == ["control", "control", "first", "first"]
 
 
 def test_a_second_run_whose_evidence_is_missing_or_extra_makes_the_case_unverified(batch):
@@ -66,15 +64,6 @@ def test_a_second_run_whose_evidence_is_missing_or_extra_makes_the_case_unverifi
         "control of candidate talkative: the evidence is incomplete\n"
         "  the reference lacks 8 records: step 0, rank 0, buffer more; step 1, rank 0, buffer more; "
         "step 2, rank 0, buffer more; step 3, rank 0, buffer more; step 0, rank 1, buffer more; and 3 more",
-    )
-    assert result.compared["grad"] == 8 and not any(result.mismatched.values()), "the first runs agree"
-
-
-def test_a_second_run_without_any_evidence_makes_the_case_unverified(batch):
-    result = batch.results["mute"]
-    assert (result.verdict, result.control) == (Verdict.UNVERIFIED, {"reference": "EQUAL", "candidate": "UNVERIFIED"})
-    assert batch.error("mute") == (
-        "control of candidate silent: the evidence is incomplete\n  the candidate recording is empty"
     )
 
 

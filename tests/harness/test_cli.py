@@ -87,6 +87,8 @@ def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, 
         (["run", "--strain"], "No such option"),
         (["run", "--control"], "Option '--control' requires an argument"),
         (["run", "--control", "sometimes"], "Invalid value for '--control'"),
+        (["run", "--stress", "--stress-threads", "1"], "Invalid value for '--stress-threads'"),
+        (["run", "--stress-threads", "2"], "UsageError: --stress-threads is about runs under stress\n  fix: give"),
         (
             ["run", "--control", "always", "--no-control"],
             "UsageError: --control and --no-control contradict each other\n  fix: leave out one of them",
@@ -155,12 +157,14 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         (["--control", "always"], "always", []),
         (["--control", "when-different"], "when_different", ["--control", "when-different"]),
         (["--no-control"], "never", ["--no-control"]),
+        (["--stress", "--stress-threads", "3"], "always", ["--stress-threads", "3", "--stress"]),
     ],
 )
 def test_when_systems_run_twice_is_handed_on_and_repeated_where_it_is_not_the_default(called, given, control, repeated):
     assert main(["run", "-k", "moe_seq", *given]) == 1
     [(_, options, _, replay, _)] = called
     assert (options.control, replay) == (control, repeated)
+    assert (options.stress is not None and options.stress.num_threads == 3) == ("--stress" in given)
 
 
 @pytest.mark.parametrize(

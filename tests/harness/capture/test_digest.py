@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import pytest
 import torch
 import xxhash
@@ -29,7 +31,13 @@ def digest_by_hand(header: str, content: bytes) -> str:
 class OnGpu(torch.Tensor):
     """A tensor in host memory that takes a GPU tensor's way."""
 
-    is_cuda = True
+    is_cuda, is_cpu = True, False
+    fetched: ClassVar[list[int]] = []
+    """Bytes of each tensor that came to the host."""
+
+    def cpu(self):
+        OnGpu.fetched.append(self.nbytes)
+        return super().cpu()
 
 
 GPU_WAYS = [lambda tensor: tensor.as_subclass(OnGpu)]
@@ -132,6 +140,15 @@ def test_a_gpus_way_comes_to_the_same_for_every_dtype_and_stride(dtype):
     for tensor in (dense, dense.t(), dense[1:, 3:], dense[:, ::2], dense.view(-1)[1:]):
         assert tensor.nbytes > LEAF_BYTES
         assert {digest(way(tensor)) for way in GPU_WAYS} == {digest(tensor)}
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "fetched"), [(LEAF_BYTES, LEAF_BYTES), (LARGE, 3 * 16 + 1000), (LEAF_BYTES * 4, 64)]
+)
+def test_a_gpu_hands_over_16_bytes_a_leaf_and_what_is_left_in_one_copy(num_bytes, fetched):
+    OnGpu.fetched.clear()
+    digest(torch.zeros(num_bytes, dtype=torch.uint8).as_subclass(OnGpu))
+    assert OnGpu.fetched == [fetched]
 
 
 def test_every_leaf_and_every_end_of_one_counts():

@@ -19,8 +19,8 @@ from harness.capture.store import read_manifest, read_recording
 from harness.case import Case, Parallelism
 from harness.compare.drift import measure_drift
 from harness.errors import RecordingError, UsageError
-from harness.records import Key
 from harness.recordings import Target, diff, record
+from harness.records import Key
 from harness.report import json as report_json
 from harness.report.status import case_status
 from harness.run import run_and_report

@@ -150,6 +150,15 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     )
 
 
+def test_a_run_against_baselines_is_replayed_against_them(called, tmp_path):
+    for arguments, folder in (([], "baselines"), (["--baseline-dir", "b"], "b")):
+        assert main(["run", "-k", "moe_seq", "--baseline", *arguments]) == 1
+        [(_, options, _, replay, _)] = called
+        assert options.baseline_dir == Path(folder)
+        assert replay == ["--baseline", "--baseline-dir", folder]
+        called.clear()
+
+
 @pytest.mark.parametrize(
     ("given", "control", "repeated"),
     [

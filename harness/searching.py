@@ -193,7 +193,9 @@ def tell_story(result: CaseResult) -> Iterator[str]:
     """All that is known of a case's first difference."""
     divergence = result.first_divergence
     if divergence is None:
-        nothing = "nothing to localize: EQUAL" if result.verdict == Verdict.EQUAL else f"no difference: {result.verdict}"
+        nothing = (
+            "nothing to localize: EQUAL" if result.verdict == Verdict.EQUAL else f"no difference: {result.verdict}"
+        )
         yield f"{result.case.name}: {nothing}"
         return
     yield f"{result.case.name}: {outcome(result)}"

@@ -64,7 +64,11 @@ def searches() -> list[tuple[str, str, Case, tuple[str, ...]]]:
         for name, defect in DEFECTS.items()
     ]
     found += [(text.rpartition(":")[2], name, CASES[NIGHTLY], (text,)) for text, name in EXTRA_PASSES]
-    return [*found, ("early accumulation", "chunk", CASES["early_accumulation"], ()), ("inductor", "backend", CASES["inductor_dense"], ())]
+    return [
+        *found,
+        ("early accumulation", "chunk", CASES["early_accumulation"], ()),
+        ("inductor", "backend", CASES["inductor_dense"], ()),
+    ]
 
 
 def measure(name: str, wanted: str, case: Case, options: RunOptions) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def measure(name: str, wanted: str, case: Case, options: RunOptions) -> dict[str
         "call": f"{first.get('operator')} of {first.get('module')}",
         "passes": num_passes,
         "runs": len(found["probes"]),
-        "at most": math.floor(math.log2(num_passes) + 2),
+        "at most": math.floor(math.log2(num_passes) + 2) if num_passes else 0,
         "seconds": round(time.monotonic() - began),
     }
 

@@ -49,8 +49,12 @@ def test_a_difference_is_told_with_the_calls_around_it(tmp_path: Path, capsys: p
     before = first["neighbours"][: first["neighbours"].index(culprit)]
     assert len(before) == 3 and all(call["agrees"] for call in before)
     start = out.index(next(line for line in out if line.startswith("toy: DIFFERENT (grad") and "expected" not in line))
-    assert out[start + 1].startswith("  first divergence: step 2, rank 1, grad weight: 1 of 6 elements, at most 1 ULP, 0x")
-    assert out[start + 2].startswith("  to blame: bitwise_xor_.Scalar of the step itself (update) on rank 1 is a call ")
+    assert out[start + 1].startswith(
+        "  first divergence: step 2, rank 1, grad weight: 1 of 6 elements, at most 1 ULP, 0x"
+    )
+    assert out[start + 2].startswith(
+        "  to blame: bitwise_xor_.Scalar of the step itself (forward) on rank 1 is a call "
+    )
     assert out[start + 3] == "  on ranks: 1"
     assert "  calls of rank 1 around it, in execution order:" in out
     [line] = [line for line in out if line.startswith("  >")]

@@ -8,6 +8,7 @@ Each is what a pass may well get wrong: nothing is marked, nothing fails, and ve
 from __future__ import annotations
 
 import functools
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ def bring_back_the_wrong_copy(module: GraphModule) -> None:
     """Reload one activation in another's place; they look alike."""
     # What is needed only to recompute something else is read by nobody yet.
     reloads = [n for n in module.graph.nodes if operator_name(n) == "reload" and all(copy.users for copy in n.users)]
-    for first, second in zip(reloads, reloads[1:], strict=False):
+    for first, second in itertools.pairwise(reloads):
         if str(first.meta["val"]) == str(second.meta["val"]):
             first.args, second.args = (second.args[0], *first.args[1:]), (first.args[0], *second.args[1:])
             return
@@ -103,11 +104,18 @@ def fill_a_bucket_in_another_order(module: GraphModule) -> None:
     for launch in module.graph.nodes:
         if operator_name(launch) != "reduce_scatter_tensor" or operator_name(launch.args[0]) != "cat":
             continue
-        parts, *others = launch.args[0].args
-        parts[0], parts[1] = parts[1], parts[0]
-        launch.args[0].args = (parts, *others)
-        return
+        parts, *others = list(launch.args[0].args[0]), *launch.args[0].args[1:]
+        # The two chunks of one gradient are added later: their order is all the same.
+        alike = [i for i, part in enumerate(parts) if _shape_and_chunk(part) == _shape_and_chunk(parts[0])]
+        if len(alike) > 1:
+            parts[0], parts[alike[1]] = parts[alike[1]], parts[0]
+            launch.args[0].args = (parts, *others)
+            return
     raise AssertionError("no bucket")
+
+
+def _shape_and_chunk(node: Node) -> tuple[Any, ...]:
+    return (*node.meta["val"].shape, node.meta.get("chunk"))
 
 
 def read_the_other_chunk(module: GraphModule) -> None:

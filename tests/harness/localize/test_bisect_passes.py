@@ -115,7 +115,11 @@ class Bench:
 
     def runs(self, *systems: str) -> list[dict[str, Any]]:
         """The first runs of some systems, without controls and replays."""
-        return [r for r in self.asked if r["arm"] == "first" and r["system"] in systems and "_region_" not in r["case"]["name"]]
+        return [
+            r
+            for r in self.asked
+            if r["arm"] == "first" and r["system"] in systems and "_region_" not in r["case"]["name"]
+        ]
 
 
 def searched(bench: Bench, case: Case = CASE, options: RunOptions = OPTIONS) -> Bisector:
@@ -258,7 +262,9 @@ def test_a_prefix_with_too_little_to_compare_is_no_verdict(tmp_path: Path, monke
 
     def without_losses(self: Bench, case: Case, system: str, applied: Sequence[str]) -> Iterator[tuple[Key, Record]]:
         is_prefix = case.pipeline.until is not None
-        return ((key, record) for key, record in rows(self, case, system, applied) if not is_prefix or key.kind != "loss")
+        return (
+            (key, record) for key, record in rows(self, case, system, applied) if not is_prefix or key.kind != "loss"
+        )
 
     monkeypatch.setattr(Bench, "_rows", without_losses)
     found = searched(Bench(tmp_path, defect_of("overlap"))).found
@@ -313,7 +319,9 @@ def test_regions_are_left_alone_where_the_reference_may_not_know_how_to_chunk_th
 def recording(graph: Any = None) -> Recording:
     record = Record("0" * 32, "float32", (1,))
     keys = [Key(step, "grad", "weight", 0) for step in range(4)]
-    return Recording({"case": CASE.to_dict(), "steps": 4, "system": "graph", "graph": graph}, dict.fromkeys(keys, record))
+    return Recording(
+        {"case": CASE.to_dict(), "steps": 4, "system": "graph", "graph": graph}, dict.fromkeys(keys, record)
+    )
 
 
 def test_a_shared_reference_keeps_the_steps_of_the_prefix_alone() -> None:

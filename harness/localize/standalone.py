@@ -385,6 +385,7 @@ def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[N
 _FUNCTIONS: list[Callable[..., Any]] = [
     standalone_main.make_input,
     standalone_main.compute,
+    standalone_main.bytes_of,
     standalone_main.describe_difference,
     standalone_main.differs_on,
 ]

@@ -55,11 +55,16 @@ def compute(function: Any, rank: int) -> dict[str, Tensor]:
     return found
 
 
+def bytes_of(x: Tensor) -> Tensor:
+    """The bytes of each element, in row-major order: (elements, bytes of one). A dim of size 1 may have any stride."""
+    return x.contiguous().as_strided((x.numel(), 1), (1, 1)).view(torch.uint8)
+
+
 def describe_difference(first: Tensor, second: Tensor) -> str | None:
     """How two tensors differ in dtype, shape or any bit; None when they do not."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return f"{first.dtype} {tuple(first.shape)} against {second.dtype} {tuple(second.shape)}"
-    a, b = (x.contiguous().view(-1, 1).view(torch.uint8) for x in (first, second))
+    a, b = bytes_of(first), bytes_of(second)
     places = (a != b).any(1).nonzero().flatten().tolist()
     if not places:
         return None

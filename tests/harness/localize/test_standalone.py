@@ -201,6 +201,7 @@ def test_code_that_does_not_run_by_itself_is_refused_with_what_it_printed() -> N
             "2 of 4 elements differ; element 1 is 0x0000 against 0x3f80",
         ),
         (torch.ones(0), torch.ones(0), None),
+        (torch.ones(1, 8, dtype=torch.bfloat16).t(), torch.ones(8, 1, dtype=torch.bfloat16), None),
     ],
 )
 def test_bits_dtypes_and_shapes_are_compared(first: Tensor, second: Tensor, found: str | None) -> None:

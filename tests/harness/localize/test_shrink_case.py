@@ -125,6 +125,11 @@ def test_a_mixture_keeps_as_few_experts_and_slots_as_fail() -> None:
     assert (model.experts, model.top_k) == (3, 2)
 
 
+def test_what_a_later_reduction_allows_is_tried_again() -> None:
+    runs = Runs(lambda trial: trial.case.batch.seq_len >= 8 or trial.case.model.heads == 1)
+    assert (runs.smallest.case.batch.seq_len, runs.smallest.case.model.heads) == (1, 1)
+
+
 def test_the_first_differing_step_is_the_last_that_is_run() -> None:
     runs = Runs(lambda trial: result(trial.case, step=4) if trial.case.steps > 4 else False)
     assert runs.asked[0].case.steps == 5

@@ -48,8 +48,9 @@ class Job:
     """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
 
     With `replay`, the run ends with that step, and the file is what a replay leaves behind; `keeps_values` makes
-    ranks write the values of all tensors. `names`, unless empty, stands for those that the system declares. `program` is the prepared graph when the host could make it before
-    forking, else each rank makes it by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
+    ranks write the values of all tensors. `names`, unless empty, stands for those that the system declares.
+    `program` is the prepared graph when the host could make it before forking, else each rank makes it by
+    `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """

@@ -40,7 +40,7 @@ UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 IDENTITIES = {"detach", "alias", "lift_fresh"}
 
 IN_PLACE_COLLECTIVES = "c10d"
-"""The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return new ones."""
+"""The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
 
 
 class CallRecorder(TorchDispatchMode):

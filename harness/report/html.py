@@ -263,20 +263,9 @@ def _tensor_row(steps: dict[str, list[int]], columns: _Columns, result: CaseResu
     cells = []
     for column, steps_of in enumerate(columns.ranges):
         ranks = {rank for step in steps_of for rank in steps.get(str(step), ())}
-        tooltip = f"rank {tell_ranks(ranks)}" if 0 < len(ranks) < result.world_size else ""
+        tooltip = f"rank {text.tell_ranks(ranks)}" if 0 < len(ranks) < result.world_size else ""
         cells.append(columns.cell(column, len(ranks), len(ranks) / result.world_size, tooltip))
-    return cells, tell_ranks({rank for ranks in steps.values() for rank in ranks})
-
-
-def tell_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as ranges: `0-3, 6`."""
-    ranges: list[list[int]] = []
-    for rank in sorted(ranks):
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    return cells, text.tell_ranks({rank for ranks in steps.values() for rank in ranks})
 
 
 # The losses of rank 0: a sentence, a small chart, the numbers.
@@ -389,7 +378,7 @@ def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
     folders: dict[str, list[tuple[str, str]]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
-        folders.setdefault(folder, []).append((quote(path), name.removesuffix(".log")))
+        folders.setdefault(folder, []).append((quote(path, errors="replace"), name.removesuffix(".log")))
     return list(folders.items())
 
 

@@ -19,6 +19,7 @@ MAX_ERROR_CHARS = 16_000
 MAX_BYTES = 1_000_000
 MAX_TABLE_BYTES = 300_000
 MAX_CELL_CHARS = 400
+MAX_TENSORS = 50
 MAX_LOSSES = 100
 MAX_VALUES = 100
 MAX_VALUE_CHARS = 1_000
@@ -126,6 +127,11 @@ def _case_details(report: Report, result: CaseResult) -> str:
         )
     kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
     parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
+    if result.differing:
+        tensors, left_out = text.tensor_rows(result, MAX_TENSORS)
+        tensors += [("...", f"{left_out} more, in report.json", "", "", "")] if left_out else []
+        table = _table(("kind", "tensor", "steps", "first step", "ranks"), tensors)
+        parts.append(f"### Tensors that differ\n\n{table}")
     controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
     parts.append(f"### Control\n\n{_table(('side', 'same system twice'), controls)}")
     if losses := list(_loss_rows(result)):

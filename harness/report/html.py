@@ -30,8 +30,10 @@ SIGNS = {
 }
 
 # Limits of one page, shared by its cases.
-MAX_CELLS = 8_000
-MAX_ERRORS_CHARS = 200_000
+MAX_CELLS = 6_000
+ROW_CELLS = 6  # as many as a row's own markup takes the room of
+MAX_PASS_ROWS = 2_500
+MAX_ERRORS_CHARS = 100_000
 MAX_ERROR_CHARS = 16_000
 MAX_COLUMNS = 40
 MAX_POINTS = 400
@@ -48,6 +50,15 @@ OTHER_PLACES = ("pass_", "between")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """A case's share of the page: heatmap cells, characters of its error, rows of each pass's tables."""
+
+    cells: int
+    error_chars: int
+    pass_rows: int
+
+
 def render(report: Report) -> str:
     """The page. Cases that are not as expected come first, unfolded."""
     import jinja2
@@ -58,14 +69,18 @@ def render(report: Report) -> str:
     results = sorted(report.cases, key=lambda result: result.as_expected)
     num_differing = sum(bool(result.differing) for result in results)
     num_errors = sum(bool(result.error) for result in results)
-    max_cells = MAX_CELLS // max(1, num_differing)
-    max_error = min(MAX_ERROR_CHARS, MAX_ERRORS_CHARS // max(1, num_errors))
+    num_passes = sum(len(result.passes) for result in results)
+    limits = Limits(
+        cells=MAX_CELLS // max(1, num_differing),
+        error_chars=min(MAX_ERROR_CHARS, MAX_ERRORS_CHARS // max(1, num_errors)),
+        pass_rows=max(3, min(MAX_VALUES, MAX_PASS_ROWS // max(1, num_passes))),
+    )
     page: str = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
         status=STATUS_TEXTS.get(report.exit_status, "unknown"),
         tally=text.tally(report),
         rows=[_row(result) for result in report.cases],
-        cases=[_case(report, result, max_cells, max_error) for result in results],
+        cases=[_case(report, result, limits) for result in results],
         not_run=[(name, text.shorten(reason, MAX_REASON_CHARS)) for name, reason in report.not_run.items()],
         environment=_values(report.environment, 100),
     )
@@ -88,7 +103,7 @@ def _row(result: CaseResult) -> dict[str, Any]:
     }
 
 
-def _case(report: Report, result: CaseResult, max_cells: int, max_error: int) -> dict[str, Any]:
+def _case(report: Report, result: CaseResult, limits: Limits) -> dict[str, Any]:
     """Everything that the page tells of a case."""
     case, parallelism = result.case, result.case.parallelism
     chunking = case.chunking and f"{case.chunking.modules} in two along {case.chunking.dim}"
@@ -105,13 +120,13 @@ def _case(report: Report, result: CaseResult, max_cells: int, max_error: int) ->
     return _row(result) | {
         "replay": text.replay_command(report, result),
         "about": about,
-        "error": text.shorten(result.error or "", max_error),
+        "error": text.shorten(result.error or "", limits.error_chars),
         "divergence": result.first_divergence and _divergence(result.first_divergence),
         "closeness": result.closeness and _closeness(result),
         "kinds": _kind_heat(result),
-        "tensors": _tensor_heat(result, max_cells),
+        "tensors": _tensor_heat(result, limits.cells),
         "losses": _losses(result),
-        "passes": _passes(result.passes),
+        "passes": _passes(result.passes, limits.pass_rows),
         "seconds_of": [(name, value) for name, value in text.flatten_seconds(result) if not name.startswith("passes.")],
         "logs": _logs(result.logs),
         "others": [(name, _values(value, 50)) for name, value in _others(result, OTHER_EVIDENCE).items()],
@@ -247,7 +262,7 @@ def _tensor_heat(result: CaseResult, max_cells: int) -> dict[str, Any] | None:
     if not result.differing:
         return None
     columns = _Columns(result)
-    left = max(10, max_cells // len(columns.ranges))
+    left = max(10, max_cells // (len(columns.ranges) + ROW_CELLS))
     groups, hidden = [], 0
     for kind in result.compared:
         found = result.differing.get(kind, {})
@@ -350,14 +365,14 @@ def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, f
         yield run
 
 
-def _passes(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _passes(passes: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
     """The passes in order: time with a bar, nodes before and after, what each was told and tells."""
     longest = max((entry["seconds"] for entry in passes), default=0) or 1
     shown = []
     for entry in passes:
         changed = [(name, before, after) for name, (before, after) in entry.get("changed", {}).items()]
         changed.sort(key=lambda row: -abs(row[2] - row[1]))
-        details = {name: _values(entry[name]) for name in ("settings", "facts") if entry.get(name)}
+        details = {name: _values(entry[name], limit) for name in ("settings", "facts") if entry.get(name)}
         shown.append(
             {
                 "name": entry["name"],
@@ -365,8 +380,8 @@ def _passes(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "bar": round(100 * max(0.0, entry["seconds"] / longest)),
                 "before": entry["nodes_before"],
                 "after": entry["nodes_after"],
-                "changed": changed[:MAX_VALUES],
-                "more_changed": max(0, len(changed) - MAX_VALUES),
+                "changed": changed[:limit],
+                "more_changed": max(0, len(changed) - limit),
                 "details": details,
             }
         )

@@ -55,7 +55,8 @@ FAINT = """(() => {
 
 # Elements that reach beyond the page's right edge and that no box of their own scrolls.
 WIDE = """[...document.body.querySelectorAll("*")]
-  .filter(element => element.checkVisibility() && element.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+  .filter(element => element.checkVisibility())
+  .filter(element => element.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
   .filter(element => !element.closest(".box"))
   .map(element => element.outerHTML.slice(0, 80))"""
 

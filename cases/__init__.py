@@ -1,8 +1,9 @@
-"""The cases that come with bitproof, by name. One file a family."""
+"""The cases that come with bitproof, by name, one file a family; and those that distributions bring."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from cases import (
     attention,
@@ -15,10 +16,15 @@ from cases import (
     overlap,
     process_groups,
     shapes,
+    trainers,
     unequal,
 )
+from harness import plugins
 from harness.case import Case
-from harness.errors import CaseError
+from harness.errors import CaseError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def collect(*families: Iterable[Case]) -> dict[str, Case]:
@@ -48,10 +54,30 @@ FAMILIES = (
     attention,
     backends,
     nightly,
+    trainers,
 )
 CASES = collect(*(family.CASES for family in FAMILIES))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Every case, in the order in which runs and lists show them."""
-    return tuple(CASES.values())
+    """Every case, those of installed distributions included, in the order in which runs and lists show them.
+
+    Distributions bring cases by entry points of group `bitproof.cases`. Raises UsageError, naming the distribution,
+    for one that cannot be loaded or is something else, and CaseError when two cases share a name.
+    """
+    own = [_cases_of(entry) for entry in plugins.entry_points(plugins.CASES).values()]
+    return tuple(collect(CASES.values(), *own).values())
+
+
+def _cases_of(entry: EntryPoint) -> Iterable[Case]:
+    """What an entry point names: cases, or a function that returns some."""
+    found = plugins.load(entry)
+    found = found() if callable(found) else found
+    if not isinstance(found, (list, tuple)) or not all(isinstance(case, Case) for case in found):
+        raise UsageError(
+            f"entry point {entry.name} of {plugins.distribution_of(entry)} brings no cases",
+            expected="a list or a tuple of harness.case.Case, or a function that returns one",
+            found=type(found).__name__,
+            where=f"{entry.group}, {entry.value}",
+        )
+    return found

@@ -18,16 +18,50 @@ from harness.errors import CaseError
 Kind = Literal["loss", "grad", "param", "buffer", "optimizer"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 
+SIZES = ("layers", "dense_layers", "experts", "top_k", "dim", "heads")
+"""A model's sizes that a case may state."""
+
+DIM_MULTIPLE = 8
+
 ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which model, in which size, and how it attends: "flex" masks documents apart with FlexAttention."""
+    """Which model, in which size, and how it attends: "flex" masks documents apart with FlexAttention.
+
+    The other fields make a flavor smaller or larger; None leaves what the flavor has. `dim` is the model dim, and
+    hidden dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have
+    no experts: by default as many as the flavor has, as far as there are layers. A family refuses what it lacks.
+    """
 
     family: str = "deepseek_v3"
     flavor: str = "tiny"
     attention: Literal["sdpa", "flex"] = "sdpa"
+    layers: int | None = None
+    dense_layers: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    dim: int | None = None
+    heads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in self.sizes.items():
+            smallest = 0 if name == "dense_layers" else 1
+            if size < smallest:
+                raise CaseError(f"a model needs {name}", expected=f"{name} >= {smallest}", found=f"{name}={size}")
+        if self.dim is not None and self.dim % DIM_MULTIPLE:
+            raise CaseError(
+                "the model dim does not suit the kernels of grouped matrix products, whose rows are multiples of 16 "
+                "bytes",
+                expected=f"a multiple of {DIM_MULTIPLE}",
+                found=f"dim={self.dim}",
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the case says of the model's size, by name; what is left to the flavor is left out."""
+        return {name: size for name in SIZES if (size := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +70,14 @@ class Chunking:
 
     `modules` is a pattern over fully qualified module names in which `*` stands for one component.
     `early_grad_accumulation` on adds both chunks' gradient of a parameter before its cast and
-    reduce-scatter; off, each goes through its own, and the results are added.
+    reduce-scatter; off, each goes through its own, and the results are added. `only`, where it is not empty,
+    names the matching modules that are chunked: the others run whole.
     """
 
     dim: Literal["batch", "seq"]
     modules: str
     early_grad_accumulation: bool = False
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dim not in ("batch", "seq"):
@@ -52,10 +88,17 @@ class Chunking:
                 expected="components of letters, digits and _, or *, joined by dots, such as layers.*.moe",
                 found=repr(self.modules),
             )
+        if strangers := [name for name in self.only if root_of(self.modules, name) != name]:
+            raise CaseError(
+                "only modules that the chunking pattern matches can be chunked",
+                expected=f"names that {self.modules} matches",
+                found=", ".join(strangers),
+            )
 
     def root_of(self, module: str) -> str | None:
         """The chunked module that `module` is, or lies in: layers.1.moe of layers.1.moe.router; else None."""
-        return root_of(self.modules, module)
+        root = root_of(self.modules, module)
+        return root if not self.only or root in self.only else None
 
 
 def root_of(pattern: str, module: str) -> str | None:
@@ -171,6 +214,9 @@ class Pipeline:
     `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles
     FlexAttention's operators alone; "inductor" compiles the whole graph, which fuses operators and so
     rounds less often: expect CLOSE.
+
+    `until` names the last pass of the column to apply, "" for none: the graph runs as it is then, without the
+    passes that follow and without the backend.
     """
 
     isolate_groups: bool = False
@@ -178,6 +224,7 @@ class Pipeline:
     overlap: bool = False
     overlap_costs: str | None = None
     backend: Literal["fx", "regional_inductor", "inductor"] = "fx"
+    until: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +369,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         inner = next(option for option in options if option is not type(None))
         return None if value is None else _convert(inner, value, where)
     origin = typing.get_origin(hint)
-    if origin is tuple and isinstance(value, (list, tuple)):
+    if origin is tuple and isinstance(value, (list, tuple)) and (options[-1] is ... or len(value) == len(options)):
         return tuple(_convert(options[0], item, where) for item in value)
     if origin is Literal and value in options:
         return value

@@ -1,11 +1,12 @@
-"""One case, from its first run to its result: record both systems, compare, control, judge, find the cause."""
+"""One case, from its first run to its result: record both systems, compare, run both again, judge, find the cause."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,14 +15,16 @@ from typing import Any
 from harness.capture.store import read_recording
 from harness.case import Case
 from harness.compare.outcome import result_of, result_of_error
-from harness.compare.verdict import Comparison, Judgement, compare, judge
+from harness.compare.verdict import Comparison, Judgement, Repeat, compare, judge, repeats
 from harness.devices import Placement
 from harness.errors import BitproofError, RankError, RecordingError
+from harness.localize.noise import NoiseSearch
 from harness.localize.replay import Replay
 from harness.localize.search import Search, UnrepeatableError
 from harness.records import CaseResult, Closeness, Divergence, Key, Recording, Verdict
 from harness.run_options import ROLES, OnEvent, Role, RunOptions
 from harness.session import Desk
+from harness.stress import Stress
 
 # The host watches a run's time itself and says more about it; it gets this much longer before it counts as silent.
 _HOST_MARGIN = 15.0
@@ -76,9 +79,15 @@ class CaseRun:
                 "extra_passes": self.options.extra_passes if role == "candidate" else (),
                 "dump_dir": self._dump_dir(role) if self.options.dump_graphs and arm == "first" else None,
             },
+            "stress": dataclasses.asdict(self._stress) if arm == "stress" or (replay and replay.stressed) else None,
+            "names": dict(self.options.names) if role == "candidate" else {},
         }
         about = {"case": self.case.name, "system": system, "arm": arm}
         return self._ask(request, about)
+
+    def recording(self, role: Role) -> Recording:
+        """What the first run of one side recorded. Raises RecordingError when there is none."""
+        return read_recording(self._recording(role, "first"))
 
     def _ask(self, request: dict[str, Any], about: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Ask the desk, within the case's time. `about` is added to every event."""
@@ -96,20 +105,28 @@ class CaseRun:
         recordings = {role: read_recording(self._recording(role, "first")) for role in ROLES}
         comparison = compare(recordings["reference"], recordings["candidate"], self.case)
         self.seconds["compare"] = time.monotonic() - began
+        closeness = self._measure() if self._is_measurable(comparison) else None
         needs_control = self.options.control == "always" or (
             self.options.control == "when_different" and comparison.verdict == Verdict.DIFFERENT
         )
-        closeness = self._measure() if self._is_measurable(comparison) else None
-        controls = {role: self._control(role, recordings[role]) if needs_control else None for role in ROLES}
+        controls = self._repeat("control", recordings) if needs_control else dict.fromkeys(ROLES)
+        stresses = self._repeat("stress", recordings) if self.options.stress else dict.fromkeys(ROLES)
         judgement = judge(
             self.case,
             comparison,
             reference_control=controls["reference"],
             candidate_control=controls["candidate"],
             closeness=closeness,
+            reference_stress=stresses["reference"],
+            candidate_stress=stresses["candidate"],
         )
-        if judgement.verdict == Verdict.DIFFERENT and judgement.first_divergence is not None:
-            judgement = self._find_cause(judgement, judgement.first_divergence, recordings)
+        first = judgement.first_divergence
+        if judgement.verdict == Verdict.DIFFERENT and first is not None:
+            judgement = self._find_cause(judgement, first, recordings)
+        elif judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
+            found = repeats(controls, stresses)
+            repeat = next(repeat for repeat in found if repeat.between == first.between)
+            judgement = self._find_noise(judgement, first, repeat, recordings)
         return judgement, recordings
 
     def _is_measurable(self, comparison: Comparison) -> bool:
@@ -127,37 +144,90 @@ class CaseRun:
         keys = {name: Key(*found[name]) for name in ("largest", "first_beyond") if found[name] is not None}
         return Closeness(**found | keys)
 
-    def _control(self, role: Role, recording: Recording) -> Comparison:
-        """Run a system a second time and compare it with itself."""
-        self.record(role, "control")
-        return compare(recording, read_recording(self._recording(role, "control")), self.case)
+    def _repeat(self, arm: str, recordings: dict[Role, Recording]) -> dict[Role, Comparison | None]:
+        """Run each system once more, and compare it with itself."""
+        found: dict[Role, Comparison | None] = {}
+        for role in ROLES:
+            began = time.monotonic()
+            self.record(role, arm)
+            found[role] = compare(recordings[role], read_recording(self._recording(role, arm)), self.case)
+            self.seconds.setdefault(arm, {})[role] = time.monotonic() - began
+        return found
+
+    @property
+    def _stress(self) -> Stress:
+        assert self.options.stress is not None, "only a call that asks for stress has stressed runs"
+        return self.options.stress
 
     def _find_cause(self, judgement: Judgement, first: Divergence, recordings: dict[Role, Recording]) -> Judgement:
-        """Replay both systems to find the call to blame. The verdict stands, whether or not it is found."""
-        began = time.monotonic()
-        search = Search(
-            recordings, self.desk.work / self.case.name, self.case.parallelism.world_size, self._replay, self._ask
+        """Replay both systems to find the call to blame."""
+        search = Search(recordings, self._archives, self.case.parallelism.world_size, self._replay, self._ask)
+
+        def explain() -> Judgement:
+            try:
+                return replace(judgement, first_divergence=search.explain(first))
+            except UnrepeatableError as error:
+                return self._unrepeatable(judgement, error.role, error.key, recordings)
+
+        return self._explained(judgement, explain)
+
+    def _find_noise(
+        self, judgement: Judgement, first: Divergence, repeat: Repeat, recordings: dict[Role, Recording]
+    ) -> Judgement:
+        """Replay one system twice to find the call that makes it differ from itself."""
+        search = NoiseSearch(
+            recordings,
+            self._archives / "noise",
+            self.case.parallelism.world_size,
+            self._replay,
+            self._ask,
+            role=repeat.side,
+            stressed=repeat.stressed,
         )
+
+        def explain() -> Judgement:
+            explained, told = search.explain_noise(first)
+            found = replace(judgement, first_divergence=explained)
+            return _add_error(found, told) if told else found
+
+        return self._explained(judgement, explain)
+
+    def _explained(self, judgement: Judgement, explain: Callable[[], Judgement]) -> Judgement:
+        """What replays add to a judgement. Its verdict stands, whether or not they find a cause."""
+        began = time.monotonic()
         try:
-            return replace(judgement, first_divergence=search.explain(first))
-        except UnrepeatableError as error:
-            return self._unrepeatable(judgement, error.role, error.key)
+            return explain()
         except (RankError, RecordingError) as error:
             return _add_error(judgement, f"a replay that looks for the cause failed:\n{error}")
         finally:
             self.seconds["replay"] = time.monotonic() - began
+            shutil.rmtree(self._archives, ignore_errors=True)
+
+    @property
+    def _archives(self) -> Path:
+        """Where replays leave what they were asked for, until the cause is found."""
+        return self.desk.work / self.case.name
 
     def _replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
         kept: str | None = self.record(role, f"replay{number}", out=folder, replay=replay)["kept"]
         return kept
 
-    def _unrepeatable(self, judgement: Judgement, role: Role, key: Key) -> Judgement:
+    def _unrepeatable(self, judgement: Judgement, role: Role, key: Key, recordings: dict[Role, Recording]) -> Judgement:
+        """What a replay that differs from its recording makes of a case: it is a control that came late."""
         text = (
             f"a replay of {role} {getattr(self.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
             f"{key.kind} {key.name}: its bits differ from the recorded ones"
         )
-        control = judgement.control | {role: Verdict.NONDETERMINISTIC.value}
-        return replace(_add_error(judgement, text), verdict=Verdict.NONDETERMINISTIC, control=control)
+        parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
+        repeat = Repeat(role, False, parted)
+        judgement = replace(
+            _add_error(judgement, text),
+            verdict=Verdict.NONDETERMINISTIC,
+            control=judgement.control | {role: Verdict.NONDETERMINISTIC.value},
+            first_divergence=repeat.divergence(),
+        )
+        assert judgement.first_divergence is not None
+        return self._find_noise(judgement, judgement.first_divergence, repeat, recordings)
 
     def _note(self, role: Role, answer: dict[str, Any]) -> None:
         """Keep a run's times, and what it says of its graph."""

@@ -7,17 +7,18 @@ import random
 import warnings
 from typing import Any
 
+THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 # Set before torch loads: thread pools and cuBLAS read them once.
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
+    **dict.fromkeys(THREAD_COUNTS, "1"),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONHASHSEED": "0",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # counting GPUs must not make a CUDA context: ranks are forked
 }
 
 
-def set_determinism(seed: int, *, fill_uninitialized: bool = True) -> dict[str, Any]:
+def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: int = 1) -> dict[str, Any]:
     """Make this process deterministic, and return what was set, for the manifest.
 
     `fill_uninitialized` writes NaN into fresh memory, so a read of what nobody wrote shows at once.
@@ -25,8 +26,8 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True) -> dict[str, 
     import numpy
     import torch
 
-    os.environ.update(ENVIRONMENT)
-    torch.set_num_threads(1)
+    os.environ.update(ENVIRONMENT | dict.fromkeys(THREAD_COUNTS, str(num_threads)))
+    torch.set_num_threads(num_threads)  # OpenMP and MKL, which have read their variables long ago, follow
     torch.autograd.set_multithreading_enabled(False)
     torch.use_deterministic_algorithms(True, warn_only=False)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill_uninitialized)  # noqa: B010 (a property)

@@ -137,6 +137,7 @@ class Injector:
         self.fault = fault if fault is not None and fault.rank == rank else None
         self.step = -1
         self.fired = False
+        self._shown: list[str] = []
 
     def begin_step(self, step: int) -> None:
         """Strike when this is the step; a fault of values waits for the gradients."""
@@ -157,9 +158,26 @@ class Injector:
 
         return faulty
 
+    def tamper(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Flip the bit in the named gradient itself as a system shows it, for one whose function cannot be wrapped."""
+        if not isinstance(self.fault, FlipBit) or self.fault.step != self.step or kind != "grad":
+            return
+        self._shown.append(name)
+        if name == self.fault.grad:
+            from harness.capture.digest import plain
+
+            local = plain(tensor)
+            local.copy_(flip_bit(self.fault, {name: local}))
+            self.fired = True
+
+    def ignore(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Leave what a system shows as it is: its gradient function was wrapped."""
+
     def check_fired(self) -> None:
         """Raise UsageError when the fault should have fired by now and did not."""
         if self.fault is not None and self.fault.step <= self.step and not self.fired:
+            if isinstance(self.fault, FlipBit) and self._shown:
+                raise _no_such_gradient(self.fault, self._shown)
             raise UsageError(
                 f"fault {self.fault} never fired",
                 expected="a system whose gradient function the fault can wrap",
@@ -172,10 +190,7 @@ def flip_bit(fault: FlipBit, gradients: dict[str, torch.Tensor]) -> torch.Tensor
     import torch
 
     if fault.grad not in gradients:
-        close = difflib.get_close_matches(fault.grad, gradients, n=3) or list(gradients)[:3]
-        raise UsageError(
-            f"fault {fault} names no gradient", expected=f"a gradient such as {', '.join(close)}", found=fault.grad
-        )
+        raise _no_such_gradient(fault, list(gradients))
     gradient = gradients[fault.grad].detach().clone(memory_format=torch.contiguous_format)
     bits = gradient.element_size() * 8
     if fault.element >= gradient.numel() or fault.bit >= bits:
@@ -188,6 +203,13 @@ def flip_bit(fault: FlipBit, gradients: dict[str, torch.Tensor]) -> torch.Tensor
     octets = gradient.view(-1).view(torch.uint8)
     octets[fault.element * gradient.element_size() + fault.bit // 8] ^= 1 << (fault.bit % 8)
     return gradient
+
+
+def _no_such_gradient(fault: FlipBit, names: list[str]) -> UsageError:
+    close = difflib.get_close_matches(fault.grad, names, n=3) or names[:3]
+    return UsageError(
+        f"fault {fault} names no gradient", expected=f"a gradient such as {', '.join(close)}", found=fault.grad
+    )
 
 
 def _natural(kind: str, item: str, value: str) -> int:

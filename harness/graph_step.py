@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from harness.case import Case
+from harness.errors import UsageError
 from harness.graph.backends import compile_for
 from harness.graph.collector import collector_paused
 from harness.graph.context import PassContext
@@ -29,10 +31,12 @@ from harness.graph.dump import GraphDump
 from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
 from harness.graph.options import GraphOptions, parse_pass
-from harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
-from harness.graph.trace import trace_joint_step
-from reference.chunking import DIM_INDEX
-from reference.parallel.mesh import EXPERT, GROUP_NAMES, Mesh, ensure_group
+from harness.graph.pipeline import PassReport, apply_until, build_pipeline, run_pipeline
+from harness.graph.trace import StepGraph, trace_fixed_step, trace_joint_step
+from reference.chunking import DIM_INDEX, chunk_modules
+from reference.data import TextStream, text_source
+from reference.parallel import rank_order_group
+from reference.parallel.mesh import EXPERT, FSDP, GROUP_NAMES, Mesh, ensure_group
 from reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model, mean_loss
 
 log = logging.getLogger(__name__)
@@ -92,12 +96,12 @@ def prepare(case: Case, device: torch.device, options: GraphOptions | None = Non
         pipeline=case.pipeline,
         groups=group_table(mesh),
     )
-    passes = insert(build_pipeline(context), extra_passes)
+    passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
     dump = GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names) if options.dump_dir else None
     with dump or contextlib.nullcontext():
         module, reports = run_pipeline(joint.module, passes, context, dump)
     run: Callable[..., Any] = module
-    if case.pipeline.backend != "fx":
+    if case.pipeline.backend != "fx" and case.pipeline.until is None:
         run, report = _compiled(module, case, context.groups)
         reports.append(report)
     return GraphProgram(
@@ -110,6 +114,51 @@ def prepare(case: Case, device: torch.device, options: GraphOptions | None = Non
         groups=context.groups.made(),
         passes=[dataclasses.asdict(report) for report in reports],
     )
+
+
+def step_graph(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
+    """A system's step as the graph of what it calls, and the groups that it names.
+
+    Of `graph` that is its finished graph; `eager` and `eager_chunked` are traced with every size fixed. Raises what
+    `prepare` raises, and UsageError for a system that is not known as a graph.
+    """
+    mesh = Mesh(0, case.parallelism)
+    groups = group_table(mesh)
+    if system == "graph":
+        program = prepare(case, device, options)
+        graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
+        return graph, GroupTable({**groups.groups, **program.groups})
+    if system not in ("eager", "eager_chunked"):
+        raise UsageError(
+            f"system {system} is not known as a graph", expected="graph, eager or eager_chunked", found=system
+        )
+    model = build_sharded_model(case, mesh, torch.device("meta"))
+    if system == "eager_chunked":
+        assert case.chunking is not None, "Case refuses eager_chunked without chunking"
+        chunk_modules(model, case.chunking)
+    shape = (case.batch.sequences, case.batch.seq_len)
+    graph = trace_fixed_step(
+        model,
+        lambda *tensors: mean_loss(model, case.model.attention, StepInputs(*tensors)),
+        StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
+        gradient_seed=1 / case.parallelism.data_ranks,
+        device=device,
+    )
+    return graph, groups
+
+
+def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
+    """What each rank reads at a step, by the names of the graph's last inputs."""
+    documents, _ = text_source(case.batch.data)
+    ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
+    size = case.parallelism.data_ranks
+    return [TextStream(documents, case.batch, rank=r, world_size=size).step(step)._asdict() for r in ranks]
+
+
+def rank_order_group_source() -> str:
+    """The source of gloo's group whose sums are taken in rank order, for a file that stands alone."""
+    text = inspect.getsource(rank_order_group)
+    return text[text.index("class _FinishOnWait") :]
 
 
 def group_table(mesh: Mesh) -> GroupTable:

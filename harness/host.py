@@ -7,6 +7,8 @@ stray print of a library cannot damage an answer. Every answer but the last of a
     {"request": "run", ...}       one run of one system: a recording, or a replay up to one step
     {"request": "bits", ...}      how two values differ that replays left behind
     {"request": "closeness", ...} how close two recordings are in value
+    {"request": "sizes", ...}     the sizes of a case's model
+    {"request": "standalone", ...} a file of plain Python that shows what differs
 
 It ends when standard input does, and, on Linux, when the process that started it dies.
 """
@@ -34,13 +36,22 @@ from harness.capture.store import join_parts, warm_up
 from harness.case import Case
 from harness.determinism import set_determinism
 from harness.devices import Placement
-from harness.errors import BitproofError, RankError
+from harness.errors import BitproofError, RankError, RecordingError
 from harness.faults import parse_fault
 from harness.graph.options import GraphOptions
 from harness.localize.replay import Replay, archive_of, read_value
 from harness.process import die_with_parent, output_to
 from harness.ranks import Ranks
-from harness.worker import Job, describe_program, needs_program, preload, prepare_program
+from harness.stress import Stress
+from harness.worker import (
+    Job,
+    describe_program,
+    model_sizes,
+    needs_program,
+    preload,
+    prepare_program,
+    write_standalone,
+)
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -64,12 +75,14 @@ class RunRequest:
     inject: str | None = None
     replay: Replay | None = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
+    stress: Stress | None = None
+    names: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RunRequest:
         """Read the request that `launch` wrote."""
         values = {name: value for name, value in values.items() if name != "request"}
-        replay = values.get("replay")
+        replay, stress = values.get("replay"), values.get("stress")
         return RunRequest(
             **values
             | {
@@ -80,6 +93,7 @@ class RunRequest:
                 "work": Path(values["work"]),
                 "replay": None if replay is None else Replay.from_dict(replay),
                 "graph_options": GraphOptions.from_dict(values["graph_options"]),
+                "stress": None if stress is None else Stress(**stress),
             }
         )
 
@@ -112,6 +126,11 @@ class Host:
                 return compare_bits(request)
             case "closeness":
                 return measure_closeness(request)
+            case "sizes":
+                return model_sizes(Case.from_dict(request["case"]))
+            case "standalone":
+                options = GraphOptions(extra_passes=tuple(request["extra_passes"]))
+                return write_standalone(Case.from_dict(request["case"]), options, request["step"], request["head"])
         raise ValueError(f"unknown request {request['request']!r}")
 
     def _run(self, request: RunRequest) -> dict[str, Any]:
@@ -132,6 +151,8 @@ class Host:
             program=program,
             graph_options=request.graph_options,
             keeps_values=request.keeps_values,
+            stress=request.stress,
+            names=request.names,
         )
         self.send({"event": "start"})
         ranks = Ranks(job, request.log_of, self.send)
@@ -232,8 +253,17 @@ def join_recording(
 ) -> None:
     """Make one recording of the ranks' parts and, if kept, their values.
 
-    `done` are the ranks' accounts of their end, in rank order.
+    `done` are the ranks' accounts of their end, in rank order. Raises RecordingError when names were declared that
+    appeared on no rank: such a rule is stale, and may hide a gap.
     """
+    unused = [name for name in done[0]["unused_names"] if all(name in rank["unused_names"] for rank in done)]
+    if unused:
+        raise RecordingError(
+            f"names that system {request.system} declares never appeared",
+            expected="each rule to translate a name that some rank shows",
+            found=", ".join(map(repr, unused)),
+            fix="take the rules out, or mend them",
+        )
     manifest = build_manifest(
         request.case,
         request.system,
@@ -243,6 +273,7 @@ def join_recording(
         graph=_decisive(graph) if graph else None,
         fault=request.inject,
         systems=[rank["system"] for rank in done],
+        stress=dataclasses.asdict(request.stress) if request.stress else None,
     )
     join_parts(request.out, manifest, parts, values)
 

@@ -14,11 +14,13 @@ from harness.capture.machine import describe_machine
 from harness.case import Case
 from harness.case_run import CaseRun
 from harness.devices import DeviceRequest, lease_gpus
+from harness.errors import CaseError
 from harness.faults import check_fault, parse_fault
 from harness.graph.options import check_extra_passes
 from harness.records import CaseResult
 from harness.run_options import OnEvent, RunOptions
 from harness.session import open_session
+from harness.systems import BUILT_IN, check_system
 
 
 def run_cases(
@@ -27,8 +29,9 @@ def run_cases(
     """Run cases in order; each result comes as soon as its case is judged.
 
     The host starts now, not with the first result. Closing the iterator, an interrupt or SIGTERM ends
-    every process that was started. Raises UsageError for a fault that cannot fire or an extra pass that is not
-    there, and CaseError for a case that does not fit the machine, before any rank has started.
+    every process that was started. Raises UsageError for a fault that cannot fire, a system or an extra pass that is
+    not there, or names for a system that has the reference's own, and CaseError for a case that does not fit the
+    machine, before any rank has started.
 
     Events are dicts: {"event": "prepare" | "prepared" | "start" | "step" | "compare" | "replay", "case", "system",
     "arm", ...}; "step" carries "step" and "steps".
@@ -40,6 +43,10 @@ def run_cases(
             check_fault(fault, case)
     for case in cases:
         check_extra_passes(options.extra_passes, case)
+    for system in dict.fromkeys(system for case in cases for system in (case.reference, case.candidate)):
+        check_system(system)
+    for case in cases if options.names else ():
+        _check_named(case)
     from harness import torchrun
 
     if torchrun.is_torchrun():
@@ -58,12 +65,23 @@ def record_system(
     case: Case, system: str, options: RunOptions, out: Path, run_dir: Path, on_event: OnEvent = lambda event: None
 ) -> Path:
     """Record one system at `out`, once. Raises what went wrong."""
+    check_system(system)
     with open_session(Path(run_dir), options) as session:
         placement = session.place(case)
         with lease_gpus(placement, case.parallelism.world_size):
             run = CaseRun(replace(case, reference=system), placement, session, options, on_event)
             run.record("reference", "first", out=Path(out))
     return Path(out)
+
+
+def _check_named(case: Case) -> None:
+    if case.candidate in BUILT_IN:
+        raise CaseError(
+            f"the candidate of case {case.name} has the reference's own names, so it has none to map",
+            expected="a candidate of your own: --names maps the candidate's names alone",
+            found=f"candidate {case.candidate}",
+            fix="leave the case out with -k, or give --candidate",
+        )
 
 
 def _run_cases(

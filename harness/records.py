@@ -6,6 +6,7 @@ Everything here can be written as JSON and read back; nothing here imports torch
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -74,6 +75,8 @@ class Divergence:
     `operator_ranks` on which it differs, and is written at the line `source`; the `output_` fields are
     about its output.
 
+    `between` is None for a reference and a candidate. Where one system parts from itself it says which, such as
+    "reference against itself"; the fields of the two sides are then about its first and its second run.
     `histogram` counts the tensor's elements by ULPs, as Closeness does; dtypes without ULPs have none.
     `samples` are the first elements that differ: `[[1, 2], "0x3f800000", "0x40000000"]` has the index, the
     reference's bits and the candidate's. `neighbours` are the calls around the blamed one, in execution order.
@@ -105,6 +108,7 @@ class Divergence:
     output_max_ulp: int | None = None
     output_reference_bits: str | None = None
     output_candidate_bits: str | None = None
+    between: str | None = None
     neighbours: list[dict[str, Any]] | None = None
     histogram: dict[str, int] | None = None
     samples: list[Any] | None = None
@@ -178,8 +182,11 @@ class CaseResult:
     """One case's line in the report. `error` holds a failure's whole text, rank traceback included.
 
     `memory` holds each side's peak of allocated device memory during the steps, in MiB, None on a CPU.
+    `control` says what each side's two runs came to, None where it ran once; `stress` the same of a plain run and
+    one under stress, None where nothing ran under stress.
     `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and
     `differing_left_out` says how many more there are. `logs` are paths within the run folder.
+    `options`, where they are not the report's, are those of the run that the case was merged from.
     """
 
     case: Case
@@ -199,9 +206,11 @@ class CaseResult:
     passes: list[dict[str, Any]] = field(default_factory=list)
     closeness: Closeness | None = None
     memory: dict[str, float | None] = field(default_factory=dict)
+    stress: dict[str, str | None] | None = None
     differing: Differing = field(default_factory=dict)
     differing_left_out: int = 0
     logs: list[str] = field(default_factory=list)
+    options: tuple[str, ...] | None = None
 
     @property
     def as_expected(self) -> bool:
@@ -214,12 +223,33 @@ class CaseResult:
         return self.verdict == self.case.expected and set(self.differing_kinds) == set(self.case.differs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What part of a selection one machine ran: number `index`, counted from 1, of `count`."""
+
+    index: int
+    count: int
+    selection: tuple[Case, ...]
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    @staticmethod
+    def parse(text: str, selection: Iterable[Case]) -> Shard | None:
+        """The shard that a text such as `2/4` names; None for any other text."""
+        found = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+        if found is None or int(found[1]) > int(found[2]):
+            return None
+        return Shard(index=int(found[1]), count=int(found[2]), selection=tuple(selection))
+
+
 @dataclass(kw_only=True)
 class Report:
     """One run: where it ran, what came of every case, and the status it ended with.
 
     `options` are the command line's, beyond the selection and the report folder: what a replay repeats.
-    `not_run` has, by name, why each case that this machine cannot judge was left out.
+    `not_run` has, by name, why each case that this machine cannot judge was left out; `remarks` are what readers
+    must know of how every case was run. `shard` says what else was selected, where the cases are one machine's part.
     """
 
     run_id: str
@@ -228,3 +258,5 @@ class Report:
     cases: list[CaseResult]
     options: tuple[str, ...] = ()
     not_run: dict[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    shard: Shard | None = None

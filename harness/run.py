@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from harness.case import Case
 from harness.compare.outcome import complete
 from harness.errors import BitproofError, CaseError, UsageError
-from harness.records import CaseResult, Report
+from harness.records import CaseResult, Report, Shard
 from harness.report import terminal
 from harness.report.progress import Progress, make_progress
 from harness.report.status import error_status, exit_status, worst
@@ -84,24 +84,29 @@ def run_and_report(
     report_dir: Path,
     replay: Sequence[str] = (),
     not_run: Mapping[str, str] = MappingProxyType({}),
+    shard: Shard | None = None,
+    tell: Callable[[Report, Path], None] = lambda report, run_dir: None,
 ) -> int:
     """Run cases, write their report and return the exit status.
 
     `not_run` says, by name, why cases were left out; `replay` are the command-line options that a replay
-    must repeat. Raises UsageError when the call is wrong, before anything is run or written.
+    must repeat; `shard` says of what selection the cases are one machine's part; `tell` is called with the written
+    report and its folder. Raises UsageError when the call is wrong, before anything is run or written.
     """
     run_dir = prepare_run_dir(report_dir)
     reports = is_reporting_rank()
     if reports:
         names = ", ".join(case.name for case in cases)
-        print(f"bitproof: {len(cases)} case{'s' if len(cases) != 1 else ''} ({names}), report in {run_dir}", flush=True)
+        part = f"shard {shard}, " if shard else ""
+        counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}" + (f" ({names})" if cases else "")
+        print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
     with _interrupt_on_terminate():
         progress = _run(cases, options, run_dir, reports)
         if isinstance(progress.failure, UsageError) and not progress.results:
             _remove_if_empty(run_dir)
             raise progress.failure
         with _interrupts_held():
-            return _finish(cases, progress, options, run_dir, replay, not_run, reports)
+            return _finish(cases, progress, options, run_dir, replay, not_run, shard, reports, tell)
 
 
 def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
@@ -133,7 +138,9 @@ def _finish(
     run_dir: Path,
     replay: Sequence[str],
     not_run: Mapping[str, str],
+    shard: Shard | None,
     reports: bool,
+    tell: Callable[[Report, Path], None],
 ) -> int:
     """Write and print the report, on the rank that reports; return the exit status on all."""
     where = {
@@ -141,7 +148,7 @@ def _finish(
         "backend": _join(result.backend for result in state.results) or "unknown",
     }
     results = complete(cases, state.results, state.reason, **where)
-    status = worst([exit_status(results), state.status])
+    status = worst([exit_status(results, is_shard=shard is not None), state.status])
     if not reports:
         _remove_if_empty(run_dir)
         return status
@@ -152,9 +159,12 @@ def _finish(
         cases=results,
         options=tuple(replay),
         not_run=dict(not_run),
+        remarks=options.remarks(),
+        shard=shard,
     )
     write_run(report, run_dir)
     terminal.print_report(report)
+    tell(report, run_dir)
     if state.reason == INTERRUPTED:
         print("bitproof: interrupted; the cases that were not finished are UNVERIFIED", file=sys.stderr)
     if state.failure is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.devices import DeviceRequest
+from harness.stress import Stress
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, ...] = ("reference", "candidate")
@@ -19,14 +20,29 @@ class RunOptions:
 
     `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
     writes every graph after every pass into the run folder. `control` says when each system runs a second
-    time, to tell noise from defects. Two systems that agree in every bit are each other's control, so by
-    default only those that differ get one.
+    time, to tell noise from defects; `stress` lets each run once more, under the stress of `harness.stress`.
+    `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
+    itself (see `harness.names`).
     """
 
     device: DeviceRequest = "auto"
     timeout: float = 600.0
-    control: Literal["when_different", "always", "never"] = "when_different"
+    control: Literal["always", "when_different", "never"] = "always"
     inject: str | None = None
     extra_passes: tuple[str, ...] = ()
     dump_graphs: bool = False
     verbose: bool = False
+    stress: Stress | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What readers of a report must know of how every case was run."""
+        told = []
+        if self.control == "never":
+            told.append(
+                f"--no-control: no system ran twice{' but under stress' if self.stress else ''}, "
+                "so noise was not told from defects"
+            )
+        if self.stress:
+            told.append(f"--stress: each system ran once more with {self.stress}")
+        return tuple(told)

@@ -188,6 +188,8 @@ class Team:
             graph_options=run.graph_options,
             local_rank=self._local_rank,
             keeps_values=run.keeps_values,
+            stress=run.stress,
+            names=run.names,
         )
 
         def report(event: dict[str, Any]) -> None:

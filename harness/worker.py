@@ -5,11 +5,10 @@ Runs in a forked rank, or in a process that torchrun started; neither knows whic
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,16 +19,16 @@ from harness.capture.values import write_values
 from harness.case import Case, Kind
 from harness.determinism import set_determinism
 from harness.devices import Placement
-from harness.errors import UsageError
 from harness.faults import Fault, Injector
 from harness.graph.options import GraphOptions
-from harness.localize.replay import OUTPUT, RECORD, Replay, write_archive
+from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
+from harness.stress import Stress, stressed
+from harness.systems import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-    from harness.faults import Wrap
     from reference.parallel.mesh import Mesh
 
     Observe = Callable[[Kind, str, torch.Tensor], None]
@@ -50,8 +49,9 @@ class Job:
     """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
 
     With `replay`, the run ends with that step, and the file is what a replay leaves behind; `keeps_values` makes
-    ranks write the values of all tensors. `program` is the prepared graph when the host could make it before
-    forking, else each rank makes it by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
+    ranks write the values of all tensors. `names`, unless empty, stands for those that the system declares.
+    `program` is the prepared graph when the host could make it before forking, else each rank makes it by
+    `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
@@ -69,6 +69,8 @@ class Job:
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     local_rank: int | None = None
     keeps_values: bool = False
+    stress: Stress | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -93,9 +95,14 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     import torch.distributed as dist
 
     from harness.capture.digest import digest
+    from harness.user_system import UserSystem
     from reference.parallel.mesh import Mesh, join_groups, leave_groups
 
-    determinism = set_determinism(job.case.seed)
+    determinism = set_determinism(
+        job.case.seed,
+        fill_uninitialized=job.stress is None,
+        num_threads=job.stress.num_threads if job.stress else 1,
+    )
     device = torch.device(job.placement.device_of(rank if job.local_rank is None else job.local_rank))
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -105,28 +112,35 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     if program is None and needs_program(job.system):
         program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
     report({"event": "prepared", "graph": describe_program(program)})
-    mesh = Mesh(rank=rank, parallelism=job.case.parallelism)
+    mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
     join_groups(mesh, device, store, backend=job.placement.backend, timeout=job.collective_timeout)
     report({"event": "ready"})
 
     injector = Injector(job.fault, rank)
-    system = make_system(job.system, job.case, mesh, device, program, injector.wrap)
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.keeps_values)
-    _forget_peak(device)
-    began = time.perf_counter()
-    for step in range(job.steps):
-        report({"event": "step", "step": step})
-        recorder.step = step
-        injector.begin_step(step)
-        if job.replay and step == job.replay.step:
-            _replay_step(job.replay, system, recorder, job.part_of(rank))
-        else:
-            system.step(step, recorder.observe)
-    injector.check_fired()
-    seconds = time.perf_counter() - began
+    remains = Remains()
+    with stressed(job.stress, rank):
+        system = make_system(job, mesh, program, injector)
+        _forget_peak(device)
+        began = time.perf_counter()
+        for step in range(job.steps):
+            report({"event": "step", "step": step})
+            recorder.step = step
+            injector.begin_step(step)
+            if job.replay and job.replay.watches(step):
+                _replay_step(job.replay, step, system, recorder, remains)
+            else:
+                system.step(step, recorder.observe)
+        injector.check_fired()
+        seconds = time.perf_counter() - began
     report({"event": "end"})
     if job.replay is None:
         write_part(job.part_of(rank), recorder.rows.items())
+    else:
+        remains.records = recorder.rows
+        if recorder.kept is not None:
+            remains.values[RECORD] = recorder.kept
+        write_archive(job.part_of(rank), remains)
     if job.keeps_values:
         write_values(job.values_of(rank), recorder.values)
     dist.barrier()  # a rank that left early would look to the others like one that died
@@ -139,14 +153,15 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
             "peak_mib": _peak_mib(device),
             "determinism": determinism,
             "system": _describe_system(system),
+            "unused_names": list(system.names.unused) if isinstance(system, UserSystem) else [],
             "kept": digest(recorder.kept) if recorder.kept is not None else None,
         }
     )
     leave_groups()
 
 
-def _replay_step(replay: Replay, system: System, recorder: Recorder, archive: Path) -> None:
-    """Take the last step of a replay, and leave behind what it asks for."""
+def _replay_step(replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains) -> None:
+    """Take a step of a replay that is watched, and keep what the replay asks for."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     from harness.localize.recorder import logged
@@ -155,13 +170,13 @@ def _replay_step(replay: Replay, system: System, recorder: Recorder, archive: Pa
         with _disable_current_modes():  # what recording calls is none of the system's calls
             recorder.observe(kind, name, tensor)
 
-    site = replay.output if replay.output and replay.output.rank == recorder.rank else None
-    with logged(system, keep=site and (site.call, site.output)) as log:
-        system.step(replay.step, observe)
-    values = {RECORD: recorder.kept, OUTPUT: log.kept}
-    write_archive(
-        archive, log.calls if replay.log else [], {name: value for name, value in values.items() if value is not None}
-    )
+    here = replay.output if step == replay.step and replay.output and replay.output.rank == recorder.rank else None
+    with logged(getattr(system, "made", system), keep=here and (here.call, here.output)) as log:
+        system.step(step, observe)
+    if replay.log:
+        remains.add_calls(step, log.calls)
+    if log.kept is not None:
+        remains.values[OUTPUT] = log.kept
 
 
 def preload() -> None:
@@ -176,22 +191,28 @@ def leave() -> None:
     leave_groups()
 
 
-def make_system(name: str, case: Case, mesh: Mesh, device: torch.device, program: Any, wrap: Wrap) -> System:
-    """Build a system by name: eager, eager_chunked, graph, or `package.module:factory`, called as factory(case, mesh).
+def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> System:
+    """Build the job's system, whose gradients the injector may tamper with.
 
-    Raises UsageError for any other name, or a factory that cannot be imported.
+    Raises UsageError for one that cannot be loaded or takes no steps.
     """
-    built_in: dict[str, Callable[[], System]] = {
-        "eager": lambda: _make_eager(case, mesh, device, False, wrap),
-        "eager_chunked": lambda: _make_eager(case, mesh, device, True, wrap),
-        "graph": lambda: _make_graph(case, mesh, device, program, wrap),
-    }
-    if name in built_in:
-        return built_in[name]()
-    system: System = _import_factory(name, list(built_in))(case, mesh)
-    if hasattr(system, "wrap_gradients"):
-        system.wrap_gradients(wrap)
-    return system
+    if job.system == "graph":
+        from harness.graph_step import make_graph_system
+
+        return make_graph_system(job.case, mesh, mesh.device, program, injector.wrap)
+    if job.system in BUILT_IN:
+        from reference.step import make_eager
+
+        return make_eager(job.case, mesh, mesh.device, job.system == "eager_chunked", injector.wrap)
+    from harness.user_system import UserSystem
+
+    factory = load_factory(job.system)
+    made = factory.make(job.case, mesh)
+    can_wrap = hasattr(made, "wrap_gradients")
+    if can_wrap:
+        made.wrap_gradients(injector.wrap)
+    tamper = injector.ignore if can_wrap else injector.tamper
+    return UserSystem(job.system, made, names=job.names, tamper=tamper, origin=factory.origin)
 
 
 def needs_program(system: str) -> bool:
@@ -206,6 +227,35 @@ def prepare_program(case: Case, device: torch.device, options: GraphOptions) -> 
     return prepare(case, device, options)
 
 
+def model_sizes(case: Case) -> dict[str, int]:
+    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
+    from reference.models import model_config
+    from reference.models.sizes import sizes_of
+
+    return sizes_of(model_config(case.model))
+
+
+def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> dict[str, Any]:
+    """A file that shows by itself what differs between the case's two systems; see `localize.standalone`.
+
+    Options are the candidate's. Raises NoFileError where there can be none.
+    """
+    import torch
+
+    from harness.graph_step import rank_order_group_source, read_inputs, step_graph
+    from harness.localize.standalone import Scene, Side, write_standalone
+
+    tokens = read_inputs(case, step)
+    sides, partitions = {}, {}
+    for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
+        set_determinism(case.seed)
+        graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)
+        sides[role] = Side.of(graph, list(tokens[0]))
+        partitions |= {name: group.partition for name, group in groups.groups.items()}
+    scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
+    return vars(write_standalone(scene))
+
+
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
     """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
     return options if rank == 0 else replace(options, dump_dir=None)
@@ -217,35 +267,6 @@ def describe_program(program: Any) -> dict[str, Any] | None:
         return None
     passes = [getattr(entry, "to_dict", lambda entry=entry: entry)() for entry in getattr(program, "passes", [])]
     return {"code_hash": program.code_hash, "passes": passes, "seconds": dict(getattr(program, "seconds", {}))}
-
-
-def _make_eager(case: Case, mesh: Mesh, device: torch.device, chunked: bool, wrap: Wrap) -> System:
-    from reference.step import make_eager
-
-    return make_eager(case, mesh, device, chunked, wrap)
-
-
-def _make_graph(case: Case, mesh: Mesh, device: torch.device, program: Any, wrap: Wrap) -> System:
-    from harness.graph_step import make_graph_system
-
-    return make_graph_system(case, mesh, device, program, wrap)
-
-
-def _import_factory(name: str, built_in: list[str]) -> Callable[[Case, Mesh], System]:
-    module, _, factory = name.partition(":")
-    if not factory:
-        raise UsageError(
-            f"unknown system {name!r}", expected=f"{', '.join(built_in)}, or package.module:factory", found=name
-        )
-    try:
-        found: Callable[[Case, Mesh], System] = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"system {name} cannot be imported",
-            found=f"{type(error).__name__}: {error}",
-            fix="run from the folder that holds the package, or install it",
-        ) from error
-    return found
 
 
 def _forget_peak(device: torch.device) -> None:

@@ -51,6 +51,13 @@ def chunk_modules(model: nn.Module, chunking: Chunking) -> list[str]:
             found="no match",
             fix="correct `modules` in the case's Chunking",
         )
+    if missing := set(chunking.only) - set(names):
+        raise ChunkError(
+            f"{', '.join(sorted(missing))} cannot be chunked, as the model has no such module",
+            expected=f"modules of the model that {chunking.modules} matches",
+            found=f"only={chunking.only}",
+            fix="correct `only` in the case's Chunking",
+        )
     for name in names:
         module = model.get_submodule(name)
         module.forward = _ChunkedForward(name, module.forward, chunking.dim)

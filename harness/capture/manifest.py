@@ -25,8 +25,14 @@ def build_manifest(
     graph: dict[str, Any] | None,
     fault: str | None,
     systems: list[dict[str, Any]],
+    stress: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One recording's manifest. `systems` holds, rank by rank, what each system says of itself (its data's sha256)."""
+    """One recording's manifest. `systems` holds, rank by rank, what each system says of itself (its data's sha256).
+
+    `stress` is what the run was disturbed by; None for a plain one.
+    """
+    from harness.capture.digest import ALGORITHM
+
     return {
         "case": case.to_dict(),
         "system": system,
@@ -42,6 +48,8 @@ def build_manifest(
         "graph": graph,
         "fault": fault,
         "ranks": systems,
+        "stress": stress,
+        "digest": ALGORITHM,
     }
 
 

@@ -10,7 +10,16 @@ import traceback
 from collections.abc import Sequence
 
 # Commands are listed in the order of these imports.
-from harness.cli import listing, machine, recording, reporting, running  # noqa: F401
+from harness.cli import (  # noqa: F401
+    listing,
+    machine,
+    merging,
+    recording,
+    reporting,
+    running,
+    searching,
+    shrinking,
+)
 from harness.cli.app import app
 from harness.errors import BitproofError
 from harness.report.status import SUCCESS, UNJUDGED, error_status

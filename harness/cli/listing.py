@@ -1,4 +1,4 @@
-"""`bitproof list`: the cases."""
+"""`bitproof list`: the cases, or the systems."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ import typer
 
 from harness.case import Case
 from harness.cli.app import Expression, app, selected_cases
+from harness.plugins import describe
+from harness.systems import BUILT_IN, registered
 
 
 @app.command("list")
 def list_command(
     expression: Expression = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    systems: Annotated[bool, typer.Option("--systems", help="List the systems that cases can name instead.")] = False,
 ) -> None:
-    """List the cases."""
-    rows = [_describe(case) for case in selected_cases(expression)]
+    """List the cases, or the systems that have a name of their own."""
+    rows: list[dict[str, str | int]] = (
+        [_describe_system(name) for name in (*BUILT_IN, *registered())]
+        if systems
+        else [_describe(case) for case in selected_cases(expression)]
+    )
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -26,6 +33,10 @@ def list_command(
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _describe_system(name: str) -> dict[str, str | int]:
+    return {"name": name, "source": "built in" if name in BUILT_IN else describe(registered()[name])}
 
 
 def _describe(case: Case) -> dict[str, str | int]:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.case import Case
+from harness.case_file import read_case
 from harness.cli.app import Device, Expression, ReportDir, app, selected_cases
 from harness.devices import unmet_requirement
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
+from harness.names import read_names
+from harness.report.text import CASE_FILE
 from harness.run import Changes, change_case, run_and_report
 from harness.select import asks_for
+from harness.shard import cases_of, parse_shard
+
+if TYPE_CHECKING:
+    from harness.run_options import RunOptions
+
+
+class Control(StrEnum):
+    """When each system runs a second time."""
+
+    ALWAYS = "always"
+    WHEN_DIFFERENT = "when-different"
 
 
 @app.command("run")
 def run_command(
     expression: Expression = None,
+    case_file: Annotated[
+        Path | None, typer.Option("--case", metavar="FILE", help="Run the case in this JSON file, instead of -k.")
+    ] = None,
     candidate: Annotated[str | None, typer.Option(metavar="SYSTEM", help="Candidate system for every case.")] = None,
     reference: Annotated[str | None, typer.Option(metavar="SYSTEM", help="Reference system for every case.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps for every case.")] = None,
@@ -31,13 +50,16 @@ def run_command(
         str | None, typer.Option(metavar="FAULT", help="Put a deliberate defect in the candidate.")
     ] = None,
     control: Annotated[
-        bool | None,
-        typer.Option(
-            "--control/--no-control",
-            help="Run each system twice, always or never, to tell noise from defects. [default: when they differ]",
-            show_default=False,
-        ),
+        Control | None,
+        typer.Option(help="When each system runs twice, to tell noise from defects.", show_default="always"),
     ] = None,
+    no_control: Annotated[bool, typer.Option("--no-control", help="Never run a system twice.")] = False,
+    stress: Annotated[
+        bool,
+        typer.Option(
+            "--stress", help="Run each system once more with random sleeps, more threads and other fresh memory."
+        ),
+    ] = False,
     extra_pass: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,14 +70,23 @@ def run_command(
     dump_graphs: Annotated[
         bool, typer.Option("--dump-graphs", help="Write the graph after every pass into the run folder, with diffs.")
     ] = False,
+    names: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON object from the candidate's own names to the reference's."),
+    ] = None,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a case.")] = 600.0,
+    shard: Annotated[
+        str | None, typer.Option(metavar="i/n", help="Run one of n parts of the selected cases; `merge` joins them.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write the passes' debug logs to the logs.")] = False,
 ) -> None:
     """Run cases on every rank, compare, and write a report."""
     if data is not None and not data.is_file():
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
+    if no_control and control is not None:
+        raise UsageError("--control and --no-control contradict each other", fix="leave out one of them")
     changes = Changes(
         reference=reference,
         candidate=candidate,
@@ -64,31 +95,45 @@ def run_command(
         data=None if data is None else str(data),
         early_grad_accumulation=early_grad_accumulation,
     )
-    cases = [change_case(case, changes) for case in selected_cases(expression)]
+    selected = selected_cases(expression) if case_file is None else [_case_in(case_file, expression)]
+    cases = [change_case(case, changes) for case in selected]
+    part = None if shard is None else parse_shard(shard, cases)
+    cases = cases if part is None else cases_of(part)
     # Who asks for a case gets its verdict, here or not.
     not_run = (
         {}
-        if asks_for(expression)
+        if case_file is not None or asks_for(expression)
         else {case.name: why for case in cases if (why := unmet_requirement(case, device.value))}
     )
     cases = [case for case in cases if case.name not in not_run]
     from harness.run_options import RunOptions
+    from harness.stress import Stress
 
     options = RunOptions(
         device=device.value,
         timeout=timeout,
-        control="when_different" if control is None else "always" if control else "never",
+        control="never" if no_control else "when_different" if control == Control.WHEN_DIFFERENT else "always",
         inject=inject,
         extra_passes=tuple(extra_pass or ()),
         dump_graphs=dump_graphs,
         verbose=verbose,
+        stress=Stress() if stress else None,
+        names={} if names is None else read_names(names),
     )
-    replay = _replay_options(changes, device=device.value, inject=inject, control=control)
+    replay = _replay_options(changes, options)
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
-    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run))
+    replay += [] if names is None else ["--names", str(names)]
+    replay += [] if case_file is None else [CASE_FILE, str(case_file)]
+    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part))
 
 
-def _replay_options(changes: Changes, *, device: str, inject: str | None, control: bool | None) -> list[str]:
+def _case_in(file: Path, expression: str | None) -> Case:
+    if expression is not None:
+        raise UsageError("-k and --case both say what to run", expected="one of them", found=f"-k {expression!r}")
+    return read_case(file)
+
+
+def _replay_options(changes: Changes, run: RunOptions) -> list[str]:
     """The options that a replay of one case must repeat: those that were not left at their default."""
     values = {
         "--candidate": changes.candidate,
@@ -96,9 +141,11 @@ def _replay_options(changes: Changes, *, device: str, inject: str | None, contro
         "--steps": changes.steps,
         "--world-size": changes.world_size,
         "--data": changes.data,
-        "--inject": inject,
-        "--device": None if device == Device.AUTO else device,
+        "--inject": run.inject,
+        "--device": None if run.device == Device.AUTO else run.device,
+        "--control": Control.WHEN_DIFFERENT.value if run.control == "when_different" else None,
     }
     options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     options += ["--early-grad-accumulation"] if changes.early_grad_accumulation else []
-    return options + ([] if control is None else ["--control" if control else "--no-control"])
+    options += ["--no-control"] if run.control == "never" else []
+    return options + (["--stress"] if run.stress else [])

@@ -5,7 +5,7 @@ A record pairs by (step, rank, kind, name) or not at all: no prefix, no position
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from harness.errors import RecordingError
@@ -36,8 +36,25 @@ class Alignment:
             gaps.append(f"the candidate lacks {name_keys(self.missing)}")
         if self.extra and "reference" not in self.empty:
             gaps.append(f"the reference lacks {name_keys(self.extra)}")
+        gaps += self._strangers()
         gaps += [f"the {side} recorded twice {name_keys(keys)}" for side, keys in self.duplicates.items()]
         return gaps
+
+    def _strangers(self) -> Iterator[str]:
+        """A sentence for each kind that both sides recorded and of which no name is the same, and how to mend it."""
+        paired = {key.kind for key in self.pairs}
+        extra = {key.kind for key in self.extra}
+        for kind in dict.fromkeys(key.kind for key in self.missing if key.kind in extra - paired):
+            yield (
+                f"no name of a {kind} is the same on both sides: the reference has {_first_names(self.missing, kind)}; "
+                f"the candidate has {_first_names(self.extra, kind)}; names are never guessed: declare which is which "
+                "as `names` of the system, or with --names FILE"
+            )
+
+
+def _first_names(keys: Iterable[Key], kind: str) -> str:
+    names = list(dict.fromkeys(key.name for key in keys if key.kind == kind))
+    return ", ".join(names[:NUM_NAMED]) + (", ..." if len(names) > NUM_NAMED else "")
 
 
 def align(

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 from harness.case import KINDS, Case, Kind
 from harness.compare.align import NUM_NAMED, Alignment, align
@@ -77,13 +77,33 @@ class Judgement:
     control: dict[str, str | None]
     error: str | None
     closeness: Closeness | None = None
+    stress: dict[str, str | None] | None = None
     differing: Differing = field(default_factory=dict)
     differing_left_out: int = 0
 
 
+class Repeat(NamedTuple):
+    """A system's run compared with another of its runs: a plain one, or one under stress."""
+
+    side: Literal["reference", "candidate"]
+    stressed: bool
+    comparison: Comparison
+
+    @property
+    def between(self) -> str:
+        """What `Divergence.between` says of it."""
+        return f"{self.side} against itself{' under stress' if self.stressed else ''}"
+
+    def divergence(self) -> Divergence | None:
+        """Where the system first parts from itself."""
+        first = self.comparison.first_divergence
+        return first and replace(first, between=self.between)
+
+
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
     """Compare two recordings of `case`. EQUAL, DIFFERENT or UNVERIFIED; never raises for what is missing."""
-    if reasons := [*_contradictions("reference", reference, case), *_contradictions("candidate", candidate, case)]:
+    reasons = [*_contradictions("reference", reference, case), *_contradictions("candidate", candidate, case)]
+    if reasons := [*reasons, *_unlike_digests(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
     alignment = align(reference.records.items(), candidate.records.items())
     gaps = [*alignment.gaps, *_uncovered(alignment, case), *_unusable(alignment, case)]
@@ -113,24 +133,24 @@ def judge(
     reference_control: Comparison | None = None,
     candidate_control: Comparison | None = None,
     closeness: Closeness | None = None,
+    reference_stress: Comparison | None = None,
+    candidate_stress: Comparison | None = None,
 ) -> Judgement:
     """Join a comparison with its controls, each one system compared with itself, and with measured values.
 
-    A control that lacks evidence makes the case UNVERIFIED, one that differs makes it NONDETERMINISTIC.
-    Without a control its field is None. A case with a bound whose systems differ is UNVERIFIED without
-    `closeness`, unless dtypes or shapes differ: then there is nothing to measure.
+    A control that lacks evidence makes the case UNVERIFIED, one that differs makes it NONDETERMINISTIC; its first
+    divergence is then that of the system from itself. The same goes for a run under stress. Without a control its
+    field is None. A case with a bound whose systems differ is UNVERIFIED without `closeness`, unless dtypes or
+    shapes differ: then there is nothing to measure.
     """
-    systems = {"reference": case.reference, "candidate": case.candidate}
     controls = {"reference": reference_control, "candidate": candidate_control}
-    ran = {side: control for side, control in controls.items() if control is not None}
-    unverified = {side: control for side, control in ran.items() if control.verdict == Verdict.UNVERIFIED}
-    unstable = {side: control for side, control in ran.items() if control.verdict != Verdict.EQUAL}
+    stresses = {"reference": reference_stress, "candidate": candidate_stress}
+    ran = repeats(controls, stresses)
+    unverified = [repeat for repeat in ran if repeat.comparison.verdict == Verdict.UNVERIFIED]
+    unstable = [repeat for repeat in ran if repeat.comparison.verdict not in (Verdict.EQUAL, Verdict.UNVERIFIED)]
 
     texts = [comparison.reason] if comparison.reason else []
-    texts += [f"control of {side} {systems[side]}: {control.reason}" for side, control in unverified.items()]
-    texts += [
-        _tell_unstable(side, systems[side], control) for side, control in unstable.items() if side not in unverified
-    ]
+    texts += [_tell_repeat(repeat, getattr(case, repeat.side)) for repeat in unverified + unstable]
     if comparison.layout_mismatches:
         texts.append(_tell("dtypes or shapes differ", comparison.layout_mismatches))
 
@@ -140,6 +160,7 @@ def judge(
         verdict = Verdict.NONDETERMINISTIC
     else:
         verdict = comparison.verdict
+    first = unstable[0].divergence() if verdict == Verdict.NONDETERMINISTIC else comparison.first_divergence
     if verdict == Verdict.DIFFERENT and case.close_within is not None and not comparison.layout_mismatches:
         verdict, text = _decide(case.close_within, closeness)
         texts += [text] if text else []
@@ -148,13 +169,32 @@ def judge(
         compared=dict(comparison.compared),
         mismatched=dict(comparison.mismatched),
         differing_kinds=comparison.differing_kinds,
-        first_divergence=comparison.first_divergence,
-        control={side: control.verdict.value if control else None for side, control in controls.items()},
+        first_divergence=first,
+        control=_verdicts(controls),
         error="\n".join(texts) or None,
         closeness=closeness,
+        stress=_verdicts(stresses) if any(stresses.values()) else None,
         differing=comparison.differing,
         differing_left_out=comparison.differing_left_out,
     )
+
+
+Comparisons = Mapping[Any, Comparison | None]
+"""By side, what its runs came to, where there was more than one."""
+
+
+def repeats(controls: Comparisons, stresses: Comparisons) -> list[Repeat]:
+    """Every system that was compared with itself, in the order in which they are told: plain before stressed."""
+    return [
+        Repeat(side, stressed, comparison)
+        for stressed, comparisons in ((False, controls), (True, stresses))
+        for side, comparison in comparisons.items()
+        if comparison is not None
+    ]
+
+
+def _verdicts(comparisons: Comparisons) -> dict[str, str | None]:
+    return {side: comparison.verdict.value if comparison else None for side, comparison in comparisons.items()}
 
 
 # 1. Refuse recordings that were not made from this case.
@@ -170,6 +210,13 @@ def _contradictions(side: str, recording: Recording, case: Case) -> Iterator[str
     found = {"steps": case.steps, "world_size": case.parallelism.world_size, **recording.manifest}
     for path, (want, have) in leaf_differences({name: (expected[name], found[name]) for name in expected}):
         yield f"the {side} was recorded with {path}={have!r}, the case says {want!r}"
+
+
+def _unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
+    """Digests of two kinds: equal bits have unequal ones, so they say nothing about each other."""
+    kinds = [recording.manifest.get("digest") for recording in (reference, candidate)]
+    if kinds[0] != kinds[1]:
+        yield f"the reference has digests of kind {kinds[0]!r}, the candidate of {kinds[1]!r}: record both again"
 
 
 def leaf_differences(values: dict[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -286,10 +333,16 @@ def _diverge(key: Key, reference: Record, candidate: Record) -> Divergence:
 # 5. Let the controls speak.
 
 
-def _tell_unstable(side: str, system: str, control: Comparison) -> str:
-    first = control.first_divergence
+def _tell_repeat(repeat: Repeat, system: str) -> str:
+    """What is wrong with two runs of one system."""
+    comparison, first = repeat.comparison, repeat.comparison.first_divergence
+    who = f"{repeat.side} {system}"
+    head = f"control of {who} under stress" if repeat.stressed else f"control of {who}"
+    if comparison.verdict == Verdict.UNVERIFIED:
+        return f"{head}: {comparison.reason}"
     where = f", first at step {first.step}, rank {first.rank}, {first.kind} {first.name}" if first else ""
-    return f"control of {side} {system}: two runs of one system differ{where}"
+    runs = "a plain and a stressed run" if repeat.stressed else "two runs"
+    return f"{head}: {runs} of one system differ{where}"
 
 
 # 6. Where the case states a bound, let the values decide.

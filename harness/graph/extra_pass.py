@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import importlib
 import inspect
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from harness.graph.options import PassSpec
 from harness.graph.origin import META_KEY, UNKNOWN
 from harness.graph.verify import verify_order
 from harness.graph.writer import layout_key
+from harness.user_file import run_file
 
 
 class ExtraPass:
@@ -66,11 +66,7 @@ class ExtraPass:
 def load_pass(spec: PassSpec) -> ExtraPass:
     """Load the function. Raises UsageError when there is none; what its module raises is raised as it is."""
     if spec.file is not None:
-        code = spec.file.read_bytes()
-        # Run from these very bytes, so that the hash is of what runs: an import may take a stale cached file.
-        module = types.ModuleType(spec.file.stem)
-        module.__file__ = str(spec.file)
-        exec(compile(code, str(spec.file), "exec"), module.__dict__)
+        module, sha256 = run_file(spec.file)
     else:
         try:
             module = importlib.import_module(spec.source)
@@ -88,8 +84,8 @@ def load_pass(spec: PassSpec) -> ExtraPass:
             found="nothing" if function is None else type(function).__name__,
         )
     if spec.file is None:
-        code = Path(function.__code__.co_filename).read_bytes()
-    return ExtraPass(function, hashlib.sha256(code).hexdigest(), spec)
+        sha256 = hashlib.sha256(Path(function.__code__.co_filename).read_bytes()).hexdigest()
+    return ExtraPass(function, sha256, spec)
 
 
 def insert(column: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:

@@ -50,6 +50,9 @@ ATTENTION = {
 COMPUTE_HEAVY = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"} | ATTENTION
 """Names of operators, without overload, whose work grows faster than the bytes they read and write."""
 
+UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+"""Names of operators, without overload, whose output is whatever memory held."""
+
 _FUNCTIONAL = "_c10d_functional"
 COLLECTIVE_NAMESPACES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
 

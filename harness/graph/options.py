@@ -13,6 +13,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.errors import CaseError, UsageError
+from harness.user_file import file_of
 
 SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
@@ -50,7 +51,7 @@ class PassSpec:
     @property
     def file(self) -> Path | None:
         """The file that is named, None where a module is."""
-        return Path(self.source) if self.source.endswith(".py") or "/" in self.source else None
+        return file_of(self.source)
 
 
 def parse_pass(text: str) -> PassSpec:

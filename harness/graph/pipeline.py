@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from harness.errors import BitproofError, PassError
+from harness.errors import BitproofError, CaseError, PassError
 from harness.graph.bucket import bucket
 from harness.graph.chunk import chunk
 from harness.graph.clean_up import clean_up
@@ -77,6 +77,24 @@ def build_pipeline(context: PassContext) -> list[Pass]:
         (True, measure_memory),
     ]
     return [run_pass for is_wanted, run_pass in column if is_wanted]
+
+
+def apply_until(column: Sequence[Pass], until: str | None) -> list[Pass]:
+    """The column up to and with the pass that `until` names: all of it for None, nothing for "".
+
+    Any prefix gives a graph that runs. Raises CaseError, naming the column, for a name that is not in it.
+    """
+    names = [run_pass.__name__ for run_pass in column]
+    if until is None or until == "":
+        return list(column) if until is None else []
+    if until not in names:
+        raise CaseError(
+            f"there is no pass {until} to stop after",
+            expected=", ".join(names),
+            found=f"until={until!r}",
+            fix='name a pass of the column, or "" for none of them',
+        )
+    return list(column[: names.index(until) + 1])
 
 
 def _bind(run_pass: Callable[..., GraphModule], **settings: Any) -> Pass:

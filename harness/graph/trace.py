@@ -29,6 +29,7 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.graph import CodeGen
 
 from harness.errors import TraceError
 from harness.graph import operators, symbols
@@ -58,13 +59,19 @@ class Guard:
 
 
 @dataclass
-class JointGraph:
-    """A traced step. Graph inputs are parameters, buffers, then inputs, in the order of these names."""
+class StepGraph:
+    """A step as a graph. Graph inputs are parameters, buffers, then inputs, in the order of these names."""
 
     module: GraphModule
     parameter_names: list[str]
     buffer_names: list[str]
     num_inputs: int
+
+
+@dataclass
+class JointGraph(StepGraph):
+    """A traced step of which a dim is left open."""
+
     chunk_symbol: ChunkSymbol
     guards: list[Guard] = field(default_factory=list)
 
@@ -119,6 +126,9 @@ def trace_joint_step(
             where=_innermost_user_line(error),
             fix="write the size as x.shape[...], never as int(...) or in an `if`",
         ) from error
+    # make_fx has the graph called with its two lists; passes write graphs that are called with each tensor.
+    module.graph.set_codegen(CodeGen())
+    module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
     guards = _deferred_guards(fake_mode.shape_env, symbol)
@@ -133,6 +143,40 @@ def trace_joint_step(
         chunk_symbol=ChunkSymbol(symbol, extent),
         guards=guards,
     )
+
+
+def trace_fixed_step(
+    model: nn.Module,
+    loss_function: LossFunction,
+    inputs: Sequence[Tensor],
+    *,
+    gradient_seed: float,
+    device: torch.device,
+) -> StepGraph:
+    """Trace a step as `trace_joint_step` does, with every size fixed, so that code may branch on sizes.
+
+    For looking at, not for passes: what eager code does, chunks by hand included, operator by operator.
+    """
+    fake_mode = step_fake_mode(shape_env=ShapeEnv())
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = [name for name, _ in model.named_parameters()]
+    recorder = OriginRecorder(model)
+
+    def step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
+        with (
+            recorder.recording(cast(Any, get_proxy_mode()).tracer),
+            _swapped_state(model, dict(zip(state, state_tensors, strict=True))),
+        ):
+            loss = loss_function(*input_tensors)
+            recorder.before_backward(loss)
+            seed = torch.full_like(loss, gradient_seed)
+            return [loss, *torch.autograd.grad(loss, state_tensors[: len(names)], seed)]
+
+    fake_state = [_fake_state(fake_mode, x, device) for x in state.values()]
+    fake_inputs = [_fake_state(fake_mode, x, device) for x in inputs]
+    with fake_mode, torch.autograd.set_multithreading_enabled(False), _use_lazy_graph_module(True):
+        module = make_fx(step, _error_on_data_dependent_ops=False)(fake_state, fake_inputs)
+    return StepGraph(module, names, list(state)[len(names) :], len(inputs))
 
 
 def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:

@@ -38,6 +38,14 @@ HOW: dict[How, str] = {
     "lacks": "is a call of the reference that the candidate does not make",
 }
 
+HOW_ITSELF: dict[How, str] = {
+    "computes": HOW["computes"],
+    "reads": "reads other inputs, though no operator call before it gave another output",
+    "adds": "is a call that another run of the system does not make",
+    "lacks": "is a call that another run of the system does not make",
+}
+"""The same, where reference and candidate are two runs of one system."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
@@ -99,20 +107,51 @@ def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) ->
     return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
 
 
-def facts_of(culprit: Culprit) -> dict[str, Any]:
-    """What a report says of the call to blame, by the names of a Divergence's fields."""
+def facts_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> dict[str, Any]:
+    """What a report says of the call to blame, by the names of a Divergence's fields; `told` words what is wrong."""
     call = culprit.call
     return {
         "module": call.place.module,
         "direction": call.place.direction,
         "chunk": call.place.chunk,
         "operator": call.operator,
-        "how": HOW[culprit.how],
+        "how": told[culprit.how],
         "node": call.node,
         "source": call.source,
         "operator_rank": culprit.rank,
         "operator_ranks": ", ".join(map(str, culprit.ranks)),
     }
+
+
+NUM_NEIGHBOURS = 3
+
+
+def neighbours_of(
+    culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
+) -> list[dict[str, Any]]:
+    """The blamed call, and the calls before and after it on its rank, in execution order.
+
+    `agrees` says of each whether the other side has its outputs where they belong (rule 1). The log is the
+    candidate's; where that lacks the call, it is the reference's.
+    """
+    mine, other = candidate[culprit.rank], reference[culprit.rank]
+    index = culprit.candidate
+    if index is None:
+        mine, other, index = other, mine, culprit.reference
+    assert index is not None, "a culprit is in one of the logs"
+    known = _Reference(other)
+    return [
+        {
+            "operator": call.operator,
+            "module": call.place.module,
+            "direction": call.place.direction,
+            "chunk": call.place.chunk,
+            "source": call.source,
+            "agrees": known.knows(call),
+            "is_culprit": number == index,
+        }
+        for number, call in list(enumerate(mine))[max(0, index - NUM_NEIGHBOURS) : index + NUM_NEIGHBOURS + 1]
+    ]
 
 
 def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
@@ -122,10 +161,11 @@ def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
     seen, roots = set(pending), set()
     while pending:
         rank, index = pending.pop()
-        peers = [rank]
+        sites = [(rank, index)]
         if logs[rank].calls[index].collective:
-            peers = [r for r, log in enumerate(logs) if log.has_same(index, logs[rank].calls[index])]
-        earlier = {(peer, producer) for peer in peers for producer in logs[peer].bad_producers(index)}
+            turn, call = logs[rank].collectives.index(index), logs[rank].calls[index]
+            sites = [(r, i) for r, log in enumerate(logs) if (i := log.same_collective(turn, call)) is not None]
+        earlier = {(peer, producer) for peer, i in sites for producer in logs[peer].bad_producers(i)}
         if not earlier:
             roots.add((rank, index))
         pending += sorted(earlier - seen)
@@ -139,6 +179,7 @@ class _Log:
     def __init__(self, calls: Sequence[Call], reference: _Reference) -> None:
         self.calls = calls
         self.reference = reference
+        self.collectives = [index for index, call in enumerate(calls) if call.collective]
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._agrees = [reference.knows(call) for call in calls]
         self._latest: dict[str, int] = {}
@@ -186,6 +227,14 @@ class _Log:
 
     def _is_new(self, index: int) -> bool:
         return not self.reference.calls(self.calls[index])
+
+    def same_collective(self, turn: int, call: Call) -> int | None:
+        """This rank's part in a collective that another rank launched as its turn-th.
+
+        Collectives are what all ranks launch alike; a rank may make calls of its own between them.
+        """
+        index = self.collectives[turn] if turn < len(self.collectives) else None
+        return index if index is not None and self.has_same(index, call) else None
 
     def has_same(self, index: int, call: Call) -> bool:
         """Whether this rank made the same call at the same point of its log."""

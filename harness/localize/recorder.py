@@ -6,12 +6,14 @@ nodes have the same operators. Where a call belongs is told
     by a graph's node, while a graph runs (`GraphRunner`)
     by the module hooks' stack, in eager forward
     by autograd's node and the forward call that made it, in eager backward
-    as "update", outside the function that computes gradients
+    as "update", outside the function that computes gradients; of a system that shows no such function, after the
+        first backward, where neither backward nor a module's forward runs
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,21 +22,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FakeWork, Work
 from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.capture.digest import digest
-from harness.graph.operators import COLLECTIVE_NAMESPACES, is_view, name_of, written_names
+from harness.errors import RecordingError
+from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, is_view, name_of, written_names
 from harness.graph.origin import innermost_user_line, origin_of
 from harness.graph.writer import CHUNK_KEY
 from harness.localize.calls import Call, Place
 
-UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-"""Operators whose output is whatever memory held."""
-
 IDENTITIES = {"detach", "alias", "lift_fresh"}
+
+IN_PLACE_COLLECTIVES = "c10d"
+"""The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return new ones."""
 
 
 class CallRecorder(TorchDispatchMode):
@@ -59,14 +63,16 @@ class CallRecorder(TorchDispatchMode):
         """Run a call and log it."""
         kwargs = kwargs or {}
         name = name_of(function)
-        if name in UNDEFINED | IDENTITIES:
+        if name in UNDEFINED | IDENTITIES or name.startswith("_record_function"):
             return function(*args, **kwargs)
         if name == "wait_tensor":
             return self._wait(function, args)
         collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
-        inputs = _digests((args, kwargs))
+        inputs = _digests(_read(function, args, kwargs))
         result = function(*args, **kwargs)
         place, node, source = self._place()
+        if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
+            result = tree_map_only(torch.ScriptObject, _finish, result)
         written = _tensors(_written(function, args, kwargs))
         self.calls.append(
             Call(
@@ -81,10 +87,10 @@ class CallRecorder(TorchDispatchMode):
                 is_view(function),
             )
         )
-        if collective:
+        if collective and not in_place:
             self._in_flight |= dict.fromkeys(map(_storage, _tensors(result)), len(self.calls) - 1)
         else:
-            for tensor in _tensors((result, written)):
+            for tensor in written if in_place else _tensors((result, written)):
                 self._add_output(len(self.calls) - 1, tensor)
         for tensor in _tensors((args, kwargs, result)):
             self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
@@ -118,11 +124,46 @@ def _full_name(function: Any) -> str:
 
 def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that a call writes in place."""
-    if not (names := written_names(function)):
-        return []
-    declared = (argument.name for argument in function._schema.arguments)
-    given = dict(zip(declared, args, strict=False)) | kwargs
+    names = _in_place_results(function) or written_names(function)
+    given = _given(function, args, kwargs) if names else {}
     return [given.get(name) for name in names]
+
+
+def _read(function: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments whose values count: all but those that are only there to be written, whatever they hold before."""
+    if not (only_written := _only_written(function)):
+        return args, kwargs
+    return [value for name, value in _given(function, args, kwargs).items() if name not in only_written]
+
+
+@functools.cache
+def _only_written(function: Any) -> frozenset[str]:
+    schema = getattr(function, "_schema", None)
+    outs = [argument.name for argument in schema.arguments if argument.is_out] if schema else []
+    return frozenset(outs) | {name for name in _in_place_results(function) if name.startswith("output")}
+
+
+@functools.cache
+def _in_place_results(function: Any) -> tuple[str, ...]:
+    """What a collective of c10d writes; its schema does not say so, only its arguments' names do."""
+    if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
+        return ()
+    names = [argument.name for argument in function._schema.arguments]
+    return tuple(name for name in names if name == "tensors" or (name.startswith("output") and "split" not in name))
+
+
+def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
+
+
+def _finish(work: Any) -> Any:
+    """Wait for an asynchronous collective now, as no dispatch mode sees its caller wait; return work that is done.
+
+    gloo does part of its own work where it is waited for, with operators that are none of the system's calls.
+    """
+    work.wait()
+    return Work.boxed(FakeWork())
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -137,7 +178,7 @@ def _digest(tensor: Tensor) -> str:
     """A tensor's digest; what has none, such as a sparse tensor, counts as equal everywhere."""
     try:
         return digest(tensor)
-    except (TypeError, RuntimeError):
+    except (RecordingError, RuntimeError):
         return "opaque"
 
 
@@ -166,7 +207,8 @@ class Places:
             return Place(origin.module, origin.direction, self.node.meta.get(CHUNK_KEY)), self.node.name, origin.source
         line = innermost_user_line(sys._getframe(2))
         autograd_node = torch._C._current_autograd_node()
-        if autograd_node is None and (self._has_gradients or not self.computes_gradients):
+        is_outside = self._has_gradients or not self.computes_gradients
+        if autograd_node is None and is_outside and not (self._running and torch.is_grad_enabled()):
             return Place(None, "update"), None, line
         if autograd_node is not None:
             self._has_gradients = True
@@ -239,8 +281,9 @@ def logged(system: Any, keep: tuple[int, int] | None = None) -> Iterator[CallRec
         replaced[name] = getattr(system, name)
         setattr(system, name, value)
 
-    if gradients := getattr(system, "gradients", None):
-        replace("gradients", _marked(gradients, places))
+    places.computes_gradients = not hasattr(system, "gradients")
+    if not places.computes_gradients:
+        replace("gradients", _marked(system.gradients, places))
     if isinstance(graph := getattr(system, "graph", None), GraphModule):
         replace("graph", GraphRunner(graph, places).run)
     try:

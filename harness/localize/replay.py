@@ -1,26 +1,27 @@
 """A replay: a run that ends with one step and leaves behind, on each rank, what that step computed.
 
-What a rank leaves is one archive: the log of its operator calls, and the values that were asked for.
-Loads no torch before a value is read.
+What a rank leaves is one archive: the log of its operator calls, the digests of what it observed, and the values
+that were asked for. Loads no torch before a value is read.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.errors import RecordingError
 from harness.localize.calls import Call, calls_from_text, calls_to_text
-from harness.records import Key
+from harness.records import Key, Record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS = "calls.jsonl"
+CALLS, STEPS, RECORDS = "calls.jsonl", "steps.json", "records.jsonl"
 RECORD, OUTPUT = "record", "output"
 """The names under which a replay leaves values: of a recorded tensor, and of a call's output."""
 
@@ -35,12 +36,17 @@ class OutputSite(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a replay leaves of its last step: with `log` every call, and the values of a record and of an output."""
+    """What a replay leaves of its last step: with `log` every call, and the values of a record and of an output.
+
+    With `every_step` the log has the calls of all steps; `stressed` lets the replay run as a stressed run does.
+    """
 
     step: int
     log: bool = False
     record: Key | None = None
     output: OutputSite | None = None
+    every_step: bool = False
+    stressed: bool = False
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Replay:
@@ -51,7 +57,32 @@ class Replay:
             log=values["log"],
             record=Key(*record) if record else None,
             output=OutputSite(*output) if output else None,
+            every_step=values["every_step"],
+            stressed=values["stressed"],
         )
+
+    def watches(self, step: int) -> bool:
+        """Whether a step's calls are watched."""
+        return self.every_step or step == self.step
+
+
+@dataclass
+class Remains:
+    """What one rank leaves of a replay: logged calls, what it observed in all steps, and values by name.
+
+    `steps` has, for each logged step in order, its number and how many of the calls are its own.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    records: Mapping[Key, Record] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+    def add_calls(self, step: int, calls: Iterable[Call]) -> None:
+        """Take in the log of one more step."""
+        before = len(self.calls)
+        self.calls += calls
+        self.steps.append((step, len(self.calls) - before))
 
 
 def archive_of(folder: Path, rank: int) -> Path:
@@ -59,22 +90,41 @@ def archive_of(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.zip"
 
 
-def write_archive(path: Path, calls: Sequence[Call], values: Mapping[str, Tensor]) -> None:
+def write_archive(path: Path, remains: Remains) -> None:
     """Write one rank's archive; it appears whole or not at all."""
     from harness.capture.value import pack_value
 
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(CALLS, calls_to_text(calls))
-        for name, value in values.items():
+        archive.writestr(CALLS, calls_to_text(remains.calls))
+        archive.writestr(STEPS, json.dumps(remains.steps))
+        archive.writestr(RECORDS, "".join(json.dumps([*item]) + "\n" for item in remains.records.items()))
+        for name, value in remains.values.items():
             archive.writestr(name, pack_value(value))
     partial.replace(path)
 
 
 def read_log(path: Path) -> list[Call]:
-    """The calls in an archive. Raises RecordingError when it is missing or damaged."""
+    """The calls in an archive, of all logged steps in order. Raises RecordingError when it is missing or damaged."""
     return calls_from_text(_read(path, CALLS).decode(), str(path))
+
+
+def read_steps(path: Path) -> list[tuple[int, int]]:
+    """Each logged step and the number of its calls. Raises RecordingError when they are missing or damaged."""
+    try:
+        return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
+    except (ValueError, TypeError) as error:
+        raise RecordingError("the steps of a replay are damaged", found=str(error), where=str(path)) from error
+
+
+def read_records(path: Path) -> dict[Key, Record]:
+    """What a rank observed in a replay, in order. Raises RecordingError when it is missing or damaged."""
+    try:
+        items = [json.loads(line) for line in _read(path, RECORDS).decode().splitlines()]
+        return {Key(*key): Record(digest, dtype, tuple(shape), value) for key, (digest, dtype, shape, value) in items}
+    except (ValueError, TypeError) as error:
+        raise RecordingError("the records of a replay are damaged", found=str(error), where=str(path)) from error
 
 
 def read_value(path: Path, name: str) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import BitproofError
-from harness.localize.blame import Culprit, facts_of, find_culprit
+from harness.localize.blame import Culprit, facts_of, find_culprit, neighbours_of
 from harness.localize.calls import Call
 from harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
 from harness.records import Divergence, Key, Recording
@@ -61,6 +61,7 @@ class Search:
         culprit = find_culprit(logs["reference"], logs["candidate"], differing)
         if culprit is None:
             return first
+        first = replace(first, neighbours=neighbours_of(culprit, logs["reference"], logs["candidate"]))
         return replace(first, **facts_of(culprit), **self._bits_of_output(culprit, logs, key.step))
 
     def _digest(self, role: Role, key: Key) -> str:

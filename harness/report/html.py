@@ -20,6 +20,7 @@ from harness.report.markdown import STATUS_TEXTS
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
+SIDES = ("reference", "candidate")
 SIGNS = {
     Verdict.EQUAL: "=",
     Verdict.CLOSE: "≈",
@@ -43,8 +44,8 @@ MAX_VALUE_CHARS = 300
 MAX_REASON_CHARS = 2_000
 
 # Evidence that is shown as it stands, where a result has it.
-OTHER_EVIDENCE = ("stress", "baseline")
-OTHER_PLACES = ("pass_", "between")
+OTHER_EVIDENCE = ("baseline",)
+OTHER_PLACES = ("pass_",)
 
 # What no page can show: control characters, lone surrogates, noncharacters.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -93,13 +94,13 @@ def _row(result: CaseResult) -> dict[str, Any]:
         "name": result.case.name,
         "verdict": result.verdict.value,
         "sign": SIGNS[result.verdict],
-        "outcome": text.outcome(result),
         "expectation": text.expectation(result),
         "as_expected": result.as_expected,
         "compared": sum(result.compared.values()),
         "mismatched": sum(result.mismatched.values()),
         "seconds": text.total_seconds(result),
-        "where": text.locate(result.first_divergence),
+        "detail": text.outcome(result).removeprefix(result.verdict.value),
+        "where": text.locate(result.first_divergence, result.case),
     }
 
 
@@ -117,11 +118,13 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> dict[str, Any]:
     ]
     if memory := {side: f"{mib:,.1f} MiB" for side, mib in result.memory.items() if mib is not None}:
         about.append(("peak memory", _sides(memory)))
+    if result.stress:
+        about.append(("under stress", _sides({side: verdict or "not run" for side, verdict in result.stress.items()})))
     return _row(result) | {
         "replay": text.replay_command(report, result),
         "about": about,
         "error": text.shorten(result.error or "", limits.error_chars),
-        "divergence": result.first_divergence and _divergence(result.first_divergence),
+        "divergence": result.first_divergence and _divergence(result, result.first_divergence),
         "closeness": result.closeness and _closeness(result),
         "kinds": _kind_heat(result),
         "tensors": _tensor_heat(result, limits.cells),
@@ -155,12 +158,14 @@ def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
     return [*rows[:limit], *([("...", f"{len(rows) - limit} more, in report.json")] if len(rows) > limit else [])]
 
 
-def _divergence(first: Divergence) -> dict[str, Any]:
+def _divergence(result: CaseResult, first: Divergence) -> dict[str, Any]:
     """The first differing tensor and the call to blame, each with how far the two sides are apart."""
     types = [first.reference_type, first.candidate_type]
+    sides = ("first run", "second run") if first.between else SIDES
     return {
-        "where": text.locate(first),
-        "types": types[0] if types[0] == types[1] else f"{types[0]} in the reference, {types[1]} in the candidate",
+        "where": text.locate(first, result.case),
+        "sides": sides,
+        "types": types[0] if types[0] == types[1] else ", ".join(map("{}: {}".format, sides, types)),
         "blame": text.blame(first),
         "ranks": first.operator_ranks,
         "apart": [

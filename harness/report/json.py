@@ -26,9 +26,10 @@ from harness.records import (
     Divergence,
     Key,
     Report,
+    Shard,
     Verdict,
 )
-from harness.report.status import exit_status
+from harness.report.status import WRONG_CALL, exit_status
 
 FILE_NAME = "report.json"
 MAX_BYTES = 64 * 2**20
@@ -51,6 +52,9 @@ def to_dict(report: Report) -> dict[str, Any]:
         "options": list(report.options),
         "cases": [_case_to_dict(result) for result in report.cases],
         "not_run": report.not_run,
+        "remarks": list(report.remarks),
+        "shard": str(report.shard) if report.shard else None,
+        "selection": [case.to_dict() for case in report.shard.selection] if report.shard else None,
     }
 
 
@@ -86,11 +90,14 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
         ],
         options=tuple(reader.texts(top.get("options", []), "report.options")),
         not_run=reader.reasons(top.get("not_run", {}), "report.not_run"),
+        remarks=tuple(reader.texts(top.get("remarks", []), "report.remarks")),
+        shard=_shard(reader, top),
     )
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
         raise reader.refuse("report.not_run", "cases that have no result", ran[0])
-    if report.exit_status != exit_status(report.cases) and report.exit_status != 2:
-        raise reader.refuse("report.exit_status", f"{exit_status(report.cases)}, by its cases", report.exit_status)
+    status = exit_status(report.cases, is_shard=report.shard is not None)
+    if report.exit_status not in (status, WRONG_CALL):
+        raise reader.refuse("report.exit_status", f"{status}, by its cases", report.exit_status)
     return report
 
 
@@ -118,9 +125,11 @@ def _case_to_dict(result: CaseResult) -> dict[str, Any]:
         "passes": result.passes,
         "closeness": _closeness_to_dict(result.closeness) if result.closeness else None,
         "memory": result.memory,
+        "stress": result.stress,
         "differing": result.differing,
         "differing_left_out": result.differing_left_out,
         "logs": result.logs,
+        "options": None if result.options is None else list(result.options),
         "case": result.case.to_dict(),
     }
 
@@ -132,13 +141,9 @@ def _closeness_to_dict(closeness: Closeness) -> dict[str, Any]:
 
 def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
     values = reader.table(entry, where)
-    try:
-        case = Case.from_dict(reader.table(values.get("case"), f"{where}.case"))
-    except (CaseError, TypeError, ValueError) as error:
-        raise RecordingError(f"{where}.case is not a case", found=str(error), where=reader.where) from error
-    divergence = values.get("first_divergence")
+    divergence, options = values.get("first_divergence"), values.get("options")
     result = CaseResult(
-        case=case,
+        case=reader.case(values.get("case"), f"{where}.case"),
         verdict=Verdict(reader.choice(values, "verdict", where, [verdict.value for verdict in Verdict])),
         steps=reader.number(values, "steps", where),
         world_size=reader.number(values, "world_size", where),
@@ -158,12 +163,25 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
             for index, item in enumerate(reader.array(values.get("passes", []), f"{where}.passes"))
         ],
         closeness=_closeness(reader, values.get("closeness"), f"{where}.closeness"),
+        stress=None if values.get("stress") is None else reader.control(values["stress"], f"{where}.stress"),
         differing=_differing(reader, values.get("differing", {}), f"{where}.differing"),
         differing_left_out=reader.number(values, "differing_left_out", where) if "differing_left_out" in values else 0,
         logs=_logs(reader, values.get("logs", []), f"{where}.logs"),
+        options=None if options is None else tuple(reader.texts(options, f"{where}.options")),
     )
     _refuse_contradictions(reader, values, result, where)
     return result
+
+
+def _shard(reader: _Reader, top: dict[str, Any]) -> Shard | None:
+    """Which part of what selection the report is of; None for a whole run."""
+    if (name := top.get("shard")) is None:
+        return None
+    cases = enumerate(reader.array(top.get("selection"), "report.selection"))
+    shard = Shard.parse(str(name), [reader.case(entry, f"report.selection[{index}]") for index, entry in cases])
+    if shard is None:
+        raise reader.refuse("report.shard", "a text such as 2/4", name)
+    return shard
 
 
 def _refuse_contradictions(reader: _Reader, values: dict[str, Any], result: CaseResult, where: str) -> None:
@@ -185,6 +203,10 @@ def _refuse_contradictions(reader: _Reader, values: dict[str, Any], result: Case
         )
     if is_close:
         _refuse_unfounded_close(reader, result, where)
+    repeated = [verdict for verdicts in (result.control, result.stress or {}) for verdict in verdicts.values()]
+    unstable = [verdict for verdict in repeated if verdict not in (None, Verdict.EQUAL)]
+    if unstable and result.verdict in (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT):
+        raise reader.refuse(f"{where}.verdict", f"no {result.verdict}, as a control is {unstable[0]}", result.verdict)
     if result.verdict == Verdict.DIFFERENT and not any(result.mismatched.values()):
         raise reader.refuse(f"{where}.verdict", "no DIFFERENT, as no record differs", result.verdict.value)
 
@@ -378,6 +400,13 @@ class _Reader:
     def optional_text(self, values: dict[str, Any], name: str, where: str) -> str | None:
         """A text or null."""
         return None if values.get(name) is None else self.text(values, name, where)
+
+    def case(self, value: Any, field: str) -> Case:
+        """A case, whole."""
+        try:
+            return Case.from_dict(self.table(value, field))
+        except (CaseError, TypeError, ValueError) as error:
+            raise RecordingError(f"{field} is not a case", found=str(error), where=self.where) from error
 
     def texts(self, value: Any, field: str) -> list[str]:
         """An array of texts."""

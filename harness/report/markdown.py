@@ -38,8 +38,10 @@ def render(report: Report) -> str:
     head = [
         f"# bitproof {report.run_id}",
         f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
+        *([f"Shard {report.shard} of {len(report.shard.selection)} selected cases."] if report.shard else []),
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
         *([_verdict_table(report.cases)] if report.cases else []),
+        *(f"**{_cell(remark)}**" for remark in report.remarks),
         *_not_run(report),
     ]
     foot = _fold("Environment", _values(report.environment))
@@ -65,7 +67,7 @@ def _verdict_table(results: Iterable[CaseResult]) -> str:
             text.systems(result),
             sum(result.compared.values()),
             sum(result.mismatched.values()),
-            text.locate(result.first_divergence),
+            text.locate(result.first_divergence, result.case),
             f"{text.total_seconds(result):.1f}",
         )
         for result in results
@@ -134,6 +136,9 @@ def _case_details(report: Report, result: CaseResult) -> str:
         parts.append(f"### Tensors that differ\n\n{table}")
     controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
     parts.append(f"### Control\n\n{_table(('side', 'same system twice'), controls)}")
+    if result.stress:
+        stresses = [(side, verdict or "not run") for side, verdict in result.stress.items()]
+        parts.append(f"### Stress\n\n{_table(('side', 'same system under stress'), stresses)}")
     if losses := list(_loss_rows(result)):
         parts.append(f"### Losses of rank 0\n\n{_table(('step', 'loss', 'reference', 'candidate', 'same'), losses)}")
     if seconds := text.flatten_seconds(result):

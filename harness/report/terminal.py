@@ -31,6 +31,8 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     for result in report.cases:
         if result.closeness:
             console.print(f"{result.case.name}: {text.closeness(result)}", markup=False, soft_wrap=True)
+    for remark in report.remarks:
+        console.print(remark, markup=False, soft_wrap=True)
     for name, reason in report.not_run.items():
         console.print(f"{name}: NOT RUN: {reason}", markup=False, soft_wrap=True)
     console.print()
@@ -60,7 +62,7 @@ def _table(report: Report) -> object:
             str(sum(result.compared.values())),
             str(sum(result.mismatched.values())),
             f"{text.total_seconds(result):.1f}",
-            Text(text.locate(result.first_divergence)),
+            Text(text.locate(result.first_divergence, result.case)),
         )
     return table
 
@@ -68,7 +70,7 @@ def _table(report: Report) -> object:
 def _paragraph(report: Report, result: CaseResult) -> list[str]:
     lines = [f"{result.case.name}: {text.outcome(result)}, expected {text.expectation(result)}"]
     if result.first_divergence:
-        lines.append(f"  first divergence: {text.locate(result.first_divergence)}")
+        lines.append(f"  first divergence: {text.locate(result.first_divergence, result.case)}")
         if blamed := text.blame(result.first_divergence):
             lines.append(f"  to blame: {blamed}")
     if result.error:

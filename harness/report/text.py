@@ -7,12 +7,18 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from harness.case import Case
 from harness.records import CaseResult, Divergence, Report, Verdict
+
+CASE_FILE = "--case"
+"""The option that names a case by its file; a report's other options select by name."""
 
 
 def replay_command(report: Report, result: CaseResult) -> str:
     """The command that runs one case again as this run did."""
-    return shlex.join(["bitproof", "run", "-k", result.case.name, *report.options])
+    options = report.options if result.options is None else result.options
+    selection = [] if CASE_FILE in options else ["-k", result.case.name]
+    return shlex.join(["bitproof", "run", *selection, *options])
 
 
 def expectation(result: CaseResult) -> str:
@@ -49,11 +55,24 @@ def systems(result: CaseResult) -> str:
     return f"{result.case.reference} / {result.case.candidate}"
 
 
-def locate(divergence: Divergence | None) -> str:
-    """Where two systems first part: `step 0, rank 3, grad layers.1.moe.router.gate.weight`."""
+def locate(divergence: Divergence | None, case: Case | None = None) -> str:
+    """Where two systems first part: `step 0, rank 3, grad layers.1.moe.router.gate.weight`.
+
+    Where one parts from itself, ` (graph against itself)` follows; without the case, the system's role stands there.
+    """
     if divergence is None:
         return ""
-    return f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
+    place = f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
+    return f"{place} ({parted(divergence, case)})" if divergence.between else place
+
+
+def parted(divergence: Divergence, case: Case | None) -> str:
+    """Who differs from whom, where that is one system: `eager_chunked against itself under stress`."""
+    role, _, rest = (divergence.between or "").partition(" ")
+    if case is None or role not in ("reference", "candidate"):
+        return divergence.between or ""
+    twin = f"{role} " if case.reference == case.candidate else ""
+    return f"{twin}{getattr(case, role)} {rest}"
 
 
 def blame(divergence: Divergence | None) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 from harness.case import Model
 from harness.errors import CaseError
 from reference.models import deepseek_v3, llama3, qwen3_moe
+from reference.models.sizes import resize
 
 
 class Family(NamedTuple):
@@ -30,20 +31,23 @@ FAMILIES: dict[str, Family] = {
 
 
 def model_config(model: Model) -> Any:
-    """The configuration that a case's model names. Raises CaseError, listing what is known, for any other name."""
+    """The configuration that a case's model names, in the sizes that it states.
+
+    Raises CaseError for an unknown name, listing what is known, and for a size that the family lacks or cannot have.
+    """
     family = _family(model)
     if model.flavor not in family.flavors:
         raise CaseError(
             f"unknown flavor of {model.family}: {model.flavor!r}", expected="one of " + ", ".join(family.flavors)
         )
-    return family.flavors[model.flavor]
+    return resize(family.flavors[model.flavor], model)
 
 
 def build_model(model: Model) -> nn.Module:
     """Build the module on the default device, in float32.
 
     Give it values with `reference.init.initialize`: what a new module holds depends on construction order, and
-    on the meta device it holds nothing. Raises CaseError for an unknown family or flavor.
+    on the meta device it holds nothing. Raises CaseError as `model_config` does.
     """
     config = model_config(model)
     return _family(model).module(config)

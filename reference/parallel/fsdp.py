@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.case import Precision
+from harness.errors import CaseError
 from reference.init import initial_values
 from reference.parallel.collectives import all_gather, reduce_scatter
 from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, TENSOR, Mesh
 
+_SHARED = {EXPERT: "every rank holds as many experts", TENSOR: "every rank holds as many features"}
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -109,6 +111,13 @@ def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[i
     """This rank's part of a parameter that `group` splits evenly along `dim`; all of it where `dim` is None."""
     if dim is None:
         return 0, 0, shape[0]
+    if shape[dim] % mesh.size(group):
+        raise CaseError(
+            f"ranks of group {group} cannot share a parameter evenly",
+            expected=f"an extent that {mesh.size(group)} divides along dim {dim}: {_SHARED[group]}",
+            found=f"shape {tuple(shape)}",
+            fix=f"choose another model size, or another {group}",
+        )
     extent = shape[dim] // mesh.size(group)
     return dim, mesh.coordinate(group) * extent, extent
 

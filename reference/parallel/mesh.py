@@ -45,11 +45,13 @@ _limits: list[timedelta] = []
 class Mesh:
     """One rank's place among all: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
 
-    Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp.
+    Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp. It computes on
+    `device`.
     """
 
     rank: int
     parallelism: Parallelism
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (a device is immutable)
 
     def size(self, group: str) -> int:
         """How many ranks the named group has."""

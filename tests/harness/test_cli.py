@@ -15,20 +15,29 @@ from harness.case import Case, Chunking
 from harness.cli import main
 from harness.records import CaseResult, Report, Verdict
 from harness.report.write import prepare_run_dir, write_run
+from harness.stress import Stress
 
 ROOT = Path(__file__).parents[2]
+
+
+class Calls(list):
+    """Calls of run_and_report, and beside them their shards."""
+
+    shards: list
 
 
 @pytest.fixture
 def called(monkeypatch) -> list:
     """What `bitproof run` would have run."""
-    calls = []
+    calls, shards = Calls(), []
+    calls.shards = shards
     fake = types.ModuleType("harness.launch")
     fake.RunOptions = types.SimpleNamespace
     monkeypatch.setitem(sys.modules, "harness.launch", fake)
     monkeypatch.setattr(harness, "launch", fake, raising=False)
 
-    def record(cases, options, report_dir, replay, not_run):
+    def record(cases, options, report_dir, replay, not_run, shard):
+        shards.append(shard)
         calls.append((cases, options, report_dir, replay, not_run))
         return 1
 
@@ -60,12 +69,19 @@ def test_list_shows_every_case_and_json_the_promised_fields(capsys):
         (["list", "-k", "no_such_case"], "UsageError: no case matches the expression"),
         (["run", "--steps", "0"], "Invalid value for '--steps'"),
         (["run", "--device", "tpu"], "Invalid value for '--device'"),
-        (["run", "--stress"], "No such option"),
+        (["run", "--strain"], "No such option"),
+        (["run", "--control"], "Option '--control' requires an argument"),
+        (["run", "--control", "sometimes"], "Invalid value for '--control'"),
+        (
+            ["run", "--control", "always", "--no-control"],
+            "UsageError: --control and --no-control contradict each other\n  fix: leave out one of them",
+        ),
         (["run", "--data", "no/such/file"], "UsageError: there is no such data file"),
         (["run", "-k", "moe_seq", "--world-size", "3"], "CaseError: expert parallelism must divide the world size"),
         (["run", "--early-grad-accumulation"], "CaseError: case unchunked does not chunk"),
         (["report", "no/such/run"], "UsageError: there is no such run folder"),
         (["report", ".", "--format", "html"], "expected: json or junit or md\n  found: 'html'"),
+        (["run", "--shard", "3/2"], "UsageError: --shard does not understand its value"),
         (["no_such_command"], "No such command"),
     ],
 )
@@ -84,7 +100,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     line = (
         f"--candidate mine --reference eager --steps 3 --world-size 4 --device cpu --no-control "
         f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v "
-        "--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs"
+        "--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs --stress"
     )
     assert main(["run", "-k", "moe_seq", *line.split()]) == 1
     [(cases, options, report_dir, replay, not_run)] = called
@@ -98,15 +114,31 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "extra_passes": ("a.b:c", "d:e@before=chunk"),
         "dump_graphs": True,
         "verbose": True,
+        "stress": Stress(),
     }
     assert report_dir == tmp_path
     assert (
         replay
         == (
             f"--candidate mine --reference eager --steps 3 --world-size 4 --data {data} --inject flip-bit --device cpu "
-            "--early-grad-accumulation --no-control --extra-pass a.b:c --extra-pass d:e@before=chunk"
+            "--early-grad-accumulation --no-control --stress --extra-pass a.b:c --extra-pass d:e@before=chunk"
         ).split()
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "control", "repeated"),
+    [
+        ([], "always", []),
+        (["--control", "always"], "always", []),
+        (["--control", "when-different"], "when_different", ["--control", "when-different"]),
+        (["--no-control"], "never", ["--no-control"]),
+    ],
+)
+def test_when_systems_run_twice_is_handed_on_and_repeated_where_it_is_not_the_default(called, given, control, repeated):
+    assert main(["run", "-k", "moe_seq", *given]) == 1
+    [(_, options, _, replay, _)] = called
+    assert (options.control, replay) == (control, repeated)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +168,32 @@ def test_run_without_options_takes_every_case_as_it_is(called):
     assert vars(options) == {
         "device": "auto",
         "timeout": 600.0,
-        "control": "when_different",
+        "control": "always",
         "inject": None,
         "extra_passes": (),
         "dump_graphs": False,
         "verbose": False,
+        "stress": None,
     }
     assert (report_dir, replay) == (Path("reports"), [])
+
+
+def test_a_shard_runs_its_part_of_the_changed_cases(called):
+    for index in ("1", "2"):
+        assert main(["run", "-k", "moe_seq or moe_batch", "--steps", "3", "--shard", f"{index}/2"]) == 1
+    assert [[case.name for case in call[0]] for call in called] == [["moe_batch"], ["moe_seq"]]
+    assert [str(shard) for shard in called.shards] == ["1/2", "2/2"]
+    for shard in called.shards:
+        assert [(case.name, case.steps) for case in shard.selection] == [("moe_batch", 3), ("moe_seq", 3)]
+    assert called[0][3] == ["--steps", "3"], "a replay selects its case by name"
+
+
+def test_machines_that_can_judge_other_cases_split_them_the_same_way(called):
+    parts = [("--device", "cpu", "--shard", f"{index}/3") for index in (1, 2, 3)]
+    for part in parts:
+        assert main(["run", *part]) == 1
+    names = [case.name for call in called for case in call[0]] + [name for call in called for name in call[4]]
+    assert sorted(names) == sorted(case.name for case in called.shards[0].selection)
 
 
 def test_a_case_that_needs_a_gpu_is_left_out_with_its_reason_unless_it_is_named(called):

@@ -5,30 +5,22 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 
 import harness
 from harness.case import Batch, Case, Chunking, Parallelism
 from harness.errors import CaseError, PassError, UsageError
-from harness.records import CaseResult, Verdict
+from harness.records import CaseResult, Shard, Verdict
 from harness.report import json as report_json
 from harness.run import Changes, change_case, run_and_report
+from harness.run_options import RunOptions
+from harness.stress import Stress
 
 COMPARED = dict.fromkeys(("loss", "grad", "param", "buffer", "optimizer"), 1)
 FIRST, SECOND = (
     Case(name=name, family="x", chunking=Chunking(dim="seq", modules="layers.*")) for name in ("first", "second")
 )
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    device: str = "auto"
-    timeout: float = 600.0
-    control: str = "when_different"
-    inject: str | None = None
-    verbose: bool = False
 
 
 def equal(case: Case) -> CaseResult:
@@ -73,6 +65,34 @@ def test_a_run_writes_its_report_and_returns_its_status(launch_with, tmp_path, c
     assert lines[0] == f"bitproof: 2 cases (first, second), report in {run_dir}"
     assert any("first graph: start ranks" in line for line in lines)
     assert lines[-1] == f"report: {run_dir / 'report.md'}"
+
+
+@pytest.mark.parametrize(
+    ("options", "remarks"),
+    [
+        (RunOptions(), ()),
+        (RunOptions(control="when_different"), ()),
+        (
+            RunOptions(control="never"),
+            ("--no-control: no system ran twice, so noise was not told from defects",),
+        ),
+        (
+            RunOptions(control="never", stress=Stress(longest_sleep=0.004, num_threads=3)),
+            (
+                "--no-control: no system ran twice but under stress, so noise was not told from defects",
+                "--stress: each system ran once more with sleeps of up to 4 ms before collectives and waits, "
+                "3 threads an operator, zeros instead of NaN in memory that nobody wrote",
+            ),
+        ),
+    ],
+)
+def test_a_report_tells_how_often_systems_ran(launch_with, tmp_path, capsys, options, remarks):
+    launch_with(lambda cases, options, run_dir, on_event: iter([equal(cases[0])]))
+    assert run_and_report([FIRST], options, tmp_path) == 0
+    assert only_report(tmp_path).remarks == remarks
+    shown = capsys.readouterr().out + (tmp_path / "latest" / "report.md").read_text()
+    assert [shown.count(remark) for remark in remarks] == [2] * len(remarks)
+    assert bool(remarks) == ("--no-control" in shown)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit(143)])
@@ -132,6 +152,24 @@ def test_sigterm_ends_a_run_as_an_interrupt_does_and_its_handler_comes_back(laun
     assert run_and_report([FIRST], RunOptions(), tmp_path) == 3
     assert only_report(tmp_path).cases[0].verdict == Verdict.UNVERIFIED
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_shard_says_so_and_an_empty_one_is_a_success(launch_with, tmp_path, capsys):
+    launch_with(lambda cases, options, run_dir, on_event: (equal(case) for case in cases))
+    selection = (FIRST, SECOND)
+    for index, cases in ((1, [FIRST]), (3, [])):
+        shard = Shard(index=index, count=3, selection=selection)
+        assert run_and_report(cases, RunOptions(), tmp_path, [], {}, shard) == 0
+        report = only_report(tmp_path)
+        assert (report.shard, [result.case for result in report.cases]) == (shard, cases)
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bitproof:")]
+    assert heads[0].startswith("bitproof: shard 1/3, 1 case (first), report in ")
+    assert heads[1].startswith("bitproof: shard 3/3, 0 cases, report in ")
+
+
+def test_a_run_of_nothing_that_is_no_shard_was_not_judged(launch_with, tmp_path):
+    launch_with(lambda cases, options, run_dir, on_event: iter(()))
+    assert run_and_report([], RunOptions(), tmp_path) == 3
 
 
 def test_a_case_that_the_launcher_forgets_is_never_dropped(launch_with, tmp_path):

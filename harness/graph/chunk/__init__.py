@@ -62,7 +62,10 @@ class Pair:
 
 def chunk(module: GraphModule, context: PassContext) -> GraphModule:
     """The pass: see the top of this file."""
-    return _Chunker(module, context).run()
+    chunker = _Chunker(module, context)
+    written = chunker.run()
+    context.facts["modules"] = list(dict.fromkeys(filter(None, chunker.roots.values())))
+    return written
 
 
 class _Chunker:
@@ -102,6 +105,13 @@ class _Chunker:
                 expected="a pattern over the modules that ran: " + ", ".join(known),
                 found="no match",
                 fix="correct `modules` in the case's Chunking",
+            )
+        if missing := set(self.chunking.only) - set(self.roots.values()):
+            raise ChunkError(
+                f"{', '.join(sorted(missing))} cannot be chunked, as no such module ran",
+                expected=f"modules of the graph that {self.chunking.modules} matches",
+                found=f"only={self.chunking.only}",
+                fix="correct `only` in the case's Chunking",
             )
         for node in self.graph.nodes:
             self._write(node)

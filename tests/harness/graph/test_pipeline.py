@@ -90,7 +90,7 @@ def test_every_pass_reports_the_settings_that_it_follows(model: Layers) -> None:
     _, reports = run_pipeline(joint.module, build_pipeline(context), context)
     assert [report.settings for report in reports] == [
         {},
-        {"dim": "batch", "modules": "layers.*", "early_grad_accumulation": True},
+        {"dim": "batch", "modules": "layers.*", "early_grad_accumulation": True, "only": ()},
         {},
         {},
     ]

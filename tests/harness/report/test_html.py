@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import CaseResult, Divergence, Verdict
+from harness.records import CaseResult, Shard, Verdict
 from harness.report import html
 from harness.report import json as report_json
 
@@ -78,7 +78,16 @@ def rows(page: Page, label: str) -> list[list[str]]:
 def test_every_case_has_a_row_with_its_verdict_in_words_and_signs(page):
     assert rows(page, "Verdicts")[1:] == [
         ["good", "= EQUAL", "EQUAL", "yes", "1,520", "0", "3.8", ""],
-        ["bad", "≠ DIFFERENT", "EQUAL", "no", "1,520", "12", "3.8", "step 0, rank 3, grad layers.1.moe.gate|w"],
+        [
+            "bad",
+            "≠ DIFFERENT (grad, param)",
+            "EQUAL",
+            "no",
+            "1,520",
+            "12",
+            "3.8",
+            "step 0, rank 3, grad layers.1.moe.gate|w",
+        ],
     ]
     assert rows(page, "Cases that were not run")[1:] == [["flex", "it needs <CUDA>"]]
     assert page.texts("p", class_="status") == [
@@ -215,24 +224,35 @@ def test_controls_memory_options_environment_and_replay_are_told(make_report, ma
 class LaterResult(CaseResult):
     """A result of a version that knows more."""
 
-    stress: dict[str, Any] | None = None
     baseline: dict[str, Any] | None = None
 
 
-@dataclass(kw_only=True)
-class LaterDivergence(Divergence):
-    """A divergence of a version that knows more."""
-
-    between: list[str] | None = None
-
-
 def test_evidence_without_words_of_its_own_is_shown_as_it_stands(make_report, localized):
-    first = LaterDivergence(**vars(localized.first_divergence) | {"pass_": "chunk"}, between=["first", "second"])
-    result = LaterResult(**vars(localized) | {"first_divergence": first}, stress={"threads": [1, 2]}, baseline={})
+    first = replace(localized.first_divergence, pass_="chunk")
+    result = LaterResult(
+        **vars(localized) | {"first_divergence": first, "baseline": {"graph": {"reasons": ["a", "b"]}}}
+    )
     page = Page(html.render(make_report(result)))
-    assert rows(page, "stress")[1:] == [["threads", "1, 2"]]
-    assert rows(page, "More about the first divergence")[1:] == [["pass", "chunk"], ["between", "first, second"]]
-    assert "Baseline" not in page.texts("h4")
+    assert rows(page, "baseline")[1:] == [["graph.reasons", "a, b"]]
+    assert rows(page, "More about the first divergence")[1:] == [["pass", "chunk"]]
+    assert "Baseline" not in Page(html.render(make_report(localized))).texts("h4")
+
+
+def test_a_system_that_parts_from_itself_is_told_by_its_runs(make_report, localized):
+    first = replace(localized.first_divergence, between="candidate against itself under stress", candidate_type="x[2]")
+    result = replace(localized, first_divergence=first, stress={"reference": None, "candidate": "DIFFERENT"})
+    page = Page(html.render(make_report(result, remarks=("--stress: <b>",))))
+    where = "step 0, rank 3, grad layers.1.moe.gate|w (graph against itself under stress)"
+    assert f"{where} first run: bfloat16[10, 100], second run: x[2]" in page.texts("p")
+    assert rows(page, "The first elements that differ")[0] == ["index", *["first run", "second run"] * 2]
+    assert "reference not run, candidate DIFFERENT" in page.texts("dd")
+    assert "--stress: <b>" in page.texts("p")
+
+
+def test_a_shard_says_so(make_report, make_result):
+    result = make_result()
+    page = Page(html.render(make_report(result, shard=Shard(index=2, count=3, selection=(result.case,) * 4))))
+    assert "Shard 2/3 of 4 selected cases." in page.texts("p")
 
 
 def test_nothing_from_a_record_becomes_markup(report):

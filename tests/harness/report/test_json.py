@@ -5,6 +5,7 @@ import json
 import pytest
 
 from harness.errors import RecordingError
+from harness.records import Shard
 from harness.report import json as report_json
 
 
@@ -49,7 +50,7 @@ def test_a_report_from_before_there_was_such_evidence_is_read(make_report, local
 def test_fields_of_a_later_version_are_passed_over(make_report, make_result):
     report = make_report(make_result())
     values = report_json.to_dict(report) | {"history": []}
-    values["cases"][0]["stress"] = 1
+    values["cases"][0]["of_tomorrow"] = 1
     assert report_json.parse(json.dumps(values)) == report
 
 
@@ -88,6 +89,7 @@ def _set(path, value):
         (_set(["cases", 0, "losses", "candidate"], ["ten"]), "report.cases[0].losses.candidate is damaged"),
         (_set(["cases", 0, "control", "candidate"], "FINE"), "report.cases[0].control.candidate is damaged"),
         (_set(["cases", 0, "error"], 5), "report.cases[0].error is damaged"),
+        (_set(["cases", 0, "options"], [1]), "report.cases[0].options is damaged"),
         (_set(["cases", 0, "seconds"], []), "report.cases[0].seconds is damaged"),
         (_set(["cases", 0, "passes"], [1]), "report.cases[0].passes[0] is damaged"),
         (_set(["cases", 0, "passes", 0, "name"], 1), "report.cases[0].passes[0].name is damaged"),
@@ -149,6 +151,44 @@ def test_an_equal_case_in_which_something_differs_is_refused(make_report, make_r
     values["cases"][0]["differing"] = {"grad": {"w": {"0": [0]}}}
     with pytest.raises(RecordingError, match=r"report\.cases\[0\]\.differing is damaged"):
         report_json.parse(json.dumps(values))
+
+
+def test_a_shards_report_survives_writing_and_reading(make_report, make_result):
+    one, other = make_result("one", options=("--inject", "x")), make_result("other")
+    report = make_report(one, shard=Shard(index=2, count=3, selection=(one.case, other.case)))
+    assert report_json.parse(report_json.render(report)) == report
+    empty = make_report(shard=Shard(index=3, count=3, selection=(one.case, other.case)))
+    empty.exit_status = 0
+    assert report_json.parse(report_json.render(empty)) == empty
+
+
+def test_a_report_from_before_there_were_shards_is_read(report):
+    values = report_json.to_dict(report)
+    del values["shard"], values["selection"]
+    for entry in values["cases"]:
+        del entry["options"]
+    assert report_json.parse(json.dumps(values)) == report
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (_set(["shard"], "3/2"), "report.shard is damaged"),
+        (_set(["shard"], 1), "report.shard is damaged"),
+        (_set(["selection"], None), "report.selection is damaged"),
+        (_set(["selection", 0, "name"], "../x"), "report.selection[0] is not a case"),
+        (_set(["shard"], None), "report.exit_status is damaged"),
+        (_set(["exit_status"], 1), "report.exit_status is damaged"),
+    ],
+)
+def test_a_damaged_shard_is_refused_by_name(make_report, make_result, change, what):
+    report = make_report(shard=Shard(index=2, count=2, selection=(make_result().case,)))
+    report.exit_status = 0
+    values = report_json.to_dict(report)
+    change(values)
+    with pytest.raises(RecordingError) as error:
+        report_json.parse(json.dumps(values))
+    assert error.value.what == what
 
 
 def test_the_error_says_what_where_expected_and_found(report):

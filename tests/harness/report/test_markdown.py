@@ -1,6 +1,18 @@
 from __future__ import annotations
 
+from harness.records import Shard
 from harness.report import markdown
+
+
+def test_a_shard_says_how_much_was_selected(make_report, make_result):
+    one = make_result("one")
+    shard = Shard(index=2, count=3, selection=(one.case, make_result("two").case))
+    text = markdown.render(make_report(one, shard=shard))
+    assert text.splitlines()[2:5] == [
+        "Exit status 0: every case got its expected verdict.",
+        "",
+        "Shard 2/3 of 2 selected cases.",
+    ]
 
 
 def test_the_verdict_table_comes_first_and_details_are_folded(report):

@@ -34,8 +34,13 @@ def test_the_worst_case_wins(make_result):
     assert exit_status([bad, lost, good]) == 3
 
 
-def test_no_result_at_all_was_not_judged():
+def test_no_result_at_all_was_not_judged_unless_it_is_an_empty_shard():
     assert exit_status([]) == 3
+    assert exit_status([], is_shard=True) == 0
+
+
+def test_a_shard_with_cases_is_judged_by_them(make_result):
+    assert exit_status([make_result(verdict="UNVERIFIED")], is_shard=True) == 3
 
 
 def test_the_order_from_worst_to_best_is_2_3_1_0():

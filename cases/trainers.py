@@ -1,0 +1,47 @@
+"""Training loops that know nothing of bitproof's model: the examples under cases/examples, on 2 ranks.
+
+A package of one's own declares such cases by an entry point of group `bitproof.cases`. What a case says of the model
+is nobody's here: these systems bring their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.case import Batch, Case, Parallelism
+
+FAMILY = "trainers"
+_LOOP, _COMPILED = "cases.examples.fsdp2_loop", "cases.examples.compiled"
+
+fsdp2_checkpointed = Case(
+    name="fsdp2_checkpointed",
+    family=FAMILY,
+    reference=f"{_LOOP}:plain",
+    candidate=f"{_LOOP}:checkpointed",
+    steps=3,
+    parallelism=Parallelism(world_size=2, ep=1),
+    batch=Batch(sequences=4, seq_len=16),
+)
+fsdp2_kept_gathered = replace(fsdp2_checkpointed, name="fsdp2_kept_gathered", candidate=f"{_LOOP}:kept_gathered")
+fsdp2_bf16_reduce = replace(
+    fsdp2_checkpointed,
+    name="fsdp2_bf16_reduce",
+    candidate=f"{_LOOP}:bf16_reduce",
+    expected="DIFFERENT",
+    differs=("grad", "param", "optimizer"),
+)
+compiled_aot_eager = replace(
+    fsdp2_checkpointed,
+    name="compiled_aot_eager",
+    reference=f"{_COMPILED}:eager",
+    candidate=f"{_COMPILED}:aot_eager",
+)
+compiled_inductor = replace(
+    compiled_aot_eager,
+    name="compiled_inductor",
+    candidate=f"{_COMPILED}:inductor",
+    expected="CLOSE",
+    close_within=1e-5,
+)
+
+CASES = (fsdp2_checkpointed, fsdp2_kept_gathered, fsdp2_bf16_reduce, compiled_aot_eager, compiled_inductor)

@@ -1,0 +1,71 @@
+"""The digests of a tensor's leaves, computed where the tensor lies.
+
+Triton's kernel reads each byte once. Where it cannot be had, torch's operators do the same in some ten reads, and
+the log says so. Neither is believed before it has hashed a known leaf as xxhash does.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+
+import torch
+import xxhash
+
+from harness.capture import xxh3
+from harness.errors import MachineError
+
+logger = logging.getLogger(__name__)
+
+LeafHasher = Callable[[torch.Tensor], torch.Tensor]
+
+
+def hash_on_device(octets: torch.Tensor) -> bytes:
+    """XXH3-128 of each 16 KiB in order and of what is left over, 16 bytes each, big-endian as xxhash gives them.
+
+    `octets` is uint8 [bytes], contiguous. 16 bytes a leaf and the rest, under 16 KiB, come to the host in one copy.
+    """
+    num_leaves = len(octets) // xxh3.LEAF_BYTES
+    whole, rest = octets.tensor_split([num_leaves * xxh3.LEAF_BYTES])
+    if whole.data_ptr() % 16 or whole.storage_offset() % 16:  # words are read two at a time
+        whole = whole.clone()
+    digests_L2 = leaf_hasher(octets.device)(whole.view(torch.int64).view(num_leaves, xxh3.LEAF_WORDS))
+    fetched = torch.cat([digests_L2.view(torch.uint8).flatten(), rest]).cpu().numpy()
+    leaves, rest_bytes = fetched[: 16 * num_leaves].view("<i8"), fetched[16 * num_leaves :].tobytes()
+    return leaves.byteswap().tobytes() + (xxhash.xxh3_128_digest(rest_bytes) if rest_bytes else b"")
+
+
+@functools.cache
+def leaf_hasher(device: torch.device) -> LeafHasher:
+    """The kernel if it can be had on this device, else torch's operators. Raises MachineError when both are wrong."""
+    problems = []
+    for load in (_load_kernel, _load_operators):
+        try:
+            hasher = load()
+            if not hashes_known_leaf(hasher, device):
+                raise ValueError("a known leaf came out wrong")
+        except Exception as error:  # no Triton, no driver, no compiler, or not the numbers that it must give
+            problems.append(f"{load.__name__.removeprefix('_load_')}: {type(error).__name__}: {error}")
+            continue
+        if problems:
+            logger.warning("digests on %s are computed by torch's operators; %s", device, problems[0])
+        return hasher
+    raise MachineError(f"no digest can be computed on {device}", found="; ".join(problems))
+
+
+def hashes_known_leaf(hasher: LeafHasher, device: torch.device) -> bool:
+    """Whether a leaf in which every byte matters hashes as xxhash says."""
+    leaf = torch.arange(xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
+    expected = xxhash.xxh3_128_digest(leaf.numpy().tobytes())
+    return hasher(leaf[None].to(device)).cpu().numpy().byteswap().tobytes() == expected
+
+
+def _load_kernel() -> LeafHasher:
+    from harness.capture.xxh3_kernel import hash_leaves
+
+    return hash_leaves
+
+
+def _load_operators() -> LeafHasher:
+    return xxh3.hash_leaves

@@ -1,0 +1,111 @@
+"""XXH3-128 of many leaves at once, in torch operators: for tensors on a device on which xxhash does not run.
+
+Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly
+LEAF_BYTES, seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two things make it parallel:
+
+    A block adds its stripes to the accumulators in any order. So one reduction reads all bytes of all
+    leaves, and only what it leaves behind, one word in 16, is taken block after block.
+    A lane's word also goes to its neighbour's accumulator. So lanes are kept as pairs, even and odd.
+
+`mix`, `scramble`, `fold` and `avalanche` are all of the arithmetic. They use operators alone, so that they
+mean the same for torch's tensors and for Triton's blocks: `xxh3_kernel.py` compiles these very functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+
+import torch
+
+# L leaves, B blocks a leaf, S stripes a block, P pairs of lanes a stripe
+BLOCKS, STRIPES, PAIRS = 16, 16, 4
+LEAF_WORDS = BLOCKS * STRIPES * PAIRS * 2
+LEAF_BYTES = 8 * LEAF_WORDS
+SLAB_LEAVES = 2048
+"""Leaves that are hashed at a time: 32 MiB, so that what operators leave between them stays small."""
+
+_SECRET = bytes.fromhex(
+    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
+    "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
+    "3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+    "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364"
+    "eac5ac8334d3ebc3c581a0fffa1363eb170ddd51b7f0da49d316552629d4689e"
+    "2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
+)
+_PRIME32_1, _PRIME32_2, _PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
+_PRIME64_1, _PRIME64_2, _PRIME64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+_PRIME64_4, _PRIME64_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+_INITIAL = (_PRIME32_3, _PRIME64_1, _PRIME64_2, _PRIME64_3, _PRIME64_4, _PRIME32_2, _PRIME64_5, _PRIME32_1)
+
+
+def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """What a lane's word, its neighbour's and the stripe's key add to the lane's accumulator."""
+    value = word ^ key
+    return neighbour + (value & 0xFFFFFFFF) * ((value >> 32) & 0xFFFFFFFF)
+
+
+def scramble(accumulator: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """An accumulator after a whole block."""
+    return (accumulator ^ ((accumulator >> 47) & 0x1FFFF) ^ key) * 0x9E3779B1
+
+
+def fold(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Upper xor lower half of the 128-bit product, from products of 32-bit halves."""
+    left_low, left_high = left & 0xFFFFFFFF, (left >> 32) & 0xFFFFFFFF
+    right_low, right_high = right & 0xFFFFFFFF, (right >> 32) & 0xFFFFFFFF
+    cross = left_low * right_high + ((left_low * right_low >> 32) & 0xFFFFFFFF)
+    middle = left_high * right_low + (cross & 0xFFFFFFFF)
+    upper = left_high * right_high + ((cross >> 32) & 0xFFFFFFFF) + ((middle >> 32) & 0xFFFFFFFF)
+    return upper ^ (left * right)
+
+
+def avalanche(x: torch.Tensor) -> torch.Tensor:
+    """Let every bit reach every other."""
+    x = (x ^ ((x >> 37) & 0x7FFFFFF)) * 0x165667919E3779F9
+    return x ^ ((x >> 32) & 0xFFFFFFFF)
+
+
+def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
+    """XXH3-128 of every leaf, int64 [L, 2] (upper, lower half), on the device of the words, int64 [L, LEAF_WORDS].
+
+    Reads the words some ten times: what a device without Triton runs, and what the kernel is held to.
+    """
+    slabs = [_hash_slab(slab, tables(leaves_LW.device)) for slab in leaves_LW.split(SLAB_LEAVES)]
+    return torch.cat(slabs)
+
+
+def _hash_slab(leaves_LW: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    blocks, last, scrambles, upper, lower, start = table.view(-1, PAIRS, 2).split([STRIPES, STRIPES, 1, 1, 1, 1])
+    keys_BSP2 = torch.cat([blocks.expand(BLOCKS - 1, -1, -1, -1), last[None]])
+    words_LBSP2 = leaves_LW.view(-1, BLOCKS, STRIPES, PAIRS, 2)
+    sums_LBP2 = mix(words_LBSP2, words_LBSP2.flip(-1), keys_BSP2).sum(2)
+    accumulators_LP2 = start
+    for block in range(BLOCKS - 1):
+        accumulators_LP2 = scramble(accumulators_LP2 + sums_LBP2[:, block], scrambles)
+    accumulators_LP2 = accumulators_LP2 + sums_LBP2[:, -1]
+    ends = []
+    for key, length in ((upper, UPPER_LENGTH), (lower, LOWER_LENGTH)):
+        left, right = (accumulators_LP2 ^ key).unbind(-1)
+        ends.append(avalanche(fold(left, right).sum(1) + length))
+    return torch.stack(ends, 1)
+
+
+def _signed(word: int) -> int:
+    return (word & 0xFFFFFFFFFFFFFFFF) - ((word & 0x8000000000000000) << 1)
+
+
+UPPER_LENGTH, LOWER_LENGTH = _signed(~(LEAF_BYTES * _PRIME64_2)), _signed(LEAF_BYTES * _PRIME64_1)
+
+
+@functools.cache
+def tables(device: torch.device) -> torch.Tensor:
+    """All constants, int64 [36, 8]: keys of 16 stripes, of the last block's 16, of scrambling, of both ends; start."""
+
+    def key(offset: int) -> tuple[int, ...]:
+        return struct.unpack_from("<8q", _SECRET, offset)
+
+    stripes = [key(8 * stripe) for stripe in range(STRIPES)]
+    last = [*stripes[:-1], key(len(_SECRET) - 71)]
+    ends = [key(len(_SECRET) - 64), key(len(_SECRET) - 75), key(11)]
+    return torch.tensor([*stripes, *last, *ends, tuple(map(_signed, _INITIAL))], dtype=torch.int64, device=device)

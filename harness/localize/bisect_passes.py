@@ -1,0 +1,284 @@
+"""Find the pass that first changes the bits, by applying prefixes of the column; and, of the chunk pass, the region.
+
+1. Run the case. It must differ, and each of its systems agree with itself.
+2. The empty prefix is tracing alone; the last one is the whole column, then the backend. Halve the suspects: apply
+   the prefix that ends with the first half, and compare. Of n passes, log2(n) + 2 runs are enough, the case's own
+   included. Each prefix runs the candidate alone: a reference is recorded once, and no run takes a step beyond
+   the first that differed.
+3. Where chunk is to blame, and chunks several regions, halve those: let only some of them be chunked, on both
+   sides. Then run the one that is left by itself, and find the call to blame in it.
+
+A prefix that ends before chunk computes unchunked, so it is compared with eager; from there on, with the case's
+own reference.
+
+The answer is an edge: the prefix before the pass is EQUAL, the one that ends with it is DIFFERENT. A later pass may
+undo a difference, and then there are more such edges than the one that is found.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from harness.case import Case, Chunking
+from harness.case_run import CaseRun
+from harness.compare.verdict import compare
+from harness.devices import Placement
+from harness.errors import BitproofError, CaseError, RecordingError
+from harness.records import CaseResult, Divergence, Recording, Verdict
+from harness.run_options import OnEvent, RunOptions
+from harness.session import Desk
+
+CHUNK = "chunk"
+TRACE = "trace"
+"""What the empty prefix is called."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One run of a prefix of the column, or of some of the chunked regions. `reference` is what it was compared with.
+
+    `seconds` are its own, with those of a reference that had to be recorded for it.
+    """
+
+    applied: str
+    reference: str
+    verdict: Verdict
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class Bisection:
+    """What a search found, as far as it got.
+
+    `suspects` are the passes that may be to blame; one is left at the end, "trace" where tracing alone differs.
+    `equal` is the pass with which the longest prefix found EQUAL ends. `result` is the case's own, `region_result`
+    that of the one region that differs alone. `problem` says why the search ended early.
+    """
+
+    suspects: tuple[str, ...] = ()
+    equal: str | None = None
+    probes: list[Probe] = field(default_factory=list)
+    regions: tuple[str, ...] = ()
+    region_probes: list[Probe] = field(default_factory=list)
+    result: CaseResult | None = None
+    region_result: CaseResult | None = None
+    problem: str | None = None
+    region_problem: str | None = None
+
+    @property
+    def blamed(self) -> str | None:
+        """The pass to blame, "trace" for none of them, None where there is no answer."""
+        return self.suspects[0] if len(self.suspects) == 1 and self.problem is None else None
+
+    @property
+    def region(self) -> str | None:
+        """The chunked region that differs alone, if one was found."""
+        return self.regions[0] if self.region_result is not None else None
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """Where the systems first part: in the one region, if that was found."""
+        result = self.region_result or self.result
+        return result.first_divergence if result else None
+
+
+def check_case(case: Case) -> None:
+    """Raise CaseError for a case in which there are no passes to tell apart."""
+    if case.candidate != "graph" or case.reference == "graph":
+        raise CaseError(
+            f"case {case.name} has no passes to tell apart",
+            expected="the candidate graph, and a reference that has none",
+            found=f"reference {case.reference}, candidate {case.candidate}",
+            fix="choose another case, or give --candidate graph",
+        )
+
+
+def any_difference(case: Case) -> Case:
+    """The case with no other expectation than that all bits agree."""
+    return replace(case, expected="EQUAL", differs=(), close_within=None)
+
+
+def halve(suspects: Sequence[T], differs: Callable[[Sequence[T]], bool]) -> Iterator[Sequence[T]]:
+    """Ever fewer suspects, until one is left: asks ceil(log2(n)) times whether the first half is enough to differ."""
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        suspects = half if differs(half) else suspects[len(half) :]
+        yield suspects
+
+
+class Bisector:
+    """One search; `found` grows as it goes. Cases that it runs are named after the case, and logged by those names."""
+
+    def __init__(
+        self,
+        case: Case,
+        placement: Placement,
+        desk: Desk,
+        options: RunOptions,
+        on_event: OnEvent = lambda event: None,
+        on_probe: Callable[[Probe], None] = lambda probe: None,
+    ) -> None:
+        self.case = any_difference(case)
+        self.options = options
+        self.found = Bisection()
+        self._placement = placement
+        self._desk = desk
+        self._on_event = on_event
+        self._on_probe = on_probe
+        self._column: tuple[str, ...] = ()
+        self._references: dict[str, Recording] = {}
+        self._num_steps = case.steps
+
+    def search(self) -> None:
+        """Find the pass, then the region. What goes wrong is told as `found.problem`."""
+        if not self._run_whole():
+            return
+        try:
+            for suspects in halve(self.found.suspects, self._prefix_differs):
+                self.found.suspects = tuple(suspects)
+        except BitproofError as error:
+            self.found.problem = f"a prefix could not be judged\n{error}"
+            return
+        self._tell_pass(self.found.result)
+        if self.found.blamed == CHUNK:
+            self._search_regions()
+
+    def _run_whole(self) -> bool:
+        """Run the case itself; whether there is something to search for."""
+        # Graphs are written in passing: whoever asks for the pass wants to see what it did.
+        run = self._run_of(self.case, replace(self.options, dump_graphs=True))
+        result = self.found.result = run.result()
+        self._note(self.found.probes, "the whole column", self.case, result.verdict, result.seconds.get("total", 0.0))
+        if result.verdict == Verdict.EQUAL:
+            return False
+        if result.verdict != Verdict.DIFFERENT or result.first_divergence is None:
+            self.found.problem = f"the case itself is {result.verdict}\n{result.error}"
+            return False
+        self._column = (TRACE, *(entry["name"] for entry in result.passes))
+        self.found.suspects = self._column
+        self._num_steps = result.first_divergence.step + 1
+        self._references[self.case.reference] = run.recording("reference")
+        return True
+
+    def _prefix_differs(self, half: Sequence[str]) -> bool:
+        """Whether the prefix that ends with the last of `half` differs."""
+        index = self._column.index(half[-1])
+        verdict = self._judge(self._prefix(index), self.found.probes, f"until {half[-1]}")
+        if verdict == Verdict.EQUAL:
+            self.found.equal = half[-1]
+        return verdict == Verdict.DIFFERENT
+
+    def _prefix(self, index: int) -> Case:
+        """The case of one prefix, by the place of its last pass in the column."""
+        chunks = CHUNK in self._column[: index + 1] or self.case.chunking is None
+        label = re.sub(r"[^a-z0-9_]", "_", self._column[index].lower())
+        return replace(
+            self.case,
+            name=f"{self.case.name}_until_{index}_{label}",
+            reference=self.case.reference if chunks else "eager",
+            steps=self._num_steps,
+            pipeline=replace(self.case.pipeline, until=self._column[index] if index else ""),
+        )
+
+    def _judge(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
+        """Compare a prefix's candidate with its reference. Raises what kept it from being judged."""
+        began = time.monotonic()
+        run = self._run_of(case, self.options)
+        verdict = Verdict.ERROR
+        try:
+            run.record("candidate", "first")
+            comparison = compare(self._reference(case, run), run.recording("candidate"), case)
+            verdict = comparison.verdict
+        finally:
+            self._note(probes, applied, case, verdict, time.monotonic() - began)
+        if verdict == Verdict.UNVERIFIED:
+            raise RecordingError(f"{applied}: there is not enough to compare", found=comparison.reason)
+        return verdict
+
+    def _reference(self, case: Case, run: CaseRun) -> Recording:
+        """The case's reference: recorded now, or the recording that an earlier run left."""
+        if case.chunking and case.chunking.only:
+            run.record("reference", "first")
+            return run.recording("reference")
+        if case.reference not in self._references:
+            run.record("reference", "first")
+            self._references[case.reference] = run.recording("reference")
+        return shared_reference(self._references[case.reference], case)
+
+    def _search_regions(self) -> None:
+        """Which region of the chunk pass differs when it alone is chunked."""
+        found = self.found
+        assert self.case.chunking is not None and found.result is not None
+        chunking = self.case.chunking
+        if self.case.reference != "eager_chunked":
+            found.region_problem = f"whether {self.case.reference} can chunk one region alone is not known"
+            return
+        prefix = self._prefix(self._column.index(CHUNK))
+        [roots] = [entry["facts"]["modules"] for entry in found.result.passes if entry["name"] == CHUNK]
+        found.regions = tuple(roots)
+
+        together = found.regions
+
+        def differs(half: Sequence[str]) -> bool:
+            nonlocal together
+            case = self._region(prefix, chunking, half)
+            verdict = self._judge(case, found.region_probes, f"chunk in {', '.join(half)}")
+            together = tuple(half) if verdict == Verdict.DIFFERENT else together
+            return verdict == Verdict.DIFFERENT
+
+        try:
+            for regions in halve(found.regions, differs):
+                found.regions = tuple(regions)
+        except BitproofError as error:
+            found.region_problem = f"a region could not be judged\n{error}"
+            return
+        case = self._region(prefix, chunking, found.regions)
+        result = self._run_of(case, self.options).result()
+        applied = f"chunk in {found.regions[0]}, by itself"
+        self._note(found.region_probes, applied, case, result.verdict, result.seconds.get("total", 0.0))
+        if result.verdict == Verdict.DIFFERENT:
+            self._tell_pass(result)
+            found.region_result = result
+        else:
+            found.region_problem = (
+                f"{found.regions[0]} alone is {result.verdict}; these differ when they are chunked together: "
+                + ", ".join(together)
+            )
+
+    def _region(self, prefix: Case, chunking: Chunking, regions: Sequence[str]) -> Case:
+        name = f"{self.case.name}_region_{len(self.found.region_probes)}"
+        return replace(prefix, name=name, chunking=replace(chunking, only=tuple(regions)))
+
+    def _tell_pass(self, result: CaseResult | None) -> None:
+        """Let a result's divergence name the pass. A fault that was injected comes from none."""
+        if result is not None and result.first_divergence is not None and self.found.blamed != TRACE:
+            result.first_divergence.pass_ = self.found.blamed
+
+    def _run_of(self, case: Case, options: RunOptions) -> CaseRun:
+        return CaseRun(case, self._placement, self._desk, options, self._on_event)
+
+    def _note(self, probes: list[Probe], applied: str, case: Case, verdict: Verdict, seconds: float) -> None:
+        probes.append(Probe(applied=applied, reference=case.reference, verdict=verdict, seconds=seconds))
+        self._on_probe(probes[-1])
+
+
+def shared_reference(recording: Recording, case: Case) -> Recording:
+    """A system without a graph, recorded for one prefix, as the reference of another prefix's case: its first steps.
+
+    No prefix can change its bits, so its manifest may say this case's. Raises RecordingError for one with a graph.
+    """
+    manifest = recording.manifest
+    if manifest["graph"] is not None:
+        raise RecordingError("a reference that has passes must be recorded for each prefix", found=manifest["system"])
+    recorded = manifest["case"]
+    pipeline = recorded["pipeline"] | {"until": case.pipeline.until}
+    return Recording(
+        manifest | {"steps": case.steps, "case": recorded | {"steps": case.steps, "pipeline": pipeline}},
+        {key: record for key, record in recording.records.items() if key.step < case.steps},
+    )

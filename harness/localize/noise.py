@@ -1,0 +1,137 @@
+"""Find the call that makes a system differ from itself, by replaying it twice.
+
+Noise is new at each run: two replays may part at another step than two recordings did. So both log the calls of
+every step up to the one at which recordings parted, and are compared with each other: from the first step at which
+they observed something else, blame walks back through all earlier steps too, as a value that nobody observed may
+have carried the noise along. Two more replays, where both make the blamed call on equal inputs again, tell how
+far its outputs lie apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.compare.verdict import computation_order
+from harness.localize.blame import HOW_ITSELF, Culprit, facts_of, find_culprit
+from harness.localize.calls import Call
+from harness.localize.replay import (
+    OUTPUT,
+    RECORD,
+    OutputSite,
+    Replay,
+    archive_of,
+    read_log,
+    read_records,
+    read_steps,
+)
+from harness.localize.search import Search
+from harness.records import Divergence, Key, Record
+from harness.run_options import ROLES, Role
+
+Logs = dict[Role, list[list[Call]]]
+
+
+@dataclass
+class NoiseSearch(Search):
+    """One search for the noise in the system of one `role`. Both sides are its runs; `stressed` says how the second is.
+
+    Takes two replays, and two more for the values of the blamed call's output.
+    """
+
+    role: Role
+    stressed: bool
+
+    def explain_noise(self, first: Divergence) -> tuple[Divergence, str | None]:
+        """`first`, a system's divergence from itself, with the call to blame, and what else there is to tell.
+
+        Raises what a replay raises.
+        """
+        key = Key(first.step, first.kind, first.name, first.rank)
+        for side in ROLES:
+            self._replay(side, 1, Replay(step=key.step, log=True, every_step=True, record=key))
+        parted = self._parted()
+        if not parted:
+            return first, f"the difference of the {self.role} from itself did not come again in two replays"
+        found = min(parted, key=computation_order(parted))
+        if key in parted and key.step == found.step:
+            bits, _ = self._bits(1, key.rank, RECORD)
+            first = replace(first, **bits)
+        ranks = range(self.num_ranks)
+        logs: Logs = {side: [self._log_until(side, rank, found.step) for rank in ranks] for side in ROLES}
+        differing: dict[int, list[tuple[str, str]]] = {}
+        for other, (left, right) in parted.items():
+            if other.step == found.step:
+                differing.setdefault(other.rank, []).append((left.digest, right.digest))
+        culprit = find_culprit(logs["reference"], logs["candidate"], differing)
+        if culprit is None:
+            return first, _tell(key, found, None)
+        log_of: Role = "reference" if culprit.candidate is None else "candidate"
+        index = culprit.reference if culprit.candidate is None else culprit.candidate
+        assert index is not None, "a culprit is a call of some log"
+        step, begin = self._step_of(log_of, culprit.rank, index)
+        first = replace(first, **facts_of(culprit, HOW_ITSELF), **self._bits_of_noise(culprit, logs, step, begin))
+        return first, _tell(key, found, step)
+
+    def _replay(self, side: Role, number: int, replay: Replay) -> str | None:
+        turn = 2 * number + 1 + ROLES.index(side)  # 3 to 6: a search between two systems may have had 1 and 2
+        replay = replace(replay, stressed=self.stressed and side == "candidate")
+        return self.run_replay(self.role, turn, self._archives(side, number), replay)
+
+    def _parted(self) -> dict[Key, tuple[Record, Record]]:
+        """What both replays observed and do not agree in."""
+        found: dict[Key, tuple[Record, Record]] = {}
+        for rank in range(self.num_ranks):
+            first, second = (read_records(archive_of(self._archives(side, 1), rank)) for side in ROLES)
+            found |= {key: (first[key], second[key]) for key in first if key in second and first[key] != second[key]}
+        return found
+
+    def _log_until(self, side: Role, rank: int, last: int) -> list[Call]:
+        """One rank's calls in the first replay of a side, up to the end of the step `last`."""
+        archive = archive_of(self._archives(side, 1), rank)
+        return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
+
+    def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> dict[str, Any]:
+        """How the outputs of the blamed call, of a step whose log begins at `begin`, differ in two more replays.
+
+        Nothing where it is no call that gives another output from the same inputs, or did not do so again.
+        """
+        rank, index = culprit.rank, culprit.candidate
+        if index is None or index >= len(logs["reference"][rank]):
+            return {}
+        position = _first_difference(logs["reference"][rank][index], logs["candidate"][rank][index])
+        if position is None:
+            return {}
+        for side in ROLES:
+            self._replay(side, 2, Replay(step=step, log=True, output=OutputSite(rank, index - begin, position)))
+        again = [read_log(archive_of(self._archives(side, 2), rank))[index - begin :] for side in ROLES]
+        if not all(again) or _first_difference(again[0][0], again[1][0]) != position:
+            return {}
+        bits, _ = self._bits(2, rank, OUTPUT)
+        return {f"output_{name}": value for name, value in bits.items()}
+
+    def _step_of(self, side: Role, rank: int, index: int) -> tuple[int, int]:
+        """The step of the first replay of a side in which a rank made a call, and where that step's log begins."""
+        begin = 0
+        for step, count in read_steps(archive_of(self._archives(side, 1), rank)):
+            if index < begin + count:
+                return step, begin
+            begin += count
+        raise IndexError(f"rank {rank} made {begin} calls, and not one of index {index}")
+
+
+def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
+    """What is to be told where replays parted elsewhere than recordings, or long after the call to blame."""
+    if recorded == replayed and blamed_step in (None, recorded.step):
+        return None
+    place = f"step {replayed.step}, rank {replayed.rank}, {replayed.kind} {replayed.name}"
+    blamed = "" if blamed_step is None else f"; the call to blame is one of step {blamed_step}"
+    return f"noise is new at each run: two replays first part at {place}{blamed}"
+
+
+def _first_difference(first: Call, second: Call) -> int | None:
+    """Which output two runs of one call, on equal inputs, first differ in; None if none, or if they are two calls."""
+    if (first.place, first.operator, first.inputs) != (second.place, second.operator, second.inputs):
+        return None
+    pairs = zip(first.outputs, second.outputs, strict=False)
+    return next((position for position, (left, right) in enumerate(pairs) if left != right), None)

@@ -1,0 +1,302 @@
+"""Make a failing case small: the smallest that still fails the same way, found greedily.
+
+1. A dimension after the other (steps, ranks, batch, model, passes) is halved, then lowered by one, as long as
+   the case still fails the same way; then the next dimension.
+2. That is repeated until a whole round changes nothing, or the budget is spent.
+
+What cannot be, such as an odd batch that is to be split, is left out without a run, and nothing is tried twice.
+The order is fixed, so the same case shrinks to the same case.
+
+Two runs fail the same way when they show the same `Symptom`. It leaves out what shrinking changes:
+numbers of layers, names of nodes, ranks, steps.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from harness.case import DIM_MULTIPLE, Case
+from harness.errors import UsageError
+from harness.faults import check_fault, parse_fault
+from harness.graph.options import check_extra_passes
+from harness.records import CaseResult, Verdict
+
+FEWEST_RANKS = 2
+"""On one rank no collective moves anything: what is left there is no longer a distributed step."""
+
+
+class Symptom(NamedTuple):
+    """How a case fails. What is not known is None, and then has to be unknown again.
+
+    DIFFERENT: the kind of the first differing tensor, and the blamed call's operator, direction, and module, its
+    numbers replaced by `*`. ERROR: the error's first sentence and what was found, without names and numbers.
+    """
+
+    verdict: Verdict
+    kind: str | None = None
+    operator: str | None = None
+    direction: str | None = None
+    module: str | None = None
+    error: str | None = None
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{self.verdict.value}, {self.error}"
+        first = f"{self.verdict.value}, first in a {self.kind}"
+        if self.operator is None:
+            return first
+        return f"{first}, by {self.operator} of {self.module or 'the step itself'} ({self.direction})"
+
+
+def symptom_of(result: CaseResult) -> Symptom | None:
+    """How a case failed; None when it did not, or when it could not be judged for another reason than itself."""
+    if result.verdict == Verdict.ERROR:
+        return Symptom(Verdict.ERROR, error=_unspecific(result.error or ""))
+    first = result.first_divergence
+    if result.verdict != Verdict.DIFFERENT or first is None:
+        return None
+    module = None if first.module is None else re.sub(r"\d+", "*", first.module)
+    return Symptom(Verdict.DIFFERENT, first.kind, first.operator, first.direction, module)
+
+
+def _unspecific(error: str) -> str:
+    """An error's first line and the line of what was found, with names in quotes and all numbers replaced by _."""
+    lines = [line.strip() for line in error.splitlines() if not line.startswith("    ")]
+    told = [line for index, line in enumerate(lines) if index == 0 or line.startswith("found:")]
+    return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w.]*\d[\w.]*", "_", "; ".join(told[:2]))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case and what a run of it needs beyond: the candidate's extra passes, and a fault."""
+
+    case: Case
+    extra_passes: tuple[str, ...] = ()
+    inject: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for a trial that cannot be run."""
+        check_extra_passes(self.extra_passes, self.case)
+        if self.inject is not None:
+            check_fault(parse_fault(self.inject), self.case)
+
+
+@dataclass
+class Budget:
+    """How much may be spent: runs, and seconds from now on."""
+
+    tries: int
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    spent: int = 0
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds."""
+        return self.clock() - self.started
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no further run may start."""
+        return self.spent >= self.tries or self.elapsed >= self.seconds
+
+
+Changes = Mapping[str, Any]
+"""New values of a case's settings by their dotted names, `steps` or `batch.seq_len`, or of `extra_passes`."""
+
+Run = Callable[[Trial], CaseResult]
+Show = Callable[[str], None]
+
+
+def change(trial: Trial, changes: Changes) -> Trial:
+    """The trial with other settings. Raises CaseError where they contradict each other."""
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        part, _, own = name.rpartition(".")
+        parts.setdefault(part, {})[own] = value
+    whole = parts.pop("", {})
+    extra_passes = whole.pop("extra_passes", trial.extra_passes)
+    nested = {part: replace(getattr(trial.case, part), **values) for part, values in parts.items()}
+    return replace(trial, case=replace(trial.case, **nested, **whole), extra_passes=extra_passes)
+
+
+def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
+    """The smallest trial found that fails as `start` did, whose result is given. Each run is told as one line.
+
+    Sizes of the model that a case leaves to its flavor stay as they are: let `start` state them all.
+    """
+    symptom = symptom_of(result)
+    assert symptom is not None, "what does not fail cannot be shrunk"
+    search = _Search(start, result, symptom, run, budget, show)
+    before = None
+    while before != search.smallest and not budget.is_spent:
+        before = search.smallest
+        for dimension in DIMENSIONS:
+            while search.improve(dimension):
+                pass
+    return search.smallest
+
+
+Dimension = Callable[[Trial, CaseResult], Iterator[Changes]]
+"""What may be made smaller, given a failing trial and its result: the boldest change first."""
+
+
+@dataclass
+class _Search:
+    smallest: Trial
+    result: CaseResult
+    symptom: Symptom
+    run: Run
+    budget: Budget
+    show: Show
+    tried: set[Trial] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.tried.add(self.smallest)
+
+    def improve(self, dimension: Dimension) -> bool:
+        """Take the first change along a dimension that fails the same way; whether there is one."""
+        for changes in dimension(self.smallest, self.result):
+            try:
+                trial = change(self.smallest, changes)
+                trial.check()
+            except UsageError:
+                continue
+            if trial in self.tried:
+                continue
+            if self.budget.is_spent:
+                return False
+            self.tried.add(trial)
+            if self._fails_the_same_way(trial):
+                return True
+        return False
+
+    def _fails_the_same_way(self, trial: Trial) -> bool:
+        self.budget.spent += 1
+        began = self.budget.elapsed
+        result = self.run(trial)
+        symptom = symptom_of(result)
+        same = symptom == self.symptom
+        found = "fails the same way" if same else str(symptom) if symptom else result.verdict.value
+        what = ", ".join(f"{name} {was} -> {now}" for name, was, now in differences(self.smallest, trial))
+        now = self.budget.elapsed
+        self.show(f"[{now:6.1f} s] try {self.budget.spent}: {what}: {found} ({now - began:.1f} s)")
+        if same:
+            self.smallest, self.result = trial, result
+        return same
+
+
+def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
+    """What is not the same in two trials: each setting's name, and its values."""
+    found = []
+    for part in ("", "parallelism", "batch", "model", "memory", "pipeline"):
+        before, after = (getattr(trial.case, part) if part else trial.case for trial in (start, end))
+        names = before.__dataclass_fields__ if part else ("steps",)
+        found += [(n, getattr(before, n), getattr(after, n)) for n in names if getattr(before, n) != getattr(after, n)]
+    if start.extra_passes != end.extra_passes:
+        found.append(("extra passes", len(start.extra_passes), len(end.extra_passes)))
+    return found
+
+
+def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
+    """Half of n, then one less, in multiples of `step`, never below `least`."""
+    found = (n // 2 // step * step, n - step)
+    return list(dict.fromkeys(size for size in found if least <= size < n))
+
+
+def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
+    """As many as show the first difference; then fewer."""
+    steps, first = trial.case.steps, result.first_divergence
+    if first is not None and first.step + 1 < steps:
+        yield {"steps": first.step + 1}
+    yield from ({"steps": n} for n in _smaller(steps))
+
+
+def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
+    """Half the ranks, in groups as large as before where they still fit; then smaller groups."""
+    now = trial.case.parallelism
+    groups = [{}, {"parallelism.ep": max(1, now.ep // 2)}, {"parallelism.tp": max(1, now.tp // 2)}]
+    for n in _smaller(now.world_size, FEWEST_RANKS):
+        yield from ({"parallelism.world_size": n} | smaller for smaller in groups)
+    yield from groups[1:]
+
+
+def _batch(name: str) -> Dimension:
+    """Halved, then lowered by one, or by two where it must stay even."""
+
+    def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
+        now = getattr(trial.case.batch, name)
+        yield from ({f"batch.{name}": n} for n in (*_smaller(now), *_smaller(now, step=2)))
+
+    return smaller
+
+
+def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
+    """Fewer layers, of which as many as before are dense, or none; then more of them dense."""
+    model = trial.case.model
+    if model.layers is None:
+        return
+    for n in _smaller(model.layers):
+        if model.dense_layers is None:
+            yield {"model.layers": n}
+        else:
+            yield from ({"model.layers": n, "model.dense_layers": d} for d in (min(model.dense_layers, n), 0))
+    if model.dense_layers is not None and model.dense_layers < model.layers:
+        yield {"model.dense_layers": model.layers}
+
+
+def _size(name: str) -> Dimension:
+    least = step = DIM_MULTIPLE if name == "dim" else 1
+
+    def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
+        model = trial.case.model
+        now = getattr(model, name)
+        is_read = name not in ("experts", "top_k") or model.dense_layers is None or model.dense_layers != model.layers
+        if now is not None and is_read:
+            yield from ({f"model.{name}": n} for n in _smaller(now, least, step))
+
+    return smaller
+
+
+PLAIN: dict[str, Any] = {
+    "memory.policy": "none",
+    "pipeline.overlap": False,
+    "pipeline.bucket": False,
+    "pipeline.isolate_groups": False,
+    "pipeline.backend": "fx",
+    "parallelism.shared_groups": False,
+    "model.attention": "sdpa",
+}
+"""What may be left out, one by one: everything optional."""
+
+
+def _passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
+    return ({name: off} for name, off in PLAIN.items())
+
+
+def _extra_passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
+    texts = trial.extra_passes
+    return ({"extra_passes": (*texts[:index], *texts[index + 1 :])} for index in range(len(texts)))
+
+
+DIMENSIONS: tuple[Dimension, ...] = (
+    _steps,
+    _ranks,
+    _batch("sequences"),
+    _batch("seq_len"),
+    _layers,
+    _size("top_k"),  # before experts: each token needs as many
+    _size("experts"),
+    _size("heads"),
+    _size("dim"),
+    _passes,
+    _extra_passes,
+)

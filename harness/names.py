@@ -1,0 +1,90 @@
+"""A declared mapping from one system's names to the reference's. Nothing is guessed. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError
+
+EXAMPLE = '{"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}'
+
+
+class Names:
+    """A system's own names to the reference's, for all kinds alike; a name without a rule stays as it is.
+
+    A rule's `*` stands for any text, the shortest that fits, and goes where the other side has its `*`. A rule
+    without one comes before all patterns, and of patterns the first that fits decides: one rule to a name.
+    `unused` has the rules that no name was translated by so far. Raises UsageError for rules that contradict.
+    """
+
+    def __init__(self, rules: Mapping[str, str], declared_by: str) -> None:
+        self.rules = _checked(rules, declared_by)
+        self.unused = dict.fromkeys(self.rules)
+        self._patterns = {own: _pattern(own) for own in self.rules if "*" in own}
+
+    def translate(self, name: str) -> str:
+        """The reference's name for a system's own."""
+        if name in self.rules and name not in self._patterns:
+            self.unused.pop(name, None)
+            return self.rules[name]
+        for own, pattern in self._patterns.items():
+            if match := pattern.fullmatch(name):
+                self.unused.pop(own, None)
+                texts = iter(match.groups())
+                return re.sub(r"\*", lambda _, texts=texts: next(texts), self.rules[own])  # type: ignore[misc]
+        return name
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """The mapping in a JSON file. Raises UsageError when it holds none, or one that contradicts itself."""
+    try:
+        values = json.loads(path.read_bytes(), object_pairs_hook=_refuse_twice)
+    except OSError as error:
+        raise UsageError(
+            "the file of names cannot be read", expected="a JSON file", found=f"{path}: {error.strerror or error}"
+        ) from error
+    except ValueError as error:
+        raise UsageError("the file of names is not JSON", found=str(error), where=str(path)) from error
+    return _checked(values, str(path))
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(name for name in values if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"it maps {twice!r} twice")
+    return values
+
+
+def _checked(rules: Any, declared_by: str) -> dict[str, str]:
+    """The rules, once they are known to be some. Raises UsageError."""
+    if not isinstance(rules, Mapping):
+        raise UsageError(
+            "names are declared as a mapping", expected=EXAMPLE, found=type(rules).__name__, where=declared_by
+        )
+    targets: dict[str, str] = {}
+    for own, name in rules.items():
+        if not (isinstance(own, str) and isinstance(name, str) and own and name and own.count("*") == name.count("*")):
+            raise UsageError(
+                f"the rule for name {own!r} is no rule",
+                expected="two texts with the same number of *, such as " + EXAMPLE,
+                found=repr(name),
+                where=declared_by,
+            )
+        if "*" not in name and name in targets:
+            raise UsageError(
+                f"two names are mapped to {name!r}",
+                expected="a name of its own for every tensor",
+                found=f"{targets[name]!r} and {own!r}",
+                where=declared_by,
+            )
+        targets[name] = own
+    return dict(rules)
+
+
+def _pattern(own: str) -> re.Pattern[str]:
+    return re.compile("(.*?)".join(map(re.escape, own.split("*"))), re.DOTALL)

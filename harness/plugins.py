@@ -1,0 +1,53 @@
+"""What installed distributions add to bitproof: entry points, read from their metadata. Loads none of their code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+SYSTEMS, CASES = "bitproof.systems", "bitproof.cases"
+"""The groups: a factory of a system; cases, or a function that returns some."""
+
+
+def entry_points(group: str) -> dict[str, EntryPoint]:
+    """A group's entry points by name. Raises UsageError when two distributions claim one name."""
+    from importlib import metadata
+
+    found: dict[str, EntryPoint] = {}
+    for entry in metadata.entry_points(group=group):
+        if entry.name in found:
+            raise UsageError(
+                f"two distributions claim the name {entry.name} in entry-point group {group}",
+                expected="a name of its own for every entry point",
+                found=f"{describe(found[entry.name])} and {describe(entry)}",
+                fix="uninstall one of the two, or rename its entry point",
+            )
+        found[entry.name] = entry
+    return found
+
+
+def describe(entry: EntryPoint) -> str:
+    """What an entry point stands for, and whose it is: `my.module:factory of my-package 1.0`."""
+    return f"{entry.value} of {distribution_of(entry)}"
+
+
+def distribution_of(entry: EntryPoint) -> str:
+    """The distribution that brought an entry point, with its version."""
+    return "an unknown distribution" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
+
+def load(entry: EntryPoint) -> Any:
+    """What an entry point names. Raises UsageError, naming the distribution, whatever its code raises."""
+    try:
+        return entry.load()
+    except Exception as error:
+        raise UsageError(
+            f"entry point {entry.name} of {distribution_of(entry)} cannot be loaded",
+            found=f"{type(error).__name__}: {error}",
+            where=f"{entry.group}, {entry.value}",
+            fix="mend or uninstall that distribution",
+        ) from error

@@ -1,0 +1,57 @@
+"""A Python file that a user names on the command line."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import types
+from pathlib import Path
+
+from harness.errors import UsageError
+
+
+def file_of(source: str) -> Path | None:
+    """The file that `source` names, None where it names a module."""
+    return Path(source) if source.endswith(".py") or "/" in source else None
+
+
+def run_file(path: Path) -> tuple[types.ModuleType, str]:
+    """Run a file as a module of its own, and tell the sha256 of the very bytes that ran: an import may run cached ones.
+
+    The module stays in sys.modules, where dataclasses and torch.compile look for it. What it raises is raised.
+    """
+    code = path.read_bytes()
+    sha256 = hashlib.sha256(code).hexdigest()
+    module = types.ModuleType(f"{path.stem}_{sha256[:8]}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    exec(compile(code, str(path), "exec"), module.__dict__)
+    return module, sha256
+
+
+def names_in(path: Path, what: str) -> set[str] | None:
+    """Every name that a file binds, read without running it; None when only running it can tell.
+
+    Raises UsageError, naming `what` the file is of, when it cannot be read or is not Python.
+    """
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UsageError(
+            f"the file of {what} cannot be read", expected="a Python file", found=f"{path}: {error.strerror or error}"
+        ) from error
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"the file of {what} is not Python", found=str(error), where=str(path)) from error
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name="__getattr__") | ast.alias(name="*") | ast.Name(id="globals" | "setattr"):
+                return None
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.alias():
+                names.add(node.asname or node.name.partition(".")[0])
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+    return names

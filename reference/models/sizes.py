@@ -1,0 +1,77 @@
+"""A configuration in other sizes than its flavor's: what a case says of its model's size, applied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from harness.case import Model
+from harness.errors import CaseError
+
+
+def sizes_of(config: Any) -> dict[str, int]:
+    """The sizes that a configuration has, by the names that `case.Model` gives them."""
+    sizes = {"layers": config.num_layers, "dim": config.dim, "heads": config.attention.num_heads}
+    if hasattr(config, "num_dense_layers"):
+        sizes["dense_layers"] = config.num_dense_layers
+    if hasattr(config, "moe"):
+        sizes |= {"experts": config.moe.routing.num_experts, "top_k": config.moe.routing.top_k}
+    return sizes
+
+
+def resize(config: Any, model: Model) -> Any:
+    """The configuration in the sizes that `model` states; itself where it states none.
+
+    Raises CaseError for a size that the family does not have, and for sizes that do not go together.
+    """
+    sizes, known = model.sizes, sizes_of(config)
+    if lacking := sizes.keys() - known.keys():
+        raise CaseError(
+            f"{model.family} has no {' and no '.join(sorted(lacking))}",
+            expected=", ".join(sorted(known)),
+            found=", ".join(f"{name}={sizes[name]}" for name in sorted(lacking)),
+        )
+    changes: dict[str, Any] = {}
+    if "layers" in sizes:
+        changes["num_layers"] = sizes["layers"]
+    if "dense_layers" in known:
+        dense = min(known["dense_layers"], sizes.get("layers", known["layers"]))
+        changes["num_dense_layers"] = sizes.get("dense_layers", dense)
+    if "heads" in sizes:
+        changes["attention"] = _with_heads(config.attention, sizes["heads"])
+    if "experts" in known:
+        routing = {"num_experts": sizes.get("experts"), "top_k": sizes.get("top_k")}
+        given = {name: size for name, size in routing.items() if size is not None}
+        changes["moe"] = replace(config.moe, routing=replace(config.moe.routing, **given))
+    if "dim" in sizes:
+        changes |= _with_dim(config, changes, sizes["dim"])
+    return replace(config, **changes) if sizes else config
+
+
+def _with_heads(attention: Any, heads: int) -> Any:
+    """As many query heads to a key/value head as before, where there are heads enough."""
+    if not hasattr(attention, "num_kv_heads"):
+        return replace(attention, num_heads=heads)
+    num_kv_heads = max(1, heads * attention.num_kv_heads // attention.num_heads)
+    return replace(attention, num_heads=heads, num_kv_heads=num_kv_heads)
+
+
+def _with_dim(config: Any, changes: dict[str, Any], dim: int) -> dict[str, Any]:
+    """The model dim, and every hidden dim in proportion."""
+
+    def hidden(extent: int) -> int:
+        if extent * dim % config.dim:
+            raise CaseError(
+                "a hidden dim cannot follow the model dim in proportion",
+                expected=f"a dim of which {extent} / {config.dim} is a whole number",
+                found=f"dim={dim}",
+            )
+        return extent * dim // config.dim
+
+    found: dict[str, Any] = {"dim": dim}
+    found |= {
+        name: hidden(getattr(config, name)) for name in ("hidden_dim", "dense_hidden_dim") if hasattr(config, name)
+    }
+    if "moe" in changes:
+        found["moe"] = replace(changes["moe"], hidden_dim=hidden(config.moe.hidden_dim))
+    return found

@@ -1,0 +1,50 @@
+"""Results and reports made by hand, for what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.case import Case
+from harness.records import CaseResult, Report, Shard, Verdict
+from harness.report.status import exit_status, worst
+from harness.report.write import write_run
+from harness.shard import cases_of
+
+COMPARED = dict.fromkeys(("loss", "grad", "param", "buffer", "optimizer"), 8)
+ENVIRONMENT = {"torch": "2.13.0", "cpu": "one", "device": "cpu", "backend": "gloo"}
+
+
+def case(name: str = "near", **facts: Any) -> Case:
+    return Case(name=name, family="toys", reference="eager", **facts)
+
+
+def result(of: Case, verdict: str = "EQUAL", seconds: float = 1.5, **facts: Any) -> CaseResult:
+    differs = verdict in ("DIFFERENT", "NONDETERMINISTIC")
+    facts = {
+        "compared": dict(COMPARED),
+        "mismatched": COMPARED | dict.fromkeys(COMPARED, 0) | ({"grad": 1} if differs else {}),
+        "differing_kinds": ("grad",) if differs else (),
+        "seconds": {"total": seconds},
+        **facts,
+    }
+    return CaseResult(case=of, verdict=Verdict(verdict), steps=2, world_size=2, device="cpu", backend="gloo", **facts)
+
+
+def write_report(folder: Path, results: Sequence[CaseResult], **facts: Any) -> Path:
+    """A run's folder, named by its run id, with nothing but its report."""
+    facts = {"run_id": "20260102T030405Z-abcdef", "environment": dict(ENVIRONMENT), **facts}
+    status = exit_status(results, is_shard=facts.get("shard") is not None)
+    run_dir = folder / facts["run_id"]
+    run_dir.mkdir(parents=True)
+    write_run(Report(exit_status=worst([status, facts.pop("status", 0)]), cases=list(results), **facts), run_dir)
+    return run_dir
+
+
+def write_shard(folder: Path, index: int, count: int, selection: Sequence[Case], **facts: Any) -> Path:
+    """The run folder of one shard. `verdicts` has those other than EQUAL, by name."""
+    shard = Shard(index=index, count=count, selection=tuple(selection))
+    verdicts, not_run = facts.pop("verdicts", {}), facts.get("not_run", {})
+    results = [result(c, verdicts.get(c.name, "EQUAL")) for c in cases_of(shard) if c.name not in not_run]
+    return write_report(folder / f"shard{index}", results, shard=shard, **facts)

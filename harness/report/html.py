@@ -152,8 +152,6 @@ def _others(record: Any, names: Iterable[str]) -> dict[str, Any]:
 
 def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
     """Nested values as rows of path and value."""
-    if not value:
-        return []
     rows = [(path, text.shorten(leaf, MAX_VALUE_CHARS, "report.json has them")) for path, leaf in text.leaves(value)]
     return [*rows[:limit], *([("...", f"{len(rows) - limit} more, in report.json")] if len(rows) > limit else [])]
 

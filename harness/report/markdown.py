@@ -44,7 +44,7 @@ def render(report: Report) -> str:
         *(f"**{_cell(remark)}**" for remark in report.remarks),
         *_not_run(report),
     ]
-    foot = _fold("Environment", _values(report.environment))
+    foot = _fold("Environment", _bounded_table(("what", "value"), list(text.leaves(report.environment))))
     room = MAX_BYTES - sum(_size(block) for block in (*head, foot))
     return "\n\n".join([*head, *_details(report, room), foot]) + "\n"
 
@@ -186,7 +186,7 @@ def _pass_details(passes: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def _values(values: dict[str, Any]) -> str:
     """Nested JSON values as one table, by their paths; what is too long for people is cut with a word about it."""
-    rows = [(path, _short(value)) for path, value in text.leaves(values)]
+    rows = [(_brief(path), _short(value)) for path, value in text.leaves(values)]
     left_out = len(rows) - MAX_VALUES
     rows = [*rows[:MAX_VALUES], ("...", f"{left_out} more, in report.json")] if left_out > 0 else rows
     return _table(("what", "value"), rows)

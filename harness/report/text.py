@@ -180,7 +180,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """`buckets[0].group` and its value; a list of plain values is one row."""
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not path):
         for name, item in value.items():
             yield from leaves(item, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):

@@ -68,12 +68,12 @@ def render(report: Report) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
     results = sorted(report.cases, key=lambda result: result.as_expected)
-    num_differing = sum(bool(result.differing) for result in results)
-    num_errors = sum(bool(result.error) for result in results)
     num_passes = sum(len(result.passes) for result in results)
     limits = Limits(
-        cells=MAX_CELLS // max(1, num_differing),
-        error_chars=min(MAX_ERROR_CHARS, MAX_ERRORS_CHARS // max(1, num_errors)),
+        cells=_fair_share(map(_wanted_cells, results), MAX_CELLS),
+        error_chars=_fair_share(
+            (min(len(result.error or ""), MAX_ERROR_CHARS) for result in results), MAX_ERRORS_CHARS
+        ),
         pass_rows=max(3, min(MAX_VALUES, MAX_PASS_ROWS // max(1, num_passes))),
     )
     page: str = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
@@ -86,6 +86,17 @@ def render(report: Report) -> str:
         environment=_values(report.environment, 100),
     )
     return page
+
+
+def _fair_share(wanted: Iterable[int], total: int) -> int:
+    """The most that each may have, so that all have no more than the total together; who wants less leaves the rest."""
+    waiting = sorted(wanted)
+    for number, wants in enumerate(waiting):
+        share = total // (len(waiting) - number)
+        if wants > share:
+            return share
+        total -= wants
+    return max(waiting, default=0)
 
 
 def _row(result: CaseResult) -> dict[str, Any]:
@@ -165,7 +176,7 @@ def _divergence(result: CaseResult, first: Divergence) -> dict[str, Any]:
         "sides": sides,
         "types": types[0] if types[0] == types[1] else ", ".join(map("{}: {}".format, sides, types)),
         "blame": text.blame(first),
-        "ranks": first.operator_ranks,
+        "ranks": first.operator_ranks if "," in (first.operator_ranks or "") else "",
         "apart": [
             {
                 "of": "The tensor",
@@ -258,6 +269,12 @@ def _kind_heat(result: CaseResult) -> dict[str, Any] | None:
         "total": sum(result.compared.values()),
         "left_out": result.differing_left_out,
     }
+
+
+def _wanted_cells(result: CaseResult) -> int:
+    """How large a heatmap of all differing tensors would be."""
+    num_tensors = sum(map(len, result.differing.values()))
+    return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
 
 
 def _tensor_heat(result: CaseResult, max_cells: int) -> dict[str, Any] | None:

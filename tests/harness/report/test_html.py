@@ -325,6 +325,23 @@ def test_twenty_thousand_keys_fit_a_page_which_says_what_it_leaves_out(make_repo
     assert "770 more tensors differ; report.json has them." in page.texts("p")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "total", "share"),
+    [([], 9, 0), ([1, 2, 3], 9, 3), ([1, 8, 9], 9, 4), ([9, 9, 9], 9, 3), ([0, 20], 9, 9), ([0, 0], 9, 0)],
+)
+def test_what_one_case_does_not_need_of_the_page_others_get(wanted, total, share):
+    assert html._fair_share(wanted, total) == share
+
+
+def test_a_few_cases_that_differ_are_shown_whole_though_others_are_many(make_report, make_result):
+    cases = [
+        many_differ(make_result, "wide", 300, 5, 8),
+        *(many_differ(make_result, f"bad{i}", 1, 5, 8) for i in range(30)),
+    ]
+    page = Page(html.render(make_report(*cases)))
+    assert len([row for row in rows(page, "Tensors that differ, by step") if len(row) == 7]) == 1 + 300
+
+
 def test_a_report_of_64_cases_is_quick_and_small(make_report, make_result, localized):
     entry = {"name": "chunk", "seconds": 0.5, "nodes_before": 1, "nodes_after": 9, "facts": {"x": list(range(50))}}
     entry["changed"] = {f"operator{i}": [i, 2 * i] for i in range(40)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from harness.baselines import values_to_keep
 from harness.capture.store import read_recording
 from harness.case import Case
 from harness.compare.outcome import result_of, result_of_error
@@ -75,6 +76,7 @@ class CaseRun:
             "case_timeout": self.options.timeout,
             "inject": self.options.inject if role == "candidate" else None,
             "replay": dataclasses.asdict(replay) if replay else None,
+            "values": self.options.values + values_to_keep(self.options.baseline_dir, self.case, system),
             "graph_options": {
                 "extra_passes": self.options.extra_passes if role == "candidate" else (),
                 "dump_dir": self._dump_dir(role) if self.options.dump_graphs and arm == "first" else None,
@@ -88,6 +90,10 @@ class CaseRun:
     def recording(self, role: Role) -> Recording:
         """What the first run of one side recorded. Raises RecordingError when there is none."""
         return read_recording(self._recording(role, "first"))
+
+    def recordings(self) -> dict[Role, Path]:
+        """Where each side's recording lies, once it was made."""
+        return {role: self._recording(role, "first") for role in ROLES}
 
     def _ask(self, request: dict[str, Any], about: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Ask the desk, within the case's time. `about` is added to every event."""

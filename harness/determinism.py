@@ -12,6 +12,7 @@ THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Set before torch loads: thread pools and cuBLAS read them once.
 ENVIRONMENT = {
     **dict.fromkeys(THREAD_COUNTS, "1"),
+    "OMP_WAIT_POLICY": "PASSIVE",  # a stressed run's second thread would spin on a core that another rank needs
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONHASHSEED": "0",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # counting GPUs must not make a CUDA context: ranks are forked

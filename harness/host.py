@@ -9,6 +9,7 @@ stray print of a library cannot damage an answer. Every answer but the last of a
     {"request": "closeness", ...} how close two recordings are in value
     {"request": "sizes", ...}     the sizes of a case's model
     {"request": "standalone", ...} a file of plain Python that shows what differs
+    {"request": "drift", ...}     which tensors of two recordings differ, and by how much
 
 It ends when standard input does, and, on Linux, when the process that started it dies.
 """
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.capture.manifest import build_manifest, environment_variables, machine
+from harness.capture.selection import ALL
 from harness.capture.store import join_parts, warm_up
 from harness.case import Case
 from harness.determinism import set_determinism
@@ -77,6 +79,7 @@ class RunRequest:
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     stress: Stress | None = None
     names: dict[str, str] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RunRequest:
@@ -94,13 +97,16 @@ class RunRequest:
                 "replay": None if replay is None else Replay.from_dict(replay),
                 "graph_options": GraphOptions.from_dict(values["graph_options"]),
                 "stress": None if stress is None else Stress(**stress),
+                "values": tuple(values["values"]),
             }
         )
 
     @property
-    def keeps_values(self) -> bool:
-        """Whether ranks keep all values: where the case states a bound, and once is enough."""
-        return self.case.close_within is not None and self.arm == "first" and self.replay is None
+    def values_to_keep(self) -> tuple[str, ...]:
+        """Patterns for the values that ranks keep: all where the case states a bound, and once is enough."""
+        if self.arm != "first" or self.replay is not None:
+            return ()
+        return ALL if self.case.close_within is not None else self.values
 
     def log_of(self, rank: int) -> Path:
         """A rank's log; the first run's has the plain name."""
@@ -131,6 +137,8 @@ class Host:
             case "standalone":
                 options = GraphOptions(extra_passes=tuple(request["extra_passes"]))
                 return write_standalone(Case.from_dict(request["case"]), options, request["step"], request["head"])
+            case "drift":
+                return find_drift(request)
         raise ValueError(f"unknown request {request['request']!r}")
 
     def _run(self, request: RunRequest) -> dict[str, Any]:
@@ -150,9 +158,9 @@ class Host:
             replay=request.replay,
             program=program,
             graph_options=request.graph_options,
-            keeps_values=request.keeps_values,
             stress=request.stress,
             names=request.names,
+            values=request.values_to_keep,
         )
         self.send({"event": "start"})
         ranks = Ranks(job, request.log_of, self.send)
@@ -161,7 +169,7 @@ class Host:
             graph = ranks.ranks[0].graph
             files = [job.part_of(rank) for rank in range(len(done))]
             if request.replay is None:
-                values = [job.values_of(rank) for rank in range(len(done)) if job.keeps_values]
+                values = [job.values_of(rank) for rank in range(len(done)) if job.values]
                 join_recording(request, graph, done, files, values)
             else:
                 keep_archives(request.out, [file.read_bytes() for file in files])
@@ -274,6 +282,7 @@ def join_recording(
         fault=request.inject,
         systems=[rank["system"] for rank in done],
         stress=dataclasses.asdict(request.stress) if request.stress else None,
+        values=request.values_to_keep,
     )
     join_parts(request.out, manifest, parts, values)
 
@@ -313,6 +322,13 @@ def measure_closeness(request: dict[str, Any]) -> dict[str, Any]:
     from harness.compare.closeness import measure
 
     return dataclasses.asdict(measure(Path(request["reference"]), Path(request["candidate"]), request["bound"]))
+
+
+def find_drift(request: dict[str, Any]) -> dict[str, Any]:
+    """The tensors in which two recordings differ, as `harness.compare.drift` tells them."""
+    from harness.compare.drift import measure_drift
+
+    return {"drift": measure_drift(Path(request["reference"]), Path(request["candidate"]))}
 
 
 def compare_bits(request: dict[str, Any]) -> dict[str, Any]:

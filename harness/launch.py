@@ -5,11 +5,13 @@ The caller's process loads no torch. One host process does all that needs it; se
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from harness.baselines import hold_against_baselines
 from harness.capture.machine import describe_machine
 from harness.case import Case
 from harness.case_run import CaseRun
@@ -57,8 +59,12 @@ def run_cases(
 
 
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
-    """What the report says of this machine, read without torch. Each case's result has its own device and backend."""
-    return describe_machine() | {"device": device}
+    """What the report says of this machine, read without torch. Each case's result has its own device and backend.
+
+    Where a CI system names the commit that it checked out, as GitHub Actions do, the report keeps it.
+    """
+    commit = os.environ.get("GITHUB_SHA")
+    return describe_machine() | {"device": device} | ({"commit": commit} if commit else {})
 
 
 def record_system(
@@ -91,5 +97,6 @@ def _run_cases(
         yield None
         for case, placement in zip(cases, [session.place(case) for case in cases], strict=True):
             with lease_gpus(placement, case.parallelism.world_size):
-                result = CaseRun(case, placement, session, options, on_event).result()
-            yield result
+                run = CaseRun(case, placement, session, options, on_event)
+                result = run.result()
+            yield hold_against_baselines(result, run.recordings(), session, options.baseline_dir)

@@ -30,6 +30,20 @@ class Verdict(enum.StrEnum):
     ERROR = "ERROR"
 
 
+class BaselineStatus(enum.StrEnum):
+    """How a system's recording stands to its baseline, an earlier recording of the same system on the same case.
+
+    EQUAL and DRIFTED are about a baseline of the same environment, of everything beside the code that can change
+    a bit; with another environment's a recording is NOT COMPARABLE. UNVERIFIED says that evidence is missing.
+    """
+
+    EQUAL = "EQUAL"
+    DRIFTED = "DRIFTED"
+    NOT_COMPARABLE = "NOT COMPARABLE"
+    NO_BASELINE = "NO BASELINE"
+    UNVERIFIED = "UNVERIFIED"
+
+
 class Key(NamedTuple):
     """The full name of one recorded tensor. Records pair by all four parts or not at all."""
 
@@ -187,6 +201,9 @@ class CaseResult:
     `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and
     `differing_left_out` says how many more there are. `logs` are paths within the run folder.
     `options`, where they are not the report's, are those of the run that the case was merged from.
+    `baseline` holds, for each side that was held against its baseline, {"status", "path", "reasons", "compared",
+    "mismatched", "tensors_drifted", "drift"}: a BaselineStatus, the baseline's folder or None, why it is not EQUAL,
+    numbers of records and of tensors, and the first tensors that differ, as `harness.compare.drift` tells them.
     """
 
     case: Case
@@ -211,16 +228,23 @@ class CaseResult:
     differing_left_out: int = 0
     logs: list[str] = field(default_factory=list)
     options: tuple[str, ...] | None = None
+    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its verdict, and differs in exactly the kinds it says it should.
+        """Whether the case got its verdict, differs in exactly the kinds it says it should, and no baseline objects.
 
         A case that expects CLOSE names no kinds and is content with EQUAL, which is within any bound.
         """
+        if any(self.sides_with(status) for status in (BaselineStatus.DRIFTED, BaselineStatus.UNVERIFIED)):
+            return False
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         return self.verdict == self.case.expected and set(self.differing_kinds) == set(self.case.differs)
+
+    def sides_with(self, status: BaselineStatus) -> list[str]:
+        """The sides that stand so to their baseline."""
+        return [side for side, found in self.baseline.items() if found["status"] == status]
 
 
 @dataclass(frozen=True, kw_only=True)

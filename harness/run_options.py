@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from harness.devices import DeviceRequest
@@ -23,6 +24,8 @@ class RunOptions:
     time, to tell noise from defects; `stress` lets each run once more, under the stress of `harness.stress`.
     `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
     itself (see `harness.names`).
+    Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
+    the folder `baseline_dir`.
     """
 
     device: DeviceRequest = "auto"
@@ -34,6 +37,8 @@ class RunOptions:
     verbose: bool = False
     stress: Stress | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
+    baseline_dir: Path | None = None
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""

@@ -137,8 +137,8 @@ def _file_of_module(name: str, module: str) -> Path | None:
         if spec is None or spec.submodule_search_locations is None:
             spec = None
             break
-        where = list(spec.submodule_search_locations)
-        spec = importlib.machinery.PathFinder.find_spec(f"{spec.name}.{part}", where)
+        # By its last name alone: a dotted one would need its parents to be imported.
+        spec = importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations))
     if spec is None:
         raise UsageError(
             f"the module of system {name} is not found",

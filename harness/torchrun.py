@@ -94,12 +94,14 @@ class Team:
 
     def lead(self, case: Case, on_event: OnEvent) -> CaseResult:
         """Rank 0's part of a case."""
+        from harness.baselines import hold_against_baselines
         from harness.case_run import CaseRun
 
         placement = self.place(case)
         with lease_gpus(placement, case.parallelism.world_size):
-            result = CaseRun(case, placement, self, self.options, on_event).result()
-        told = {"verdict": result.verdict, "error": result.error, "differing_kinds": result.differing_kinds}
+            run = CaseRun(case, placement, self, self.options, on_event)
+            result = hold_against_baselines(run.result(), run.recordings(), self, self.options.baseline_dir)
+        told = {name: getattr(result, name) for name in ("verdict", "error", "differing_kinds", "baseline")}
         self._tell_all({"request": "result", "result": told})
         return result
 
@@ -121,6 +123,7 @@ class Team:
                 backend=placement.backend,
                 error=told["error"],
                 differing_kinds=tuple(told["differing_kinds"]),
+                baseline=told["baseline"],
             )
 
     def place(self, case: Case) -> Placement:
@@ -132,12 +135,14 @@ class Team:
 
     def ask(self, request: dict[str, Any], timeout: float, on_event: OnEvent) -> dict[str, Any]:
         """Rank 0: have all ranks run a system, or compare two kept values. Raises what went wrong."""
-        from harness.host import RunRequest, compare_bits, measure_closeness
+        from harness.host import RunRequest, compare_bits, find_drift, measure_closeness
 
         if request["request"] == "bits":
             return compare_bits(request)
         if request["request"] == "closeness":
             return measure_closeness(request)
+        if request["request"] == "drift":
+            return find_drift(request)
         if self._lost is not None:
             raise self._lost
         run = RunRequest.from_dict(request)
@@ -187,9 +192,9 @@ class Team:
             program=self._program(run),
             graph_options=run.graph_options,
             local_rank=self._local_rank,
-            keeps_values=run.keeps_values,
             stress=run.stress,
             names=run.names,
+            values=run.values_to_keep,
         )
 
         def report(event: dict[str, Any]) -> None:
@@ -273,10 +278,10 @@ class Team:
             keep_archives(run.out, contents)
         else:
             parts = [self.work / f"part{rank}" for rank in range(len(contents))]
-            values = [part.with_suffix(".safetensors") for part in parts if run.keeps_values]
+            values = [part.with_suffix(".safetensors") for part in parts if run.values_to_keep]
             for part, account, content in zip(parts, accounts, contents, strict=True):
                 part.write_bytes(content[: account["part_bytes"]])
-                if run.keeps_values:
+                if run.values_to_keep:
                     part.with_suffix(".safetensors").write_bytes(content[account["part_bytes"] :])
             join_recording(run, graphs[0], done, parts, values)
         return answer_of(graphs[0], done, prepare_seconds=0.0, start_seconds=0.0)

@@ -48,10 +48,10 @@ class System(Protocol):
 class Job:
     """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
 
-    With `replay`, the run ends with that step, and the file is what a replay leaves behind; `keeps_values` makes
-    ranks write the values of all tensors. `names`, unless empty, stands for those that the system declares.
-    `program` is the prepared graph when the host could make it before forking, else each rank makes it by
-    `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
+    With `replay`, the run ends with that step, and the file is what a replay leaves behind; with `values`, ranks
+    write the values of tensors that fit these patterns. `names`, unless empty, stands for those that the system
+    declares. `program` is the prepared graph when the host could make it before forking, else each rank makes it
+    by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
@@ -68,9 +68,9 @@ class Job:
     program: Any = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     local_rank: int | None = None
-    keeps_values: bool = False
     stress: Stress | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -117,7 +117,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
     report({"event": "ready"})
 
     injector = Injector(job.fault, rank)
-    recorder = Recorder(rank, job.replay.record if job.replay else None, job.keeps_values)
+    recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
     remains = Remains()
     with stressed(job.stress, rank):
         system = make_system(job, mesh, program, injector)
@@ -141,7 +141,7 @@ def run_rank(job: Job, rank: int, store: Store, report: Report) -> None:
         if recorder.kept is not None:
             remains.values[RECORD] = recorder.kept
         write_archive(job.part_of(rank), remains)
-    if job.keeps_values:
+    if job.values:
         write_values(job.values_of(rank), recorder.values)
     dist.barrier()  # a rank that left early would look to the others like one that died
     logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)
@@ -246,7 +246,8 @@ def write_standalone(case: Case, options: GraphOptions, step: int, head: str) ->
     from harness.localize.standalone import Scene, Side, write_standalone
 
     tokens = read_inputs(case, step)
-    sides, partitions = {}, {}
+    sides: dict[str, Side] = {}
+    partitions: dict[str, Any] = {}
     for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
         set_determinism(case.seed)
         graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)

@@ -15,9 +15,10 @@ GRADIENT = "layers.1.moe.router.weight"
 
 
 def run(tmp_path, *arguments):
-    """Exit status and report of `bitproof run` with 4 ranks and 2 steps."""
+    """Exit status and report of `bitproof run` with 4 ranks and 2 steps, and controls only where they are needed."""
     command = [sys.executable, "-m", "harness", "run", "--world-size", "4", "--steps", "2", "--device", "cpu"]
     command += ["--report-dir", str(tmp_path), *arguments]
+    command += [] if "--no-control" in arguments else ["--control", "when-different"]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     report = tmp_path / "latest" / "report.json"
     return finished, json.loads(report.read_text()) if report.exists() else None
@@ -84,6 +85,7 @@ def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_
     manifest = json.loads((tmp_path / "latest/recordings/moe_batch/graph/manifest.json").read_text())
     assert {"name": "wait_late", "settings": {"sha256": digest}} in manifest["graph"]["passes"]
     assert report["options"][-2:] == ["--extra-pass", f"{EXAMPLES}:wait_late@after=chunk"]
+    assert (report["remarks"], result["stress"]) == ([], None)
 
 
 def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(tmp_path):
@@ -96,6 +98,9 @@ def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(
     [result] = report["cases"]
     assert result["verdict"] == "DIFFERENT"
     assert result["first_divergence"]["kind"] == "grad"
+    assert result["control"] == {"reference": None, "candidate": None}
+    assert report["remarks"] == ["--no-control: no system ran twice, so noise was not told from defects"]
+    assert f"{report['remarks'][0]}\n" in finished.stdout and "--no-control" in report["options"]
     graphs = tmp_path / "latest" / "graphs"
     [diff] = (graphs / "moe_batch").glob("*-add_gradients_in_bfloat16.diff")
     added = [line for line in diff.read_text().splitlines() if line.startswith("+")]

@@ -27,6 +27,8 @@ from harness.errors import RecordingError
 ALGORITHM = "xxh3-128-tree-16KiB"
 """What a manifest says of its digests. Those of another name cannot be compared with them."""
 
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def digest(tensor: torch.Tensor) -> str:
     """32 hexadecimal digits. A DTensor counts as its local shard.
@@ -46,44 +48,48 @@ def _content(tensor: torch.Tensor) -> memoryview | bytes:
     if tensor.is_cuda:
         return hash_on_device(octets(tensor))
     view = tensor_bytes(tensor)
-    return b"".join(
-        xxhash.xxh3_128_digest(view[start : start + LEAF_BYTES]) for start in range(0, len(view), LEAF_BYTES)
-    )
+    starts = range(0, len(view), LEAF_BYTES)
+    return b"".join([xxhash.xxh3_128_digest(view[start : start + LEAF_BYTES]) for start in starts])
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The dense local tensor behind `tensor`, apart from autograd; raises RecordingError when there is none."""
     tensor = tensor.detach()
     if type(tensor) is not torch.Tensor:
-        if hasattr(tensor, "to_local"):
-            tensor = tensor.to_local()
-        if hasattr(tensor, "wait") and hasattr(tensor, "elem"):  # a functional collective that was not waited for
-            tensor = tensor.wait()
-    if found := _what_lacks_bytes(tensor):
-        raise RecordingError(
-            "a tensor without bytes of its own has no digest",
-            expected="a dense tensor with memory",
-            found=found,
-            fix="observe its values as a dense tensor, such as x.to_dense(), x.dequantize() or each part",
-        )
+        tensor = _unwrap(tensor)
+    if tensor.layout is not torch.strided:
+        raise _no_bytes(f"a tensor of layout {tensor.layout}")
+    if tensor.is_nested or tensor.is_quantized:
+        raise _no_bytes("a nested tensor" if tensor.is_nested else f"a quantized tensor of dtype {tensor.dtype}")
+    if tensor.data_ptr() == 0 and tensor.numel():  # reading one whose storage was freed would end the process
+        raise _no_bytes("a meta tensor" if tensor.is_meta else "a tensor without memory, such as a freed one")
     return tensor
 
 
-def _what_lacks_bytes(tensor: torch.Tensor) -> str | None:
+def _unwrap(tensor: torch.Tensor) -> torch.Tensor:
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if hasattr(tensor, "wait") and hasattr(tensor, "elem"):  # a functional collective that was not waited for
+        tensor = tensor.wait()
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # such as a FakeTensor
-        return f"a {type(tensor).__name__}"
-    if tensor.layout is not torch.strided:
-        return f"a tensor of layout {tensor.layout}"
-    if tensor.is_nested or tensor.is_quantized:
-        return "a nested tensor" if tensor.is_nested else f"a quantized tensor of dtype {tensor.dtype}"
-    if tensor.data_ptr() == 0 and tensor.numel():  # reading one whose storage was freed would end the process
-        return "a meta tensor" if tensor.is_meta else "a tensor whose storage was freed"
-    return None
+        raise _no_bytes(f"a {type(tensor).__name__}")
+    return tensor
+
+
+def _no_bytes(found: str) -> RecordingError:
+    return RecordingError(
+        "a tensor without bytes of its own has no digest",
+        expected="a dense tensor with memory",
+        found=found,
+        fix="observe its values as a dense tensor, such as x.to_dense(), x.dequantize() or each part",
+    )
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
     """The elements' bytes in row-major order, uint8 [bytes], on its device, without a copy where they lie so."""
-    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    dense = tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+    if not dense.is_contiguous():
+        dense = dense.view(_SAME_SIZE.get(dense.itemsize, dense.dtype)).contiguous()  # torch copies no float4
     row = dense.as_strided((dense.numel(),), (1,))  # a dim of size 1 may keep any stride, even when contiguous
     return row.view(torch.uint8)
 
@@ -92,5 +98,6 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements' bytes in row-major order, without a copy where they already lie so in host memory."""
     if tensor.numel() == 0:
         return memoryview(b"")
+    row = octets(tensor)
     # Not .numpy(): it forbids the storage to be resized ever after, and FSDP frees gathered parameters that way.
-    return memoryview(numpy.from_dlpack(octets(tensor).cpu())).cast("B")  # type: ignore[arg-type]
+    return memoryview(numpy.from_dlpack(row if row.is_cpu else row.cpu()))  # type: ignore[arg-type]

@@ -40,16 +40,16 @@ def hash_on_device(octets: torch.Tensor) -> bytes:
 def leaf_hasher(device: torch.device) -> LeafHasher:
     """The kernel if it can be had on this device, else torch's operators. Raises MachineError when both are wrong."""
     problems = []
-    for load in (_load_kernel, _load_operators):
+    for name, load in (("Triton's kernel", _load_kernel), ("torch's operators", _load_operators)):
         try:
             hasher = load()
             if not hashes_known_leaf(hasher, device):
                 raise ValueError("a known leaf came out wrong")
-        except Exception as error:  # no Triton, no driver, no compiler, or not the numbers that it must give
-            problems.append(f"{load.__name__.removeprefix('_load_')}: {type(error).__name__}: {error}")
+        except Exception as error:  # no Triton, no compiler for it, or not the numbers that it must give
+            problems.append(f"{name}: {type(error).__name__}: {error}")
             continue
         if problems:
-            logger.warning("digests on %s are computed by torch's operators; %s", device, problems[0])
+            logger.warning("digests on %s are computed by %s, for lack of %s", device, name, problems[0])
         return hasher
     raise MachineError(f"no digest can be computed on {device}", found="; ".join(problems))
 

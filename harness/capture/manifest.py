@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
+import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from harness.capture.machine import describe_machine
@@ -12,6 +15,7 @@ from harness.devices import Placement
 
 _PREFIXES = ("OMP_", "MKL_", "ATEN_", "ONEDNN_", "DNNL_", "CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
 _OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
+_GIT_SECONDS = 10.0
 _NAMES = ("PYTHONHASHSEED", "LD_PRELOAD", "KMP_AFFINITY")
 
 
@@ -26,10 +30,12 @@ def build_manifest(
     fault: str | None,
     systems: list[dict[str, Any]],
     stress: dict[str, Any] | None = None,
+    values: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One recording's manifest. `systems` holds, rank by rank, what each system says of itself (its data's sha256).
 
-    `stress` is what the run was disturbed by; None for a plain one.
+    `stress` is what the run was disturbed by; None for a plain one. `values` are the patterns of the tensors whose
+    values are kept, which change no bit.
     """
     from harness.capture.digest import ALGORITHM
 
@@ -43,6 +49,7 @@ def build_manifest(
         "backend": placement.backend,
         "shared_gpus": placement.shared,
         "machine": machine(),
+        "commit": commit(),
         "environment": environment_variables(),
         "determinism": determinism,
         "graph": graph,
@@ -50,6 +57,7 @@ def build_manifest(
         "ranks": systems,
         "stress": stress,
         "digest": ALGORITHM,
+        "values": list(values),
     }
 
 
@@ -62,7 +70,23 @@ def machine() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
         "gpus": num_gpus(),
+        "architecture": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
     }
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit of the folder that bitproof runs in, with "-dirty" when a file changed since. None outside of git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, env=environment
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
 
 
 def num_gpus() -> int:

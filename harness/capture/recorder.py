@@ -1,4 +1,4 @@
-"""Turns a system's `observe` calls into rows, and keeps copies of the one value that a replay asks for, or of all."""
+"""Turns a system's `observe` calls into rows, and keeps copies of the values that were chosen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from harness.capture.digest import digest, plain
 from harness.capture.dtypes import dtype_name
+from harness.capture.selection import chooser
 from harness.capture.values import copy_value
 from harness.case import KINDS, Kind
 from harness.errors import RecordingError
@@ -19,17 +20,21 @@ from harness.records import Key, Record
 class Recorder:
     """One rank's rows, in the order computed. `seconds` is the wall time that recording took.
 
-    `kept` is a copy of the tensor under the key `keep`, once it was observed; with `keeps_values`, `values` has all.
+    `kept` is a copy of the tensor under the key `keep`, once it was observed; `values` has copies of those that
+    fit `patterns`.
     """
 
     rank: int
     keep: Key | None = None
-    keeps_values: bool = False
+    patterns: tuple[str, ...] = ()
     kept: torch.Tensor | None = None
     step: int = 0
     rows: dict[Key, Record] = field(default_factory=dict)
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._is_chosen = chooser(self.patterns)
 
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
         """Take one tensor's digest now, before the system goes on to change it.
@@ -47,7 +52,7 @@ class Recorder:
         self.rows[key] = Record(digest(tensor), dtype_name(tensor.dtype), tuple(tensor.shape), _loss(kind, tensor))
         if self.keep == key:
             self.kept = copy_value(plain(tensor))
-        if self.keeps_values:
+        if self._is_chosen(key):
             self.values[key] = copy_value(plain(tensor))
         self.seconds += time.perf_counter() - began
 

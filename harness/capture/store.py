@@ -1,9 +1,10 @@
-"""A recording's folder: manifest.json, digests.parquet and, where a case states a bound, every value.
+"""A recording's folder: manifest.json, digests.parquet and, in values/, the chosen tensors of each rank.
 
 Nothing read from it is trusted or executed.
 
 Writing goes to a sibling that is renamed at the end, so a folder appears whole or not at all.
-Reading checks types, names, ranges and sizes, and refuses with RecordingError naming the file.
+Reading checks types, names, ranges and sizes, and refuses with RecordingError naming the file. The manifest has
+the sha256 of every other file, and of itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from harness.capture.selection import are_patterns
 from harness.case import KINDS
 from harness.errors import RecordingError
 from harness.records import SCHEMA, Key, Record, Recording
@@ -49,12 +51,16 @@ _REQUIRED: dict[str, type] = {
     "world_size": int,
     "steps": int,
     "digests_sha256": str,
+    "manifest_sha256": str,
 }
 _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_DIGESTS_BYTES = 4 << 30
 _MAX_VALUES_BYTES = 1 << 40
 _MAX_ROWS = 100_000_000
+_MAX_STEPS_OF_RANKS = 10_000_000
+_MAX_DEPTH = 50
 _MAX_NAME = 1000
+_BATCH_ROWS = 10_000
 
 
 def write_recording(folder: Path, manifest: dict[str, Any], rows: Iterable[tuple[Key, Record]]) -> None:
@@ -75,8 +81,9 @@ def checked_values_path(folder: Path, manifest: dict[str, Any], rank: int) -> Pa
         raise RecordingError(
             f"{folder} holds no values",
             expected=f"values of {manifest['world_size']} ranks, which a case with close_within records",
-            fix="record the system again, with a bound in the case",
+            fix="record the system again, with --values or a bound in the case",
         )
+    _refuse_link(path.parent)
     _check_file(path, _MAX_VALUES_BYTES)
     if (found := _sha256(path)) != known[rank]:
         raise RecordingError(
@@ -97,9 +104,12 @@ def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read and check a whole recording. Raises RecordingError when anything is missing, damaged or hostile."""
+    """Read and check a recording's manifest and digests; values are checked when they are read.
+
+    Raises RecordingError when anything is missing, damaged or hostile.
+    """
     folder = Path(folder)
-    manifest = _read_manifest(folder / MANIFEST)
+    manifest = read_manifest(folder)
     path = folder / DIGESTS
     _check_file(path, _MAX_DIGESTS_BYTES)
     if (found := _sha256(path)) != manifest["digests_sha256"]:
@@ -118,6 +128,21 @@ def read_recording(folder: Path) -> Recording:
     if len(records) != table.num_rows:
         raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
     return Recording(manifest, records)
+
+
+def put_in_place(new: Path, folder: Path) -> None:
+    """Rename a finished folder to `folder`. One that is there already goes last, when the new one has its place."""
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def warm_up() -> None:
@@ -151,10 +176,9 @@ def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table, value
             path.parent.mkdir(exist_ok=True)
             shutil.move(source, path)
             about.setdefault("values_sha256", []).append(_sha256(path))
+        about["manifest_sha256"] = _sha256_of_manifest(about)
         (partial / MANIFEST).write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
+        put_in_place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -165,7 +189,15 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _sha256_of_manifest(manifest: dict[str, Any]) -> str:
+    """The sha256 of what a manifest says, however it is laid out in its file."""
+    content = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read and check a recording's manifest alone. Raises RecordingError when it is missing, damaged or hostile."""
+    path = folder / MANIFEST
     _check_file(path, _MAX_MANIFEST_BYTES)
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -187,11 +219,36 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             found=f"schema {manifest['schema']}",
             fix="record again with this version",
         )
+    for expected, passed in _manifest_checks(manifest):
+        if not passed:
+            raise RecordingError(f"{path} is no manifest", expected=expected)
+    if (found := _sha256_of_manifest(manifest)) != manifest["manifest_sha256"]:
+        raise RecordingError(
+            f"{path} is damaged",
+            expected=f"sha256 {manifest['manifest_sha256']} of what it says",
+            found=f"sha256 {found}",
+            fix="record the system again",
+        )
     return manifest
+
+
+def _manifest_checks(manifest: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """What else a manifest must be, so that no later reader works without end."""
+    steps, world_size = manifest["steps"], manifest["world_size"]
+    is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= _MAX_STEPS_OF_RANKS
+    yield f"steps and world_size from 1 on, and {_MAX_STEPS_OF_RANKS} at most together", is_bearable
+    yield f"values nested {_MAX_DEPTH} deep at most", _is_shallow(manifest, _MAX_DEPTH)
+    yield "values, if there, as patterns of tensors", are_patterns(manifest.get("values", []))
+
+
+def _is_shallow(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not inner or (depth > 0 and all(_is_shallow(item, depth - 1) for item in inner))
 
 
 def _check_file(path: Path, limit: int) -> None:
     """A regular file of bearable size: a pipe would block, and a huge file would exhaust memory."""
+    _refuse_link(path)
     try:
         status = path.stat()
     except OSError as error:
@@ -204,8 +261,18 @@ def _check_file(path: Path, limit: int) -> None:
         raise RecordingError(f"{path} is too large", expected=f"{limit} bytes at most", found=f"{status.st_size} bytes")
 
 
+def _refuse_link(path: Path) -> None:
+    """A recording lies in its own folder: a link could make it another file's content, or change under the reader."""
+    if path.is_symlink():
+        raise RecordingError(f"{path} is a symbolic link", expected="a recording whole in its own folder")
+
+
 def _read_table(path: Path) -> pa.Table:
-    """The table, once its schema and its sizes have been seen to be what they should be."""
+    """The table, once its schema and its sizes have been seen to be what they should be.
+
+    Batch by batch: what a file says of its size is not to be trusted, and a dictionary of one long name makes a
+    small file a huge table.
+    """
     _check_file(path, _MAX_DIGESTS_BYTES)
     try:
         with pq.ParquetFile(path) as file:
@@ -213,11 +280,15 @@ def _read_table(path: Path) -> pa.Table:
                 found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
                 expected = ", ".join(f"{field.name}: {field.type}" for field in _COLUMNS)
                 raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
-            metadata = file.metadata
-            num_bytes = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-            if metadata.num_rows > _MAX_ROWS or num_bytes > _MAX_DIGESTS_BYTES:
-                raise RecordingError(f"{path} is too large", found=f"{metadata.num_rows} rows, {num_bytes} bytes")
-            table = file.read(use_threads=False)  # the host forks
+            if file.metadata.num_rows > _MAX_ROWS:
+                raise RecordingError(f"{path} is too large", found=f"{file.metadata.num_rows} rows")
+            batches, num_bytes = [], 0
+            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):  # the host forks
+                batches.append(batch)
+                num_bytes += batch.nbytes
+                if num_bytes > _MAX_DIGESTS_BYTES:
+                    raise RecordingError(f"{path} is too large", expected=f"{_MAX_DIGESTS_BYTES} bytes at most")
+        table = pa.Table.from_batches(batches, schema=_COLUMNS)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from error
@@ -232,6 +303,7 @@ def _check_values(path: Path, table: pa.Table, manifest: dict[str, Any]) -> None
         f"rank in 0..{manifest['world_size'] - 1}": _within(table["rank"], manifest["world_size"]),
         f"kind among {', '.join(KINDS)}": pc.is_in(table["kind"], value_set=pa.array(KINDS)),
         f"name of 1 to {_MAX_NAME} printable characters": _matches(table["name"], rf"^[[:print:]]{{1,{_MAX_NAME}}}$"),
+        "name that leads nowhere else": pc.invert(_matches(table["name"], r"(^|/)\.\.(/|$)")),
         "digest of 32 hexadecimal digits": _matches(table["digest"], r"^[0-9a-f]{32}$"),
         "dtype by its name": _matches(table["dtype"], r"^[a-z][a-z0-9_]{0,40}$"),
         "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), 0),

@@ -1,7 +1,8 @@
-"""One rank's tensors of a whole run on disk: a safetensors file, in which no code can hide.
+"""One rank's tensors of a run on disk: a safetensors file, in which no code can hide.
 
 A tensor goes by `step/kind/name`, as in `3/grad/layers.1.moe.router.weight`. Writing replaces the file
-whole; reading gives one tensor at a time, so a large recording needs little memory.
+whole; reading gives one tensor at a time, so a large recording needs little memory, and each is held against
+the digest that was recorded.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from harness.capture.digest import digest
+from harness.capture.dtypes import dtype_name
+from harness.capture.selection import name_value
+from harness.capture.store import checked_values_path
 from harness.errors import RecordingError
-from harness.records import Key
-
-
-def name_value(key: Key) -> str:
-    """The name of a key's tensor within its rank's file."""
-    return f"{key.step}/{key.kind}/{key.name}"
+from harness.records import Key, Record, Recording
 
 
 def copy_value(tensor: torch.Tensor) -> torch.Tensor:
@@ -35,6 +35,7 @@ def write_values(path: Path, values: Mapping[Key, torch.Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     save_file({name_value(key): tensor for key, tensor in values.items()}, partial)
+    partial.chmod(0o644)  # as other files of a recording: others may read it
     partial.replace(path)
 
 
@@ -53,6 +54,34 @@ class Values:
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise RecordingError(f"{self.path} lacks a value", expected=name, found=str(error)) from error
         return tensor
+
+    def read_recorded(self, key: Key, record: Record) -> torch.Tensor:
+        """One tensor, once it has the digest that was recorded. Raises RecordingError for another value."""
+        tensor = self.read(name_value(key))
+        if (found := digest(tensor)) != record.digest:
+            raise RecordingError(
+                f"{self.path} holds another value than was recorded",
+                expected=f"{name_value(key)} with digest {record.digest}",
+                found=f"{dtype_name(tensor.dtype)}{list(tensor.shape)} with digest {found}",
+                fix="record the system again",
+            )
+        return tensor
+
+
+@contextmanager
+def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
+    """One rank's values of a recording, which may hold nothing but tensors that the rank recorded.
+
+    Raises RecordingError when the recording keeps no values, or the file is not the one it was written with.
+    """
+    with open_values(checked_values_path(folder, recording.manifest, rank)) as values:
+        if extra := sorted(values.names - {name_value(key) for key in recording.records if key.rank == rank}):
+            raise RecordingError(
+                f"{values.path} holds a tensor that was not recorded",
+                found=extra[0],
+                fix="record the system again",
+            )
+        yield values
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 # Commands are listed in the order of these imports.
 from harness.cli import (  # noqa: F401
+    history,
     listing,
     machine,
     merging,

@@ -10,7 +10,7 @@ import typer
 
 from harness.case import Case
 from harness.case_file import read_case
-from harness.cli.app import Device, Expression, ReportDir, app, selected_cases
+from harness.cli.app import BaselineDir, Device, Expression, ReportDir, app, chosen_baseline_dir, selected_cases
 from harness.devices import unmet_requirement
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
@@ -57,9 +57,13 @@ def run_command(
     stress: Annotated[
         bool,
         typer.Option(
-            "--stress", help="Run each system once more with random sleeps, more threads and other fresh memory."
+            "--stress", help="Run each system once more, with random sleeps and other values in fresh memory."
         ),
     ] = False,
+    stress_threads: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", help="Under stress, use N threads an operator. Right kernels may differ too."),
+    ] = None,
     extra_pass: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,6 +78,10 @@ def run_command(
         Path | None,
         typer.Option(metavar="FILE", help="JSON object from the candidate's own names to the reference's."),
     ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Hold each system against its baseline, as `record --baseline` made it.")
+    ] = False,
+    baseline_dir: BaselineDir = None,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a case.")] = 600.0,
     shard: Annotated[
@@ -87,6 +95,8 @@ def run_command(
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
     if no_control and control is not None:
         raise UsageError("--control and --no-control contradict each other", fix="leave out one of them")
+    if stress_threads is not None and not stress:
+        raise UsageError("--stress-threads is about runs under stress", fix="give --stress too")
     changes = Changes(
         reference=reference,
         candidate=candidate,
@@ -117,10 +127,12 @@ def run_command(
         extra_passes=tuple(extra_pass or ()),
         dump_graphs=dump_graphs,
         verbose=verbose,
-        stress=Stress() if stress else None,
+        stress=Stress(num_threads=stress_threads or 1) if stress else None,
         names={} if names is None else read_names(names),
+        baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
     )
     replay = _replay_options(changes, options)
+    replay += ["--baseline", "--baseline-dir", str(options.baseline_dir)] if options.baseline_dir else []
     replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
     replay += [] if names is None else ["--names", str(names)]
     replay += [] if case_file is None else [CASE_FILE, str(case_file)]
@@ -144,6 +156,7 @@ def _replay_options(changes: Changes, run: RunOptions) -> list[str]:
         "--inject": run.inject,
         "--device": None if run.device == Device.AUTO else run.device,
         "--control": Control.WHEN_DIFFERENT.value if run.control == "when_different" else None,
+        "--stress-threads": run.stress.num_threads if run.stress and run.stress.num_threads > 1 else None,
     }
     options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     options += ["--early-grad-accumulation"] if changes.early_grad_accumulation else []

@@ -10,7 +10,7 @@ import typer
 from harness.cli.app import Device, ReportDir, app, selected_cases
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
-from harness.run import Changes, change_case
+from harness.run import Changes
 
 if TYPE_CHECKING:
     from harness.run_options import RunOptions
@@ -65,7 +65,7 @@ def _register(command_name: str, help_text: str) -> None:
             data=None if data is None else str(data),
             early_grad_accumulation=early_grad_accumulation,
         )
-        changed = change_case(named_case(selected_cases(None), case, None), changes)
+        changed = named_case(selected_cases(None), case, changes)
         options = RunOptions(device=device.value, timeout=timeout, inject=inject, extra_passes=tuple(extra_pass or ()))
         search = searching.localize if command_name == "localize" else searching.bisect
         raise typer.Exit(search(changed, options, report_dir, _replay_options(changes, options)))

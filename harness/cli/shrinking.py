@@ -49,10 +49,11 @@ def shrink_command(
         world_size=world_size,
         early_grad_accumulation=early_grad_accumulation,
     )
-    found = read_case(Path(name)) if name.endswith(".json") else named_case(selected_cases(None), name, None)
+    if name.endswith(".json"):
+        case = change_case(read_case(Path(name)), changes)
+    else:
+        case = named_case(selected_cases(None), name, changes)
     options = RunOptions(device=device.value, inject=inject, extra_passes=tuple(extra_pass or ()))
     replay = [] if device == Device.AUTO else ["--device", device.value]
     replay += [] if inject is None else ["--inject", inject]
-    raise typer.Exit(
-        shrink_and_report(change_case(found, changes), options, Budget(tries, timeout), report_dir, replay)
-    )
+    raise typer.Exit(shrink_and_report(case, options, Budget(tries, timeout), report_dir, replay))

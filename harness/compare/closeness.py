@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.capture.digest import digest
+from harness.capture.selection import name_value
 from harness.capture.store import checked_values_path, read_recording
-from harness.capture.values import Values, name_value, open_values
+from harness.capture.values import Values, open_values
 from harness.compare.bits import bits_equal, is_unlike, name_counts, tensor_type, ulp_counts
 from harness.compare.verdict import computation_order
 from harness.errors import RecordingError
@@ -43,7 +43,10 @@ def measure(reference: Path, candidate: Path, bound: float) -> Closeness:
         with ExitStack() as files:
             opened = [files.enter_context(_opened(folders[side], recordings[side], rank)) for side in folders]
             for key in (key for key in keys if key.rank == rank):
-                left, right = map(_read, opened, (key, key), recordings.values())
+                left, right = (
+                    values.read_recorded(key, recording.records[key])
+                    for values, recording in zip(opened, recordings.values(), strict=True)
+                )
                 errors[key] = relative_error(left, right)
                 counts[key.kind] = counts.get(key.kind, 0) + ulp_counts(left, right)
     order = computation_order(keys)
@@ -89,19 +92,6 @@ def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
                 fix="record the system again",
             )
         yield values
-
-
-def _read(values: Values, key: Key, recording: Recording) -> Tensor:
-    """A tensor's value, once it has the digest that was recorded."""
-    tensor = values.read(name_value(key))
-    if digest(tensor) != recording.records[key].digest:
-        raise RecordingError(
-            f"{values.path} holds another value than was recorded",
-            expected=f"{name_value(key)} with digest {recording.records[key].digest}",
-            found=f"{tensor_type(tensor)} with digest {digest(tensor)}",
-            fix="record the system again",
-        )
-    return tensor
 
 
 def _norm_of(x: Tensor) -> float:

@@ -214,9 +214,9 @@ def _contradictions(side: str, recording: Recording, case: Case) -> Iterator[str
 
 def _unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
     """Digests of two kinds: equal bits have unequal ones, so they say nothing about each other."""
-    kinds = [recording.manifest.get("digest") for recording in (reference, candidate)]
+    kinds = [recording.manifest.get("digest", "unnamed") for recording in (reference, candidate)]
     if kinds[0] != kinds[1]:
-        yield f"the reference has digests of kind {kinds[0]!r}, the candidate of {kinds[1]!r}: record both again"
+        yield f"the reference has digests of kind {kinds[0]}, the candidate of kind {kinds[1]}: record both again"
 
 
 def leaf_differences(values: dict[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:

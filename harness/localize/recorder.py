@@ -50,6 +50,11 @@ class CallRecorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
+        return True
+
     def __init__(self, place: Callable[[], tuple[Place, str | None, str | None]], keep: tuple[int, int] | None) -> None:
         super().__init__()
         self.calls: list[Call] = []

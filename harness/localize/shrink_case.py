@@ -1,7 +1,7 @@
 """Make a failing case small: the smallest that still fails the same way, found greedily.
 
-1. A dimension after the other (steps, ranks, batch, model, passes) is halved, then lowered by one, as long as
-   the case still fails the same way; then the next dimension.
+1. A dimension after the other (steps, ranks, model, batch, passes) is made least, or halved, or lowered by one, as
+   long as the case still fails the same way; then the next dimension. What makes runs short comes first.
 2. That is repeated until a whole round changes nothing, or the budget is spent.
 
 What cannot be, such as an odd batch that is to be split, is left out without a run, and nothing is tried twice.
@@ -207,8 +207,8 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 
 
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
-    """Half of n, then one less, in multiples of `step`, never below `least`."""
-    found = (n // 2 // step * step, n - step)
+    """The least, then half of n, then one less, in multiples of `step`. Most defects show at the least."""
+    found = (least, n // 2 // step * step, n - step)
     return list(dict.fromkeys(size for size in found if least <= size < n))
 
 
@@ -230,11 +230,11 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _batch(name: str) -> Dimension:
-    """Halved, then lowered by one, or by two where it must stay even."""
+    """Rows or tokens, by twos too: what is split in two must stay even."""
 
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
         now = getattr(trial.case.batch, name)
-        yield from ({f"batch.{name}": n} for n in (*_smaller(now), *_smaller(now, step=2)))
+        yield from ({f"batch.{name}": n} for n in (*_smaller(now), *_smaller(now, 2, 2)))
 
     return smaller
 
@@ -290,9 +290,9 @@ def _extra_passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 DIMENSIONS: tuple[Dimension, ...] = (
     _steps,
     _ranks,
+    _layers,
     _batch("sequences"),
     _batch("seq_len"),
-    _layers,
     _size("top_k"),  # before experts: each token needs as many
     _size("experts"),
     _size("heads"),

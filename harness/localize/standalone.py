@@ -12,6 +12,7 @@ The whole graphs read parameters and buffers drawn at random, and the tokens of 
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 import math
@@ -21,7 +22,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +45,7 @@ SIDES = ("reference", "candidate")
 NAMESPACES = {"aten", "prims", "_c10d_functional"}
 LARGEST_CONTENT = 1 << 17
 """Characters of all values that a file holds: more is no longer to be read."""
+_FEW = 16
 _SECONDS = 240.0
 _SUMS = {"reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_reduce", "all_reduce_coalesced"}
 
@@ -58,7 +61,7 @@ class Input(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    contents: tuple[str, ...]
+    contents: tuple[Any, ...]
     origin: str
 
     @property
@@ -215,7 +218,19 @@ def _content(scene: Scene, side: str, node: Node) -> Input | None:
     if len(set(types)) > 1 or overlaps or None in contents:
         return None
     contents = contents[:1] if len(set(contents)) == 1 else contents
-    return Input("", dtype, tuple(shape), tuple(stride), contents, f"{node.name}, {_place(node)}")
+    readable = tuple(_readable(content, dtype) for content in contents)
+    return Input("", dtype, tuple(shape), tuple(stride), readable, f"{node.name}, {_place(node)}")
+
+
+def _readable(content: str, dtype: str) -> Any:
+    """Packed bytes as numbers, where these are few and say every bit."""
+    data = zlib.decompress(base64.b64decode(content))
+    type_ = getattr(torch, dtype)
+    if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:
+        return content
+    numbers = torch.frombuffer(bytearray(data), dtype=type_).tolist()
+    back = torch.tensor(numbers, dtype=type_).view(torch.uint8).tolist()
+    return numbers if bytes(back) == data and all(map(math.isfinite, numbers)) else content
 
 
 def _render(
@@ -252,14 +267,11 @@ def _input(scene: Scene, side: str, node: Node, number: int) -> Input:
     value = node.meta["val"]
     name = f"{re.sub(r'[^0-9a-zA-Z]', '_', given)}_{number}"
     shape, stride = (tuple(map(int, sizes)) for sizes in (value.shape, value.stride()))
-    contents = tuple(_packed(rank[given]) for rank in scene.tokens) if given in scene.tokens[0] else ()
+    contents = tuple(_readable(_packed(r[given]), "int64") for r in scene.tokens) if given in scene.tokens[0] else ()
     return Input(name, str(value.dtype).removeprefix("torch."), shape, stride, contents, given)
 
 
 def _packed(x: Tensor) -> str:
-    import base64
-    import zlib
-
     return base64.b64encode(zlib.compress(x.contiguous().numpy().tobytes(), 9)).decode()
 
 
@@ -326,55 +338,64 @@ def _text(value: Any, names: Mapping[Node, str]) -> str:
 
 
 def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Sequence[Node], probing: bool) -> str:
-    """Put the file together."""
+    """Put the file together: what is the same in every file, below what is not."""
     groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
-    tables = [f"WORLD_SIZE = {scene.world_size}"]
-    tables += ["GROUPS = {", *(f"    {name!r}: {[list(p) for p in parts]}," for name, parts in groups.items()), "}"]
+    tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
     tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]
+    parts: list[Callable[..., Any]] = [*_FUNCTIONS, standalone_main.tell]
+    compare: Callable[[], int] = standalone_main.compare_alone
+    imports, names = _IMPORTS, _NAMES
+    if groups or probing:
+        tables += ["GROUPS = {", *(f"    {name!r}: {[list(p) for p in parts]}," for name, parts in groups.items()), "}"]
+        tables += ["", "", _wrap_group(scene, groups, collectives)]
+        parts.append(standalone_main.run_rank)
+        compare = standalone_main.compare_together
+        imports, names = sorted({*_IMPORTS, *_MORE_IMPORTS}), _MORE_NAMES
+    probe = [f"{_PROBE_IMPORTS}\n\nLARGEST = {standalone_probe.LARGEST}\nseen = {{}}"] if probing else []
+    probe += [inspect.getsource(part) for part in (standalone_probe.see, standalone_probe.differs_on) if probing]
+    imported = "\n".join(f"import {name}" for name in imports)
+    blocks = [
+        f'"""{scene.head}"""\n\nfrom __future__ import annotations\n\n{imported}\n{names}',
+        "\n".join(tables),
+        functions,
+        *map(inspect.getsource, parts),
+        *probe,
+        inspect.getsource(compare),
+        f'if __name__ == "__main__":\n{_SETTINGS}    sys.exit({compare.__name__}())',
+    ]
+    return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
+
+
+def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[Node]) -> str:
+    """What a file makes of gloo's groups: themselves, unless sums of more than two ranks need an order."""
     sums = [group_name(node) for node in collectives if getattr(node.target, "_opname", "") in _SUMS]
-    if any(len(groups[name][0]) > 2 for name in sums):  # of two ranks, every order of a sum is the same sum
-        tables += ["", "", scene.ordered_group, "", "", "wrap_group = RankOrderGroup"]
-    else:
-        tables += ["", "", "def wrap_group(group):", "    return group"]
-    parts = [_HEAD.format(head=scene.head), "\n".join(tables), functions, *_runtime(probing)]
-    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+    if any(len(groups[name][0]) > 2 for name in sums):
+        return f"{scene.ordered_group}\n\nwrap_group = RankOrderGroup"
+    return "def wrap_group(group):\n    return group"
 
 
-_HEAD = '''"""{head}"""
-
-from __future__ import annotations
-
-import base64
-import hashlib
-import json
-import math
-import multiprocessing
-import operator
-import os
-import sys
-import tempfile
-import zlib
-from typing import Any
+_FUNCTIONS: list[Callable[..., Any]] = [
+    standalone_main.make_input,
+    standalone_main.compute,
+    standalone_main.describe_difference,
+    standalone_main.differs_on,
+]
+_IMPORTS = ["base64", "math", "operator", "os", "sys", "zlib"]
+_MORE_IMPORTS = ["multiprocessing", "tempfile"]
+_PROBE_IMPORTS = "import hashlib\nimport json"
+_NAMES = "from typing import Any\n\nimport torch\nfrom torch import Tensor"
+_MORE_NAMES = """from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives
 from torch import Tensor
-
-if sys.platform == "linux":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks are all on this machine
-
-# dtype, shape, strides, and what each rank (or every one) has: bytes, compressed, or nothing for random numbers.'''
-
-
-def _runtime(probing: bool) -> Iterator[str]:
-    """What is the same in every file."""
-    compare = inspect.getsource(standalone_main)
-    compare = compare[compare.index("def make_input") :]
-    end = compare.index('if __name__ == "__main__"')
-    if not probing:
-        yield compare
-        return
-    look = inspect.getsource(standalone_probe)
-    yield compare[:end]
-    yield "LARGEST = 4096"
-    yield look[look.index("def see") :]
+from torch.distributed.distributed_c10d import ReduceOp, Work"""
+_INPUTS_ARE = (
+    "# dtype, shape, strides, and the content on all ranks, or on each: numbers, packed bytes, or drawn where empty."
+)
+_SETTINGS = """    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+"""

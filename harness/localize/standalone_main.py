@@ -1,7 +1,7 @@
 """The part of a self-contained file that is the same in each: make inputs, join groups, compare.
 
-`standalone` copies everything from `make_input` on into the file that it writes, below the two functions and
-the tables that stand here empty. So this module imports nothing but torch and the standard library.
+`standalone` copies these functions into the file that it writes, below the two functions and the tables that stand
+here empty. So this module imports nothing but torch and the standard library.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import multiprocessing
 import os
-import sys
 import tempfile
 import zlib
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 WORLD_SIZE = 1
 GROUPS: dict[str, list[list[int]]] = {}
-INPUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], list[str]]] = {}
+INPUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], list[Any]]] = {}
 wrap_group: Any = None
 
 
@@ -35,14 +34,17 @@ def candidate(**inputs: Tensor) -> dict[str, Tensor]:
 
 
 def make_input(name: str, rank: int) -> Tensor:
-    """One rank's input: the bytes that it had, or, where none are kept, numbers in [-1, 1) drawn by name and rank."""
+    """One rank's input: the numbers or bytes that it had, or, where none are kept, numbers in [-1, 1) drawn by name."""
     dtype, shape, stride, contents = INPUTS[name]
     x = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
-    if contents:
-        data = zlib.decompress(base64.b64decode(contents[rank % len(contents)]))
-        return x.copy_(torch.frombuffer(bytearray(data), dtype=x.dtype).view(shape)) if data else x
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}, rank {rank}".encode()))
-    return x.copy_(torch.rand(shape, generator=generator) * 2 - 1)
+    if not contents:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{name}, rank {rank}".encode()))
+        return x.copy_(torch.rand(shape, generator=generator) * 2 - 1)
+    content = contents[rank % len(contents)]
+    if isinstance(content, list):
+        return x.copy_(torch.tensor(content, dtype=x.dtype).view(shape))
+    data = bytearray(zlib.decompress(base64.b64decode(content)))
+    return x.copy_(torch.frombuffer(data, dtype=x.dtype).view(shape)) if data else x
 
 
 def compute(function: Any, rank: int) -> dict[str, Tensor]:
@@ -70,7 +72,7 @@ def differs_on(rank: int) -> bool:
     found = {name: describe_difference(first[name], second[name]) for name in first}
     for name, difference in found.items():
         if difference:
-            print(f"rank {rank}: {name}: {difference}", flush=True)
+            os.write(1, f"rank {rank}: {name}: {difference}\n".encode())
     return any(found.values())
 
 
@@ -88,25 +90,24 @@ def run_rank(rank: int, folder: str) -> None:
     os._exit(int(differs))
 
 
-def main() -> int:
-    """1 when the two sides differ on any rank, 0 when they agree in every bit, 2 when a rank fails."""
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    if not GROUPS:
-        statuses = {int(differs_on(rank)) for rank in range(WORLD_SIZE)}
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            fork = multiprocessing.get_context("fork")
-            ranks = [fork.Process(target=run_rank, args=(r, folder), daemon=True) for r in range(WORLD_SIZE)]
-            for rank in ranks:
-                rank.start()
-            for rank in ranks:
-                rank.join(120)
-            statuses = {2 if rank.exitcode not in (0, 1) else rank.exitcode for rank in ranks}
-    status = max(statuses)
+def compare_alone() -> int:
+    """Compare where no rank needs another; returns 1 when the two sides differ on any rank, else 0."""
+    return tell(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
+
+
+def compare_together() -> int:
+    """Compare on ranks that are processes of their own; returns 1 when the two sides differ, 2 when a rank fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        fork = multiprocessing.get_context("fork")
+        ranks = [fork.Process(target=run_rank, args=(rank, folder), daemon=True) for rank in range(WORLD_SIZE)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(120)
+    return tell(max(rank.exitcode if rank.exitcode in (0, 1) else 2 for rank in ranks))
+
+
+def tell(status: int) -> int:
+    """Say what a status means, and return it."""
     print(("reference and candidate agree in every bit", "reference and candidate differ", "a rank failed")[status])
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

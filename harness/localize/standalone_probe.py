@@ -1,6 +1,6 @@
 """What a self-contained file has instead of a comparison while it is being made: it tells every value's bits.
 
-`standalone` appends everything from `see` on to a file whose functions call `see` after each line. Each rank leaves
+`standalone` adds these functions to a file whose two functions call `see` after each line. Each rank leaves
 JSON in the folder that the command line names: every value's digest, and its content where that is small.
 """
 
@@ -17,23 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.localize.standalone_main import candidate, compute, describe_difference, main, reference
+from harness.localize.standalone_main import candidate, compute, describe_difference, reference
 
 LARGEST = 4096
+seen: dict[str, Any] = {}
 
 
 def see(name: str, value: Any) -> None:
     """Keep what a call gave: a tensor's digest, dtype, shape and strides, and its bytes when they are few."""
     if not isinstance(value, Tensor):
         return
-    data = bytes(value.contiguous().view(-1, 1).view(torch.uint8).flatten().tolist())
+    data = value.contiguous().view(-1, 1).view(torch.uint8).numpy().tobytes()
     type_ = [str(value.dtype).removeprefix("torch."), list(value.shape), list(value.stride())]
     digest = hashlib.sha256(json.dumps(type_).encode() + data).hexdigest()
     content = base64.b64encode(zlib.compress(data, 9)).decode() if len(data) <= LARGEST else None
     seen[name] = [digest, *type_, content]
-
-
-seen: dict[str, Any] = {}
 
 
 def differs_on(rank: int) -> bool:
@@ -47,7 +45,3 @@ def differs_on(rank: int) -> bool:
     with open(os.path.join(sys.argv[1], f"rank{rank}.json"), "w") as file:
         json.dump({"values": values, "differing": differing}, file)
     return bool(differing)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

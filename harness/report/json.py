@@ -20,6 +20,7 @@ from harness.records import (
     BUCKETS,
     SCHEMA,
     UNLIKE,
+    BaselineStatus,
     CaseResult,
     Closeness,
     Differing,
@@ -130,6 +131,7 @@ def _case_to_dict(result: CaseResult) -> dict[str, Any]:
         "differing_left_out": result.differing_left_out,
         "logs": result.logs,
         "options": None if result.options is None else list(result.options),
+        "baseline": result.baseline,
         "case": result.case.to_dict(),
     }
 
@@ -168,6 +170,7 @@ def _case_from_dict(reader: _Reader, entry: Any, where: str) -> CaseResult:
         differing_left_out=reader.number(values, "differing_left_out", where) if "differing_left_out" in values else 0,
         logs=_logs(reader, values.get("logs", []), f"{where}.logs"),
         options=None if options is None else tuple(reader.texts(options, f"{where}.options")),
+        baseline=_baselines(reader, values.get("baseline", {}), f"{where}.baseline"),
     )
     _refuse_contradictions(reader, values, result, where)
     return result
@@ -326,6 +329,51 @@ _DIVERGENCE_TABLES: dict[str, Callable[[_Reader, Any, str], Any]] = {
     "output_histogram": _buckets,
     "output_samples": _samples,
 }
+
+
+def _baselines(reader: _Reader, entry: Any, where: str) -> dict[str, dict[str, Any]]:
+    values = reader.table(entry, where)
+    if unknown := sorted(values.keys() - set(SIDES)):
+        raise reader.refuse(where, " and ".join(SIDES), unknown[0])
+    return {side: _baseline(reader, values[side], f"{where}.{side}") for side in values}
+
+
+def _baseline(reader: _Reader, entry: Any, where: str) -> dict[str, Any]:
+    values = reader.table(entry, where)
+    status = reader.choice(values, "status", where, [status.value for status in BaselineStatus])
+    counts = {name: reader.number(values, name, where) for name in ("compared", "mismatched", "tensors_drifted")}
+    found = counts | {
+        "status": status,
+        "path": reader.optional_text(values, "path", where),
+        "reasons": reader.texts(values.get("reasons"), f"{where}.reasons"),
+        "drift": [
+            _drift(reader, item, f"{where}.drift[{index}]")
+            for index, item in enumerate(reader.array(values.get("drift"), f"{where}.drift"))
+        ],
+    }
+    if status == BaselineStatus.EQUAL and (not counts["compared"] or counts["mismatched"] or found["drift"]):
+        raise reader.refuse(f"{where}.status", "no EQUAL, as records differ or none was compared", status)
+    if status == BaselineStatus.DRIFTED and not counts["mismatched"]:
+        raise reader.refuse(f"{where}.status", "no DRIFTED, as no record differs", status)
+    return found
+
+
+def _drift(reader: _Reader, entry: Any, where: str) -> dict[str, Any]:
+    values = reader.table(entry, where)
+    reader.choice(values, "kind", where, KINDS)
+    for name in ("name", "reference_type", "candidate_type"):
+        reader.text(values, name, where)
+    for name in ("step", "rank", "records", "measured"):
+        reader.number(values, name, where)
+    unknown = dict.fromkeys(("elements", "elements_differing", "max_ulp", "reference_bits", "candidate_bits"))
+    values = unknown | values
+    for name in ("elements", "elements_differing", "max_ulp"):
+        if values[name] is not None:
+            reader.number(values, name, where)
+    for name in ("reference_bits", "candidate_bits"):
+        reader.optional_text(values, name, where)
+    _buckets(reader, values.get("histogram"), f"{where}.histogram")
+    return values
 
 
 def _key(reader: _Reader, entry: Any, where: str) -> Key:

@@ -35,13 +35,13 @@ def render(report: Report) -> str:
     suite = ElementTree.SubElement(suites, "testsuite", attributes)
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in [("run_id", report.run_id), ("verdicts", text.tally(report)), *text.flatten(report.environment)]:
-        ElementTree.SubElement(properties, "property", {"name": _legal(str(name)), "value": _legal(str(value))})
+        ElementTree.SubElement(properties, "property", {"name": legal(str(name)), "value": legal(str(value))})
     for result in report.cases:
         _add_case(suite, report, result)
     for name, reason in report.not_run.items():
-        attributes = {"classname": "bitproof", "name": _legal(name), "time": "0"}
+        attributes = {"classname": "bitproof", "name": legal(name), "time": "0"}
         left_out = ElementTree.SubElement(suite, "testcase", attributes)
-        ElementTree.SubElement(left_out, "skipped", {"message": _legal(reason)})
+        ElementTree.SubElement(left_out, "skipped", {"message": legal(reason)})
     ElementTree.indent(suites)
     return "<?xml version='1.0' encoding='utf-8'?>\n" + ElementTree.tostring(suites, encoding="unicode") + "\n"
 
@@ -49,12 +49,12 @@ def render(report: Report) -> str:
 def _add_case(suite: ElementTree.Element, report: Report, result: CaseResult) -> None:
     seconds = f"{text.total_seconds(result):.3f}"
     attributes = {"classname": f"bitproof.{result.case.family}", "name": result.case.name, "time": seconds}
-    case = ElementTree.SubElement(suite, "testcase", {name: _legal(value) for name, value in attributes.items()})
+    case = ElementTree.SubElement(suite, "testcase", {name: legal(value) for name, value in attributes.items()})
     if case_status(result) != SUCCESS:
         _add_problem(case, report, result)
     if result.closeness:
         output = ElementTree.SubElement(case, "system-out")
-        output.text = _legal(f"{text.outcome(result)}: {text.closeness(result)}")
+        output.text = legal(f"{text.outcome(result)}: {text.closeness(result)}")
 
 
 def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) -> None:
@@ -62,12 +62,12 @@ def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) 
     if result.first_divergence:
         message += f"; first at {text.locate(result.first_divergence)}"
     tag = "error" if case_status(result) == UNJUDGED else "failure"
-    problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": _legal(message)})
+    problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": legal(message)})
     error = text.shorten(result.error or "", MAX_ERROR_CHARS)
-    problem.text = _legal("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))
+    problem.text = legal("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))
 
 
-def _legal(value: str) -> str:
+def legal(value: str) -> str:
     """A text in which every character that XML cannot hold is spelled out."""
     return _NOT_XML.sub(lambda match: _spell(ord(match.group())), value)
 

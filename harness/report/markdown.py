@@ -127,6 +127,9 @@ def _case_details(report: Report, result: CaseResult) -> str:
         parts.append(
             f"### Closeness\n\n{_sentence(text.closeness(result))}\n\n{_histogram(result.closeness.histogram)}"
         )
+    if result.baseline:
+        lines = "\n".join(text.baselines(result, MAX_VALUES))
+        parts.append(f"### Baselines\n\n{_fence(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
     kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
     parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
     if result.differing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.errors import BitproofError, UsageError
-from harness.records import CaseResult, Verdict
+from harness.records import BaselineStatus, CaseResult, Verdict
 
 SUCCESS = 0
 UNEXPECTED = 1
@@ -16,8 +16,8 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """0 as expected, 3 not judged, 1 judged and not as expected."""
-    if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR):
+    """0 as expected, 3 not judged, be it by itself or against a baseline, 1 judged and not as expected."""
+    if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
         return UNJUDGED
     return SUCCESS if result.as_expected else UNEXPECTED
 

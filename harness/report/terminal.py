@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from harness.records import CaseResult, Report, Verdict
+from harness.records import BaselineStatus, CaseResult, Report, Verdict
 from harness.report import text
 
 COLORS = {
@@ -31,6 +31,9 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     for result in report.cases:
         if result.closeness:
             console.print(f"{result.case.name}: {text.closeness(result)}", markup=False, soft_wrap=True)
+        if result.baseline:
+            lines = "\n".join(text.baselines(result))
+            console.print(f"{result.case.name}: {lines}", markup=False, soft_wrap=True)
     for remark in report.remarks:
         console.print(remark, markup=False, soft_wrap=True)
     for name, reason in report.not_run.items():
@@ -54,7 +57,8 @@ def _table(report: Report) -> object:
     table.add_column("first divergence", overflow="fold")
     for result in report.cases:
         is_plain = result.as_expected and result.verdict != Verdict.CLOSE
-        color = "green" if is_plain else COLORS[result.verdict]
+        has_drifted = bool(result.sides_with(BaselineStatus.DRIFTED))
+        color = "green" if is_plain else COLORS[Verdict.DIFFERENT if has_drifted else result.verdict]
         table.add_row(
             Text(result.case.name),
             Text(text.outcome(result), style=color),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from harness.case import Case
-from harness.records import CaseResult, Divergence, Report, Verdict
+from harness.records import BaselineStatus, CaseResult, Divergence, Report, Verdict
 
 CASE_FILE = "--case"
 """The option that names a case by its file; a report's other options select by name."""
@@ -28,9 +28,11 @@ def expectation(result: CaseResult) -> str:
 
 
 def outcome(result: CaseResult) -> str:
-    """The verdict a case got, with the kinds that differ at the first differing step."""
+    """The verdict a case got, with the kinds that differ at the first differing step, and what baselines object to."""
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
-    return f"{result.verdict.value}{differs}"
+    drifted = [f", {side} DRIFTED" for side in result.sides_with(BaselineStatus.DRIFTED)]
+    unverified = [f", baseline of {side} UNVERIFIED" for side in result.sides_with(BaselineStatus.UNVERIFIED)]
+    return "".join([result.verdict.value, differs, *drifted, *unverified])
 
 
 def tally(report: Report) -> str:
@@ -48,6 +50,52 @@ def closeness(result: CaseResult) -> str:
     key = found.largest
     place = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
     return f"largest relative error {size} (bound {found.bound:g}) at {place}"
+
+
+def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
+    """How each side stands to its baseline: one line for all, and more for a side that is not simply EQUAL."""
+    if not result.baseline:
+        return
+    yield "baselines: " + ", ".join(f"{side} {found['status']}" for side, found in result.baseline.items())
+    for side, found in result.baseline.items():
+        if found["status"] in (BaselineStatus.EQUAL, BaselineStatus.NO_BASELINE):
+            continue
+        against = f" against {found['path']}" if found["path"] else ""
+        yield f"  {side} {getattr(result.case, side)}{against}: {found['status']}"
+        for reason in found["reasons"]:
+            yield from (f"    {line}" for line in reason.splitlines())
+        if found["compared"]:
+            tensors = f", of {_count(found['tensors_drifted'], 'tensor')}" if found["drift"] else ""
+            yield f"    {found['mismatched']} of {found['compared']} records drifted{tensors}"
+        for line in drift(found["drift"], ("in the baseline", "here"), found["tensors_drifted"], max_tensors):
+            yield f"    {line}"
+
+
+def drift(
+    entries: list[dict[str, Any]], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10
+) -> Iterator[str]:
+    """A line for each tensor that differs between two recordings, from entries of `harness.compare.drift`."""
+    for entry in entries[:max_tensors]:
+        yield f"{entry['kind']} {entry['name']}: {_drift_of(entry, sides)}"
+    if num_tensors > max_tensors:
+        yield f"and {_count(num_tensors - max_tensors, 'more tensor')}"
+
+
+def _drift_of(entry: dict[str, Any], sides: tuple[str, str]) -> str:
+    place = f"{_count(entry['records'], 'record')}, first at step {entry['step']}, rank {entry['rank']}"
+    if entry["reference_type"] != entry["candidate_type"]:
+        return f"{place}; {entry['reference_type']} {sides[0]}, {entry['candidate_type']} {sides[1]}"
+    if not entry["measured"]:
+        return f"{place}; no values kept"
+    kept = "" if entry["measured"] == entry["records"] else f"in the {entry['measured']} whose values are kept, "
+    elements = f"{kept}{entry['elements_differing']} of {_count(entry['elements'], 'element')}"
+    histogram = ", ".join(f"{bucket}: {count}" for bucket, count in entry["histogram"].items())
+    ulps = "" if entry["max_ulp"] is None else f", by at most {entry['max_ulp']} ULP (elements by ULPs: {histogram})"
+    return f"{place}; {elements}{ulps}; {entry['reference_bits']} {sides[0]}, {entry['candidate_bits']} {sides[1]}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def systems(result: CaseResult) -> str:
@@ -190,6 +238,11 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, ", ".join(map(str, value))
     else:
         yield path, "" if value is None else str(value)
+
+
+def cut(text: str, limit: int) -> str:
+    """A long line's beginning."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:

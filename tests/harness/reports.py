@@ -8,8 +8,8 @@ from typing import Any
 
 from harness.case import Case
 from harness.records import CaseResult, Report, Shard, Verdict
+from harness.report import json as report_json
 from harness.report.status import exit_status, worst
-from harness.report.write import write_run
 from harness.shard import cases_of
 
 COMPARED = dict.fromkeys(("loss", "grad", "param", "buffer", "optimizer"), 8)
@@ -38,7 +38,8 @@ def write_report(folder: Path, results: Sequence[CaseResult], **facts: Any) -> P
     status = exit_status(results, is_shard=facts.get("shard") is not None)
     run_dir = folder / facts["run_id"]
     run_dir.mkdir(parents=True)
-    write_run(Report(exit_status=worst([status, facts.pop("status", 0)]), cases=list(results), **facts), run_dir)
+    report = Report(exit_status=worst([status, facts.pop("status", 0)]), cases=list(results), **facts)
+    (run_dir / report_json.FILE_NAME).write_text(report_json.render(report))
     return run_dir
 
 

@@ -16,6 +16,7 @@ from harness.cli import main
 from harness.records import CaseResult, Report, Verdict
 from harness.report.write import prepare_run_dir, write_run
 from harness.stress import Stress
+from tests.distributions import install
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +63,20 @@ def test_list_shows_every_case_and_json_the_promised_fields(capsys):
     ]
 
 
+def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "mine", "[bitproof.systems]\nmy_loop = mine.loop:make\n")
+    assert main(["list", "--systems", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"name": "eager", "source": "built in"},
+        {"name": "eager_chunked", "source": "built in"},
+        {"name": "graph", "source": "built in"},
+        {"name": "my_loop", "source": "mine.loop:make of mine 1.0"},
+    ]
+    assert main(["list", "--systems"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "my_loop        mine.loop:make of mine 1.0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -72,6 +87,8 @@ def test_list_shows_every_case_and_json_the_promised_fields(capsys):
         (["run", "--strain"], "No such option"),
         (["run", "--control"], "Option '--control' requires an argument"),
         (["run", "--control", "sometimes"], "Invalid value for '--control'"),
+        (["run", "--stress", "--stress-threads", "1"], "Invalid value for '--stress-threads'"),
+        (["run", "--stress-threads", "2"], "UsageError: --stress-threads is about runs under stress\n  fix: give"),
         (
             ["run", "--control", "always", "--no-control"],
             "UsageError: --control and --no-control contradict each other\n  fix: leave out one of them",
@@ -79,6 +96,7 @@ def test_list_shows_every_case_and_json_the_promised_fields(capsys):
         (["run", "--data", "no/such/file"], "UsageError: there is no such data file"),
         (["run", "-k", "moe_seq", "--world-size", "3"], "CaseError: expert parallelism must divide the world size"),
         (["run", "--early-grad-accumulation"], "CaseError: case unchunked does not chunk"),
+        (["run", "--names", "no/such/file"], "UsageError: the file of names cannot be read"),
         (["report", "no/such/run"], "UsageError: there is no such run folder"),
         (["report", ".", "--format", "pdf"], "expected: html or json or junit or md\n  found: 'pdf'"),
         (["run", "--shard", "3/2"], "UsageError: --shard does not understand its value"),
@@ -97,10 +115,12 @@ def test_a_wrong_call_ends_with_2_and_its_text_on_stderr(capsys, called, argumen
 def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_path):
     data = tmp_path / "text.txt"
     data.write_text("text")
+    names = tmp_path / "names.json"
+    names.write_text('{"model.*": "*"}')
     line = (
         f"--candidate mine --reference eager --steps 3 --world-size 4 --device cpu --no-control "
         f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v "
-        "--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs --stress"
+        f"--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs --stress --names {names}"
     )
     assert main(["run", "-k", "moe_seq", *line.split()]) == 1
     [(cases, options, report_dir, replay, not_run)] = called
@@ -115,13 +135,17 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "dump_graphs": True,
         "verbose": True,
         "stress": Stress(),
+        "names": {"model.*": "*"},
+        "values": (),
+        "baseline_dir": None,
     }
     assert report_dir == tmp_path
     assert (
         replay
         == (
             f"--candidate mine --reference eager --steps 3 --world-size 4 --data {data} --inject flip-bit --device cpu "
-            "--early-grad-accumulation --no-control --stress --extra-pass a.b:c --extra-pass d:e@before=chunk"
+            "--early-grad-accumulation --no-control --stress --extra-pass a.b:c --extra-pass d:e@before=chunk "
+            f"--names {names}"
         ).split()
     )
 
@@ -133,12 +157,14 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         (["--control", "always"], "always", []),
         (["--control", "when-different"], "when_different", ["--control", "when-different"]),
         (["--no-control"], "never", ["--no-control"]),
+        (["--stress", "--stress-threads", "3"], "always", ["--stress-threads", "3", "--stress"]),
     ],
 )
 def test_when_systems_run_twice_is_handed_on_and_repeated_where_it_is_not_the_default(called, given, control, repeated):
     assert main(["run", "-k", "moe_seq", *given]) == 1
     [(_, options, _, replay, _)] = called
     assert (options.control, replay) == (control, repeated)
+    assert (options.stress is not None and options.stress.num_threads == 3) == ("--stress" in given)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +200,9 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "dump_graphs": False,
         "verbose": False,
         "stress": None,
+        "names": {},
+        "values": (),
+        "baseline_dir": None,
     }
     assert (report_dir, replay) == (Path("reports"), [])
 

@@ -124,6 +124,27 @@ def test_a_bit_outside_the_gradient_is_refused(element, bit):
     )
 
 
+def shown(fault):
+    """A system's own gradient, as it is after it was shown at step 1 on rank 1."""
+    injector, gradient = Injector(fault, 1), torch.ones(2, 3).T
+    for step in (0, 1, 2):
+        injector.begin_step(step)
+        for kind in ("param", "grad"):
+            injector.tamper(kind, "w", gradient)
+    injector.check_fired()
+    return gradient
+
+
+def test_what_a_system_shows_is_flipped_in_place_where_its_function_cannot_be_wrapped():
+    assert shown(FlipBit(grad="w", rank=1, step=1, bit=31, element=1)).tolist() == [[1, -1], [1, 1], [1, 1]]
+    assert torch.equal(shown(FlipBit(grad="w", rank=0, step=1, bit=31)), torch.ones(3, 2))
+    assert refusal(shown, FlipBit(grad="ww", rank=1, step=1)) == (
+        "UsageError: fault flip-bit:rank=1,step=1,grad=ww,bit=0,element=0 names no gradient\n"
+        "  expected: a gradient such as w\n"
+        "  found: ww"
+    )
+
+
 def test_a_fault_that_did_not_fire_is_an_error():
     injector = Injector(FlipBit(grad="w", rank=1, step=1), 1)
     injector.begin_step(0)

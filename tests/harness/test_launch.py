@@ -20,7 +20,7 @@ from harness.case import Case, Parallelism
 from harness.case_run import CaseRun
 from harness.devices import Placement
 from harness.errors import CaseError, UsageError
-from harness.launch import record_system, run_cases
+from harness.launch import environment, record_system, run_cases
 from harness.records import CaseResult, Verdict
 from harness.run_options import RunOptions
 
@@ -80,13 +80,14 @@ TOGETHER = ("steady", "raising", "killed", "leaving", "one_bit_off", "noisy", "o
 def batch(tmp_path_factory):
     folder, events = tmp_path_factory.mktemp("run"), []
     cases = [toy(name, name=name, world_size=3) for name in TOGETHER]
-    cases += [replace(toy(name="nonsense"), candidate="nonsense"), toy(name="alone", world_size=1)]
+    cases += [toy(name="alone", world_size=1)]
     cases += [toy("lossless", name="lossless", reference="lossless")]
     cases += [replace(toy(system, name=name), expected="CLOSE", close_within=0.01) for name, system in NEAR.items()]
     cases += [replace(toy("noisy", name="shaky"), expected="CLOSE", close_within=1e30)]
     cases += [replace(toy("other_shape", name="reshaped"), expected="CLOSE", close_within=1.0)]
     with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
-        results = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder, events.append))
+        options = RunOptions(device="cpu", timeout=60.0, control="when_different")
+        results = list(run_cases(cases, options, folder, events.append))
     by_case = {case.name: [e for e in events if e.get("case") == case.name] for case in cases}
     return Batch(folder, {result.case.name: result for result in results}, by_case)
 
@@ -104,7 +105,8 @@ def marked_processes(mark):
 
 
 def run(tmp_path, case, on_event=lambda event: None, **options):
-    [result] = run_cases([case], RunOptions(device="cpu", **{"timeout": 60.0} | options), tmp_path, on_event)
+    defaults = {"device": "cpu", "timeout": 60.0, "control": "when_different"}
+    [result] = run_cases([case], RunOptions(**defaults | options), tmp_path, on_event)
     return result
 
 
@@ -114,7 +116,7 @@ def test_two_systems_that_agree_are_equal(batch, name, world_size):
     assert (result.verdict, result.error, result.first_divergence) == (Verdict.EQUAL, None, None)
     count = 4 * world_size
     assert result.compared == {"loss": count, "grad": count, "param": count, "buffer": 0, "optimizer": count}
-    assert result.control == {"reference": None, "candidate": None}, "they are each other's"
+    assert result.control == {"reference": None, "candidate": None}, "nothing differs"
     assert result.losses["reference"] == result.losses["candidate"] != []
     assert (result.device, result.backend) == ("cpu", "gloo")
     steps = [event["step"] for event in batch.events[name] if event["event"] == "step"]
@@ -326,10 +328,14 @@ def test_without_a_control_a_replay_that_does_not_repeat_is_nondeterministic(tmp
         "a replay of candidate tests.harness.toy_systems:noisy did not reproduce step 0, rank 0, loss loss: "
         "its bits differ from the recorded ones"
     )
+    assert result.control == {"reference": None, "candidate": "NONDETERMINISTIC"}
+    first = result.first_divergence
+    assert (first.between, first.operator, first.operator_ranks) == ("candidate against itself", "add.Tensor", "0, 1")
 
 
 def test_systems_that_show_nothing_are_never_equal(batch):
-    assert batch["lossless"].verdict == Verdict.UNVERIFIED
+    assert batch["lossless"].verdict == Verdict.ERROR
+    assert "system tests.harness.toy_systems:lossless showed nothing in step 0" in batch["lossless"].error
 
 
 def test_a_rank_that_raises_is_blamed_with_its_traceback(batch):
@@ -411,10 +417,13 @@ def test_a_host_that_cannot_start_shows_its_output(tmp_path, monkeypatch):
     assert result.error.endswith("ImportError: no torch here")
 
 
-def test_an_unknown_system_is_an_error_that_names_the_known_ones(batch):
-    result = batch["nonsense"]
-    assert "UsageError: unknown system 'nonsense'" in result.error
-    assert "expected: eager, eager_chunked, graph, or package.module:factory" in result.error
+@pytest.mark.parametrize("role", ["reference", "candidate"])
+def test_an_unknown_system_is_refused_before_anything_runs(tmp_path, role):
+    with pytest.raises(UsageError, match="unknown system 'nonsense'"):
+        run_cases([toy(), replace(toy(), **{role: "nonsense"})], RunOptions(device="cpu"), tmp_path)
+    with pytest.raises(UsageError, match="unknown system 'nonsense'"):
+        record_system(toy(), "nonsense", RunOptions(device="cpu"), tmp_path / "out", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_cuda_where_there_is_none_is_refused(tmp_path, monkeypatch):
@@ -493,3 +502,10 @@ def test_without_a_compiler_a_case_that_compiles_is_unverified_and_says_why(tmp_
 def test_the_command_process_loads_no_torch(tmp_path):
     code = "import sys, harness.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_the_environment_names_the_commit_where_ci_does(monkeypatch):
+    monkeypatch.setenv("GITHUB_SHA", "c0ffee")
+    assert environment("cpu")["commit"] == "c0ffee"
+    monkeypatch.delenv("GITHUB_SHA")
+    assert "commit" not in environment("cpu")

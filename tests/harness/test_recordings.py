@@ -5,11 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from harness.capture.selection import name_value
+from harness.capture.store import read_recording
+from harness.capture.values import open_values_of
 from harness.case import Case, Parallelism
 from harness.cli import main
-from harness.errors import UsageError
-from harness.recordings import diff, named_case, record
+from harness.errors import RecordingError, UsageError
+from harness.recordings import Target, diff, named_case, record
+from harness.records import Key
+from harness.run import Changes
 from harness.run_options import RunOptions
+from tests.harness.forging import at, flip_lowest_bit, make_recording
 
 CPU = RunOptions(device="cpu", timeout=60.0)
 CASE = Case(name="toy", family="test", reference="eager", steps=2, parallelism=Parallelism(world_size=2, ep=1))
@@ -20,10 +26,14 @@ def folders(tmp_path_factory):
     """Recordings of a system that repeats itself, once, again, for longer, and with one bit flipped by hand."""
     folder = tmp_path_factory.mktemp("recordings")
     steady = "tests.harness.toy_systems:steady"
-    record(CASE, steady, CPU, folder / "first", folder / "reports")
-    record(CASE, steady, CPU, folder / "again", folder / "reports")
-    record(replace(CASE, steps=3), steady, CPU, folder / "longer", folder / "reports")
+    record(CASE, steady, CPU, Target(out=folder / "first"), folder / "reports")
+    record(CASE, steady, CPU, Target(out=folder / "again"), folder / "reports")
+    record(replace(CASE, steps=3), steady, CPU, Target(out=folder / "longer"), folder / "reports")
     return folder
+
+
+TOY = "tests.harness.toy_systems:steady"
+HANDMADE = replace(CASE, reference="a:b", candidate="c:d")
 
 
 def told(first, second):
@@ -60,9 +70,26 @@ def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_pa
     assert lines[-2:] == ["the manifests differ:", f'  machine.torch: {torch} against "2.14.0"']
 
 
+def test_a_recording_with_another_kind_of_digests_is_not_comparable_and_says_why(folders, tmp_path):
+    from harness.capture.digest import ALGORITHM
+    from harness.capture.store import read_recording, write_recording
+
+    recording = read_recording(folders / "again")
+    assert recording.manifest["digest"] == ALGORITHM
+    write_recording(tmp_path / "other", recording.manifest | {"digest": "md5"}, recording.records.items())
+    status, lines = told(folders / "first", tmp_path / "other")
+    assert status == 3
+    assert lines[:2] == [
+        f"UNVERIFIED: {folders / 'first'} against {tmp_path / 'other'}",
+        "the recordings are not comparable\n"
+        f"  the first has digests of kind {ALGORITHM}, the second of kind md5: record both again",
+    ]
+    assert lines[-1] == f'  digest: "{ALGORITHM}" against "md5"'
+
+
 def test_a_folder_that_is_there_already_is_not_overwritten(folders):
     with pytest.raises(UsageError) as error:
-        record(CASE, "eager", CPU, folders / "first", folders / "reports")
+        record(CASE, "eager", CPU, Target(out=folders / "first"), folders / "reports")
     assert str(error.value) == (
         "UsageError: the recording would overwrite something\n"
         "  expected: a folder that does not exist\n"
@@ -71,9 +98,9 @@ def test_a_folder_that_is_there_already_is_not_overwritten(folders):
 
 
 def test_an_unknown_case_is_a_wrong_call():
-    assert named_case([CASE], "toy", 5).steps == 5
+    assert named_case([CASE], "toy", Changes(steps=5)).steps == 5
     with pytest.raises(UsageError) as error:
-        named_case([CASE], "no_such_case", None)
+        named_case([CASE], "no_such_case", Changes())
     assert str(error.value) == "UsageError: no such case\n  expected: toy\n  found: no_such_case"
 
 
@@ -89,3 +116,121 @@ def test_a_damaged_recording_is_not_judged(folders, tmp_path, capsys):
     (tmp_path / "damaged" / "manifest.json").write_text("{")
     assert main(["diff", str(folders / "first"), str(tmp_path / "damaged")]) == 3
     assert "RecordingError" in capsys.readouterr().err
+
+
+def test_two_recordings_that_keep_a_value_tell_how_far_apart_it_is(tmp_path):
+    first = make_recording(tmp_path / "first", HANDMADE)
+    second = make_recording(tmp_path / "second", HANDMADE, at(Key(1, "grad", "w", 1), flip_lowest_bit))
+    status, lines = told(first, second)
+    assert status == 1
+    assert lines[6:8] == [
+        "first divergence: step 1, rank 1, grad w",
+        "  grad w: 1 record, first at step 1, rank 1; 1 of 8 elements, by at most 1 ULP (elements by ULPs: 1: 1); "
+        "0x3f80 in the first, 0x3f81 in the second",
+    ]
+
+
+def test_recordings_without_values_name_the_tensors_that_differ(tmp_path):
+    first = make_recording(tmp_path / "first", HANDMADE)
+    second = make_recording(tmp_path / "second", HANDMADE, at(Key(0, "grad", "w", 0), flip_lowest_bit), patterns=())
+    assert "  grad w: 1 record, first at step 0, rank 0; no values kept" in told(first, second)[1]
+
+
+def test_damaged_values_are_refused_where_they_are_needed(tmp_path):
+    first = make_recording(tmp_path / "first", HANDMADE)
+    second = make_recording(tmp_path / "second", HANDMADE, at(Key(0, "grad", "w", 0), flip_lowest_bit))
+    (second / "values" / "rank0.safetensors").write_bytes(b"")
+    with pytest.raises(RecordingError, match=r"rank0.safetensors is damaged, or not the one"):
+        told(first, second)
+
+
+def test_systems_that_read_other_data_are_not_comparable(tmp_path):
+    ranks = [{"data_sha256": "a"}, {"data_sha256": "b"}], [{"data_sha256": "a"}, {"data_sha256": "c"}]
+    change = at(Key(0, "grad", "w", 0), flip_lowest_bit)
+    first = make_recording(tmp_path / "first", HANDMADE, ranks=ranks[0])
+    status, lines = told(first, make_recording(tmp_path / "second", HANDMADE, change, ranks=ranks[1]))
+    assert status == 3
+    assert lines[:2] == [
+        f"UNVERIFIED: {first} against {tmp_path / 'second'}",
+        "the recordings are not comparable\n"
+        "  they read other data, first on rank 1: sha256 b in the first, c in the second",
+    ]
+    assert told(first, make_recording(tmp_path / "third", HANDMADE, change, ranks=ranks[0]))[0] == 1
+
+
+# Values and baselines, on the command line.
+
+
+def command(tmp_path, *arguments, case="unchunked"):
+    line = ["record", case, "--system", TOY, "--steps", "2", "--world-size", "2", "--device", "cpu"]
+    return main([*line, "--report-dir", str(tmp_path / "reports"), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ([], "none"),
+        (["--out", "o", "--baseline"], "both"),
+        (["--out", "o", "--force"], "--force without --baseline"),
+    ],
+)
+def test_a_recording_goes_to_one_place(tmp_path, monkeypatch, capsys, arguments, found):
+    monkeypatch.chdir(tmp_path)
+    assert command(tmp_path, *arguments) == 2
+    assert capsys.readouterr().err == (
+        "UsageError: a recording needs one place to go to\n"
+        "  expected: --out DIR, or --baseline, which --force may go with\n"
+        f"  found: {found}\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_baseline_folder_without_baseline_is_a_wrong_call(tmp_path, capsys):
+    for arguments in (["record", "unchunked", "--system", TOY, "--out", "o"], ["run", "-k", "unchunked"]):
+        assert main([*arguments, "--baseline-dir", str(tmp_path)]) == 2
+        assert "UsageError: --baseline-dir says nothing without --baseline\n  fix: add --baseline" in (
+            capsys.readouterr().err
+        )
+
+
+def test_chosen_values_are_kept_and_all_of_them_have_their_digest(tmp_path):
+    assert command(tmp_path, "--values", "1/param/*", "--values", "grad", "--out", str(tmp_path / "out")) == 0
+    recording = read_recording(tmp_path / "out")
+    assert recording.manifest["values"] == ["1/param/*", "*/grad/*"]
+    for rank in range(2):
+        with open_values_of(tmp_path / "out", recording, rank) as values:
+            assert values.names == {"0/grad/weight", "1/grad/weight", "1/param/weight"}
+            for key in (key for key in recording.records if name_value(key) in values.names and key.rank == rank):
+                values.read_recorded(key, recording.records[key])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "reports"]
+
+
+def test_a_pattern_that_chose_nothing_is_an_error_and_leaves_no_recording(tmp_path, capsys):
+    assert command(tmp_path, "--values", "grad", "--values", "*/grad/wieght", "--out", str(tmp_path / "out")) == 2
+    assert capsys.readouterr().err == (
+        "UsageError: --values chose no tensor\n"
+        "  expected: a pattern that fits step/kind/name of some tensor, such as 0/loss/loss\n"
+        "  found: */grad/wieght\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["reports"]
+
+
+def test_a_second_baseline_is_refused_and_force_replaces_it(tmp_path, capsys):
+    folder = str(tmp_path / "baselines")
+    assert command(tmp_path, "--baseline", "--baseline-dir", folder) == 0
+    [made] = (tmp_path / "baselines").glob("*/*/*")
+    assert made.parent.parent.name == "unchunked" and made.name.startswith("cpu-torch2.")
+    assert capsys.readouterr().out.splitlines()[-1] == f"baseline: {made}"
+    before = made.stat().st_ino
+    assert command(tmp_path, "--baseline", "--baseline-dir", folder) == 2
+    assert f"  found: {made}, which has the same bits" in capsys.readouterr().err
+    assert made.stat().st_ino == before
+    assert command(tmp_path, "--baseline", "--baseline-dir", folder, "--force") == 0
+    assert made.stat().st_ino != before
+    assert [path.name for path in (tmp_path / "baselines").iterdir()] == ["unchunked"]
+
+
+def test_a_system_that_fails_leaves_nothing_where_its_recording_would_be(tmp_path, capsys):
+    arguments = ["--system", "tests.harness.toy_systems:no_such", "--baseline", "--baseline-dir", str(tmp_path / "b")]
+    assert command(tmp_path, *arguments) != 0
+    assert [path.name for path in tmp_path.rglob("*") if "reports" not in path.parts and path.name != "reports"] == []

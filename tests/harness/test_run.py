@@ -80,8 +80,16 @@ def test_a_run_writes_its_report_and_returns_its_status(launch_with, tmp_path, c
             RunOptions(control="never", stress=Stress(longest_sleep=0.004, num_threads=3)),
             (
                 "--no-control: no system ran twice but under stress, so noise was not told from defects",
-                "--stress: each system ran once more with sleeps of up to 4 ms before collectives and waits, "
-                "3 threads an operator, zeros instead of NaN in memory that nobody wrote",
+                "--stress: each system ran once more with random sleeps of up to 4 ms before collectives and waits, "
+                "zeros instead of NaN in memory that nobody wrote; 3 threads an operator, which by itself may move "
+                "bits of large sums and products",
+            ),
+        ),
+        (
+            RunOptions(stress=Stress()),
+            (
+                "--stress: each system ran once more with random sleeps of up to 2 ms before collectives and waits, "
+                "zeros instead of NaN in memory that nobody wrote",
             ),
         ),
     ],
@@ -92,7 +100,7 @@ def test_a_report_tells_how_often_systems_ran(launch_with, tmp_path, capsys, opt
     assert only_report(tmp_path).remarks == remarks
     shown = capsys.readouterr().out + (tmp_path / "latest" / "report.md").read_text()
     assert [shown.count(remark) for remark in remarks] == [2] * len(remarks)
-    assert bool(remarks) == ("--no-control" in shown)
+    assert ("--no-control" in shown, "--stress" in shown) == (options.control == "never", options.stress is not None)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit(143)])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
 import signal
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -128,6 +132,130 @@ class Noisy(Toy):
 noisy = Noisy
 
 
+def turn_of(rank: int, name: str) -> int:
+    """How often a rank of a toy has run before on this host: every run is another process, so files count."""
+    for turn in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            Path(tempfile.gettempdir(), f"{name}.{rank}.{turn}").touch(exist_ok=False)
+            return turn
+    raise AssertionError
+
+
+class NoisyOnOneRank(Toy):
+    """Carries noise along where nobody sees it, from one step of one rank on; it reaches the weight a step later."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        if self.rank == BAD_RANK and index == BAD_STEP:
+            self.weight = self.weight + self.hidden
+        super().step(index, observe)
+        if self.rank == BAD_RANK and index == BAD_STEP - 1:
+            self.hidden = self.weight * random.SystemRandom().random()
+
+
+noisy_on_one_rank = NoisyOnOneRank
+
+
+class NoisyOnce(Toy):
+    """Differs the second time that it runs, and never again."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        self.second = turn_of(mesh.rank, "noisy_once") == 1
+
+    def misbehave(self, index: int) -> None:
+        if self.second and self.rank == BAD_RANK and index == BAD_STEP:
+            self.weight = self.weight + 1
+
+
+noisy_once = NoisyOnce
+
+
+class OfTwoMinds(Toy):
+    """Does something else when it runs a second time. Its class says what, to what it observes."""
+
+    kinds: tuple[str, ...] = ()
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        self.second = turn_of(mesh.rank, type(self).__name__) == 1
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        def observing(kind: str, name: str, tensor: torch.Tensor) -> None:
+            if not (self.second and kind in self.kinds and (index, self.rank) == (BAD_STEP, BAD_RANK)):
+                observe(kind, name, tensor)
+
+        super().step(index, observing)
+
+
+class Forgetful(OfTwoMinds):
+    """Observes one optimizer state less."""
+
+    kinds = ("optimizer",)
+
+
+class Talkative(OfTwoMinds):
+    """Observes one buffer more."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        super().step(index, observe)
+        if self.second:
+            observe("buffer", "more", self.weight)
+
+
+class Weary(OfTwoMinds):
+    """Raises."""
+
+    def misbehave(self, index: int) -> None:
+        if self.second and (index, self.rank) == (BAD_STEP, BAD_RANK):
+            raise ValueError("once was enough")
+
+
+forgetful, talkative, weary = Forgetful, Talkative, Weary
+
+
+class ReadsFreshMemory(Toy):
+    """Adds what nobody wrote to its weight, on one rank at one step."""
+
+    def misbehave(self, index: int) -> None:
+        if self.rank == BAD_RANK and index == BAD_STEP:
+            self.weight = self.weight + torch.empty(2, 3)
+
+
+reads_fresh_memory = ReadsFreshMemory
+
+
+class Racing(Toy):
+    """One rank reads after many naps what another has written by then, unless its many collectives took longer.
+
+    A collective takes 0.02 ms, and on average 1 ms more under stress; a busy machine lengthens naps and sleeps alike.
+    """
+
+    NUM_TURNS = 400
+    NAP = 0.0005
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        self.alone = dist.new_group([1 - BAD_RANK])
+        # All ranks of one run find the same file, and no other run does.
+        self.board = Path(tempfile.gettempdir(), f"board.{turn_of(mesh.rank, 'racing')}")
+
+    def misbehave(self, index: int) -> None:
+        if index != BAD_STEP:
+            return
+        dist.barrier()
+        if self.rank != BAD_RANK:
+            for _ in range(self.NUM_TURNS):
+                dist.all_reduce(torch.ones(1), group=self.alone)
+            self.board.touch()
+        else:
+            for _ in range(self.NUM_TURNS):
+                time.sleep(self.NAP)
+            self.weight = self.weight + float(not self.board.exists())
+
+
+racing = Racing
+
+
 class Misbehaving(Toy):
     """Does `deed` on one rank at one step."""
 
@@ -200,3 +328,66 @@ class OtherShape(Toy):
 
 
 other_shape = OtherShape
+
+
+class Yielding:
+    """A toy that yields under names of its own, and lets nobody wrap its gradients."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        self.toy = Toy(case, mesh)
+
+    def step(self, index: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """One step of momentum descent."""
+        toy = self.toy
+        loss, gradients = toy.plain_gradients(torch.full((2, 3), 0.5 + index + toy.rank / 8))
+        yield "loss", "loss", loss
+        gradient = gradients["weight"]
+        yield "grad", "model.weight", gradient
+        toy.moment = toy.moment * 0.9 + gradient
+        gradient.zero_()  # what was yielded has been read
+        toy.weight = toy.weight - 1e-6 * toy.moment
+        yield "param", "model.weight", toy.weight
+        yield "optimizer", "model.weight.moment", toy.moment
+
+
+stranger = Yielding
+
+
+class Named(Yielding):
+    """As Yielding, and declares its names."""
+
+    names: ClassVar = {"model.*": "*"}
+
+
+named = Named
+
+
+class Stale(Yielding):
+    """Declares names of which one is gone, and one is seen on one rank alone."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        self.names = {"model.*": "*", "gone": "away", "loss" if mesh.rank else "other": "loss"}
+
+
+stale = Stale
+
+
+def skipping(case: Case, mesh: Mesh) -> Callable[[int], list[Any]]:
+    """Yields nothing at one step on one rank."""
+    steps = Named(case, mesh)
+    return lambda index: [] if (index, mesh.rank) == (BAD_STEP, BAD_RANK) else steps.step(index)
+
+
+class Freeing(Toy):
+    """Frees the storage of what it has shown, as FSDP2 does with gathered parameters."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        """One step, with a gathered weight that is freed."""
+        super().step(index, observe)
+        gathered = self.weight.clone()
+        observe("buffer", "gathered@after_optimizer", gathered)
+        gathered.untyped_storage().resize_(0)
+
+
+freeing = Freeing

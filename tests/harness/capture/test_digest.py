@@ -1,20 +1,48 @@
+from typing import ClassVar
+
 import pytest
 import torch
+import xxhash
 
-from harness.capture.digest import digest
+from harness.capture.digest import digest, tensor_bytes
+from harness.capture.dtypes import DTYPES
+from harness.capture.xxh3 import LEAF_BYTES
+from harness.errors import RecordingError
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
+LARGE = 3 * LEAF_BYTES + 1000
+
+
+def of_bits(*words: int) -> torch.Tensor:
+    return torch.tensor(words, dtype=torch.int32).view(torch.float32)
+
+
+def enlarge(x: torch.Tensor) -> torch.Tensor:
+    """Copies of a tensor that are hashed by leaves."""
+    return x.repeat(LARGE, *[1] * (x.dim() - 1))
+
+
+def digest_by_hand(header: str, content: bytes) -> str:
+    """The definition again, in three lines."""
+    leaves = [content[start : start + LEAF_BYTES] for start in range(0, len(content), LEAF_BYTES)]
+    root = content if len(leaves) < 2 else b"".join(map(xxhash.xxh3_128_digest, leaves))
+    return xxhash.xxh3_128_hexdigest(header.encode() + root)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor in host memory that takes a GPU tensor's way."""
+
+    is_cuda, is_cpu = True, False
+    fetched: ClassVar[list[int]] = []
+    """Bytes of each tensor that came to the host."""
+
+    def cpu(self):
+        OnGpu.fetched.append(self.nbytes)
+        return super().cpu()
+
+
+GPU_WAYS = [lambda tensor: tensor.as_subclass(OnGpu)]
+if torch.cuda.is_available():
+    GPU_WAYS.append(torch.Tensor.cuda)
 
 
 def test_a_digest_is_32_hexadecimal_digits_that_never_change():
@@ -22,9 +50,9 @@ def test_a_digest_is_32_hexadecimal_digits_that_never_change():
     assert digest(torch.arange(4, dtype=torch.float32)) == "62113c3c0de444b40ae18917c34b5369"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_bit_of_every_dtype_counts(dtype):
-    tensor = torch.tensor([0, 1, 1, 0]).to(dtype)
+    tensor = torch.tensor([0, 1, 1, 0] * 4, dtype=torch.uint8).view(dtype)
     original = digest(tensor)
     octets = tensor.view(torch.uint8)
     bits = 1 if dtype is torch.bool else 8
@@ -37,23 +65,25 @@ def test_every_bit_of_every_dtype_counts(dtype):
 
 
 @pytest.mark.parametrize(
-    ("values", "others"),
+    ("one", "other", "seen_by_hash_tensor"),
     [
-        pytest.param([1.0, 2.0, 3.0], [3.0, 1.0, 2.0], id="permutation"),
-        pytest.param([1.0, 2.0, 3.0], [2.0, 1.0, 3.0], id="swapped pair"),
-        pytest.param([1.0, 2.0, 3.0], [-1.0, -2.0, 3.0], id="two flipped signs"),
-        pytest.param([0.0, 1.0], [-0.0, 1.0], id="sign of zero"),
+        pytest.param(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 1.0, 2.0]), False, id="permutation"),
+        pytest.param(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 1.0, 3.0]), False, id="swapped pair"),
+        pytest.param(torch.tensor([1.0, 2.0]), torch.tensor([-1.0, -2.0]), False, id="paired sign flips"),
+        pytest.param(torch.zeros(2), torch.ones(2), False, id="paired changes"),
+        pytest.param(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]), True, id="a sign of zero"),
+        pytest.param(torch.tensor([0.0, 0.0]), torch.tensor([-0.0, -0.0]), False, id="two signs of zero"),
+        pytest.param(of_bits(0x7FC00000), of_bits(0x7FC00001), True, id="NaN payload"),
+        pytest.param(of_bits(0x7F800001), of_bits(0x7FC00001), False, id="signaling and quiet NaN"),
+        pytest.param(torch.arange(6.0), torch.arange(6.0).reshape(2, 3), False, id="shape"),
+        pytest.param(torch.arange(4), torch.arange(4).view(torch.float64), False, id="dtype with the same bytes"),
+        pytest.param(torch.zeros(4), torch.zeros(4, dtype=torch.int32), False, id="dtype of zeros"),
     ],
 )
-def test_equal_sums_of_bits_do_not_make_equal_digests(values, others):
-    assert digest(torch.tensor(values)) != digest(torch.tensor(others))
-
-
-def test_nan_payloads_count():
-    quiet = torch.tensor([0x7FC00000], dtype=torch.int32).view(torch.float32)
-    other = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
-    assert digest(quiet) == digest(quiet.clone())
-    assert digest(quiet) != digest(other)
+def test_what_an_xor_of_bits_misses_is_seen(one, other, seen_by_hash_tensor):
+    assert bool(torch.hash_tensor(one) != torch.hash_tensor(other)) == seen_by_hash_tensor
+    assert digest(one) == digest(one.clone()) != digest(other)
+    assert digest(enlarge(one)) == digest(enlarge(one)) != digest(enlarge(other))
 
 
 def test_dtype_and_shape_count_when_all_bytes_agree():
@@ -91,6 +121,106 @@ def test_a_parameter_that_requires_grad_has_its_values_digest():
     assert digest(torch.nn.Parameter(x)) == digest(x)
 
 
-def test_a_sparse_tensor_is_refused():
-    with pytest.raises(TypeError, match=r"a digest needs a dense tensor, not one of layout torch\.sparse_coo"):
-        digest(torch.eye(2).to_sparse())
+@pytest.mark.parametrize("num_bytes", [1, LEAF_BYTES - 1, LEAF_BYTES, LEAF_BYTES + 1, 2 * LEAF_BYTES, LARGE])
+def test_more_than_one_leaf_is_hashed_leaf_by_leaf_on_every_way(num_bytes):
+    octets = torch.randint(256, (num_bytes,), dtype=torch.uint8)
+    expected = digest_by_hand(f"uint8[{num_bytes}]", octets.numpy().tobytes())
+    assert digest(octets) == expected
+    assert {digest(way(octets)) for way in GPU_WAYS} == {expected}
+
+
+def test_a_large_tensors_digest_never_changes():
+    # Pinned, as above: values of three leaves and a part of one.
+    assert digest(torch.arange(LARGE // 4, dtype=torch.int32)) == "211c41029d0966a8ea4d92fe6785a507"
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES.values() if dtype is not torch.bool], ids=str)
+def test_a_gpus_way_comes_to_the_same_for_every_dtype_and_stride(dtype):
+    dense = torch.randint(256, (3 * LEAF_BYTES,), dtype=torch.uint8).view(dtype).view(-1, 32)
+    for tensor in (dense, dense.t(), dense[1:, 3:], dense[:, ::2], dense.view(-1)[1:]):
+        assert tensor.nbytes > LEAF_BYTES
+        assert {digest(way(tensor)) for way in GPU_WAYS} == {digest(tensor)}
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "fetched"), [(LEAF_BYTES, LEAF_BYTES), (LARGE, 3 * 16 + 1000), (LEAF_BYTES * 4, 64)]
+)
+def test_a_gpu_hands_over_16_bytes_a_leaf_and_what_is_left_in_one_copy(num_bytes, fetched):
+    OnGpu.fetched.clear()
+    digest(torch.zeros(num_bytes, dtype=torch.uint8).as_subclass(OnGpu))
+    assert OnGpu.fetched == [fetched]
+
+
+def test_every_leaf_and_every_end_of_one_counts():
+    octets = torch.zeros(LARGE, dtype=torch.uint8)
+    seen = {digest(octets)}
+    ends = [0, LEAF_BYTES - 1, LEAF_BYTES, 2 * LEAF_BYTES - 1, 3 * LEAF_BYTES - 1, 3 * LEAF_BYTES, LARGE - 1]
+    for index in ends:
+        changed = octets.clone()
+        changed[index] = 1
+        assert {digest(way(changed)) for way in GPU_WAYS} == {digest(changed)}
+        seen.add(digest(changed))
+    assert len(seen) == 1 + len(ends)
+
+
+def test_leaves_that_change_places_are_seen():
+    leaves = torch.randint(256, (3, LEAF_BYTES), dtype=torch.uint8)
+    assert digest(leaves) != digest(leaves[[1, 0, 2]])
+
+
+def test_a_tensor_that_holds_anothers_leaf_digests_is_not_taken_for_it():
+    octets = torch.randint(256, (LARGE,), dtype=torch.uint8)
+    leaves = [octets[start : start + LEAF_BYTES].numpy().tobytes() for start in range(0, LARGE, LEAF_BYTES)]
+    digests = torch.frombuffer(bytearray(b"".join(map(xxhash.xxh3_128_digest, leaves))), dtype=torch.uint8)
+    assert digest(digests) != digest(octets)
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose values only its class knows, such as torch's FakeTensor."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return args[0]
+
+
+def quantized() -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch announces the end of quantized, and the youth of nested, tensors
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
+        (quantized, "a quantized tensor of dtype torch.qint8"),
+        (lambda: torch.ones(3, device="meta"), "a meta tensor"),
+        (lambda: torch.Tensor._make_wrapper_subclass(Wrapper, (3,)), "a Wrapper"),
+        (freed, "a tensor without memory, such as a freed one"),
+    ],
+    ids=["sparse", "nested", "quantized", "meta", "wrapper", "freed"],
+)
+def test_a_tensor_without_bytes_of_its_own_is_refused(make, found):
+    with pytest.raises(RecordingError) as error:
+        digest(make())
+    assert str(error.value) == (
+        "RecordingError: a tensor without bytes of its own has no digest\n"
+        "  expected: a dense tensor with memory\n"
+        f"  found: {found}\n"
+        "  fix: observe its values as a dense tensor, such as x.to_dense(), x.dequantize() or each part"
+    )
+
+
+def test_tensor_bytes_are_row_major_and_copied_only_where_they_must_be():
+    dense = torch.arange(6, dtype=torch.int16).view(2, 3)
+    assert bytes(tensor_bytes(dense.t())) == dense.t().contiguous().numpy().tobytes()
+    dense[0, 0] = 7
+    view = tensor_bytes(dense)
+    dense[0, 0] = 8
+    assert view[0] == 8

@@ -70,3 +70,26 @@ def test_recording_170_small_tensors_costs_less_than_a_tenth_of_a_step():
             recorder.observe("grad", f"w{i}", tensor)
         recorder.seconds = min(recorder.seconds, before)
     assert recorder.seconds < 0.03
+
+
+def test_the_values_of_chosen_tensors_are_kept_as_they_were():
+    recorder = Recorder(rank=1, patterns=("1/grad/*", "*/param/v"))
+    for recorder.step in range(2):
+        for kind in ("grad", "param"):
+            for name in ("v", "w"):
+                tensor = torch.full((2,), float(recorder.step))
+                recorder.observe(kind, name, tensor)
+                tensor.fill_(9.0)
+    assert {key: tensor.tolist() for key, tensor in recorder.values.items()} == {
+        Key(0, "param", "v", 1): [0.0, 0.0],
+        Key(1, "grad", "v", 1): [1.0, 1.0],
+        Key(1, "grad", "w", 1): [1.0, 1.0],
+        Key(1, "param", "v", 1): [1.0, 1.0],
+    }
+    assert len(recorder.rows) == 8
+
+
+def test_no_values_are_kept_unless_asked_for():
+    recorder = Recorder(rank=0)
+    recorder.observe("grad", "w", torch.zeros(1))
+    assert recorder.values == {}

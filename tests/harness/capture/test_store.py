@@ -1,16 +1,32 @@
 import contextlib
-import hashlib
 import json
 import os
+import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from harness.capture import store
-from harness.capture.store import join_parts, read_recording, write_part, write_recording
+from harness.capture.selection import name_value
+from harness.capture.store import (
+    checked_values_path,
+    join_parts,
+    put_in_place,
+    read_manifest,
+    read_recording,
+    write_part,
+    write_recording,
+)
+from harness.capture.values import open_values_of
+from harness.case import Case, Parallelism
 from harness.errors import RecordingError
 from harness.records import Key, Record
+from tests.harness.forging import make_recording, vouch
+
+CASE = Case(
+    name="toy", family="x", reference="a:b", candidate="c:d", steps=2, parallelism=Parallelism(world_size=1, ep=1)
+)
 
 MANIFEST = {"case": {"name": "toy"}, "system": "eager", "world_size": 2, "steps": 2}
 ROWS = [
@@ -34,14 +50,6 @@ def write_columns(folder, **changes):
         table = table.set_column(index, table.schema.field(name), pa.array(values, table.schema.field(name).type))
     pq.write_table(table, folder / "digests.parquet")
     vouch(folder)
-
-
-def vouch(folder):
-    """Make the manifest fit the digests, as somebody with intent would."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["digests_sha256"] = hashlib.sha256((folder / "digests.parquet").read_bytes()).hexdigest()
-    path.write_text(json.dumps(manifest))
 
 
 def refusal(folder):
@@ -142,6 +150,8 @@ def test_wrong_columns_are_refused(folder):
         ("kind", ["loss", "grad", "weight"], "kind among loss, grad, param, buffer, optimizer"),
         ("name", ["loss", "", "c"], "name of 1 to 1000 printable characters"),
         ("name", ["loss", "\x1b[31m", "c"], "name of 1 to 1000 printable characters"),
+        ("name", ["loss", "../../w", "c"], "name that leads nowhere else"),
+        ("name", ["loss", "a/..", "c"], "name that leads nowhere else"),
         ("digest", ["0" * 32, "a" * 31, "b" * 32], "digest of 32 hexadecimal digits"),
         ("digest", ["0" * 32, "A" * 32, "b" * 32], "digest of 32 hexadecimal digits"),
         ("dtype", ["float32", "../x", "int64"], "dtype by its name"),
@@ -172,12 +182,33 @@ def test_a_key_that_comes_twice_is_refused(folder):
         ({"schema": 2}, "was written by another version of bitproof\n  expected: schema 1\n  found: schema 2"),
         ({"steps": "2"}, "is no manifest\n  expected: steps, of type int\n  found: str"),
         ({"steps": True}, "is no manifest\n  expected: steps, of type int\n  found: bool"),
+        ({"case": ["toy"]}, "is no manifest\n  expected: case, of type dict\n  found: list"),
+        ({"steps": 0}, "is no manifest\n  expected: steps and world_size from 1 on, and 10000000 at most together"),
+        ({"world_size": -2}, "is no manifest\n  expected: steps and world_size from 1 on, and 10000000 at most"),
+        ({"steps": 10**40}, "is no manifest\n  expected: steps and world_size from 1 on, and 10000000 at most"),
+        ({"values": "*"}, "is no manifest\n  expected: values, if there, as patterns of tensors"),
+        ({"values": ["*", {}]}, "is no manifest\n  expected: values, if there, as patterns of tensors"),
+        ({"machine": json.loads("[" * 60 + "1" + "]" * 60)}, "is no manifest\n  expected: values nested 50 deep"),
     ],
 )
 def test_a_manifest_of_another_kind_is_refused(folder, change, text):
+    vouch(folder, **change)
+    assert refusal(folder).startswith(f"RecordingError: {folder / 'manifest.json'} {text}")
+
+
+def test_a_manifest_edited_by_hand_is_refused(folder):
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert refusal(folder).startswith(f"RecordingError: {path} {text}")
+    known = json.loads(path.read_text())["manifest_sha256"]
+    path.write_text(path.read_text().replace('"system": "eager"', '"system": "graph"'))
+    assert refusal(folder).startswith(
+        f"RecordingError: {path} is damaged\n  expected: sha256 {known} of what it says\n  found: sha256 "
+    )
+
+
+def test_a_manifest_laid_out_otherwise_says_the_same(folder):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    assert list(read_recording(folder).records.items()) == ROWS
 
 
 @pytest.mark.parametrize("content", ["", "{", "[" * 100_000, "[1]", "\udcff"])
@@ -191,6 +222,112 @@ def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(folder):
     (folder / "digests.parquet").unlink()
     os.mkfifo(folder / "digests.parquet")
     assert refusal(folder) == f"RecordingError: {folder / 'digests.parquet'} is not a regular file"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "digests.parquet"])
+def test_a_link_in_place_of_a_file_is_refused(folder, tmp_path, name):
+    (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    assert refusal(folder) == (
+        f"RecordingError: {folder / name} is a symbolic link\n  expected: a recording whole in its own folder"
+    )
+
+
+def test_a_link_in_place_of_values_or_their_folder_is_refused(tmp_path):
+    folder = make_recording(tmp_path / "recording", CASE)
+    manifest, values = read_manifest(folder), folder / "values"
+    values.rename(tmp_path / "values")
+    values.symlink_to(tmp_path / "values")
+    with pytest.raises(RecordingError, match="values is a symbolic link"):
+        checked_values_path(folder, manifest, 0)
+    values.unlink()
+    values.mkdir()
+    (values / "rank0.safetensors").symlink_to(tmp_path / "values" / "rank0.safetensors")
+    with pytest.raises(RecordingError, match=r"rank0.safetensors is a symbolic link"):
+        checked_values_path(folder, manifest, 0)
+
+
+def test_a_small_file_that_unpacks_to_a_huge_table_is_refused(folder, monkeypatch):
+    rows = 100_000
+    columns = {name: [value] * rows for name, value in (ROWS[1][0]._asdict() | ROWS[1][1]._asdict()).items()}
+    table = pa.table(columns | {"name": ["n" * 1000] * rows}, schema=store._COLUMNS)
+    pq.write_table(table, folder / "digests.parquet", compression="zstd")
+    assert (folder / "digests.parquet").stat().st_size < 100_000
+    vouch(folder)
+    monkeypatch.setattr(store, "_MAX_DIGESTS_BYTES", 20_000_000)
+    assert refusal(folder) == (
+        f"RecordingError: {folder / 'digests.parquet'} is too large\n  expected: 20000000 bytes at most"
+    )
+    monkeypatch.setattr(store, "_MAX_ROWS", 10)
+    assert refusal(folder).endswith("digests.parquet is too large\n  found: 100000 rows")
+
+
+def test_a_new_folder_takes_the_place_of_an_old_one_and_nothing_stays_beside_it(folder, tmp_path):
+    write_recording(tmp_path / "new", MANIFEST | {"system": "graph"}, ROWS)
+    put_in_place(tmp_path / "new", folder)
+    assert read_recording(folder).manifest["system"] == "graph"
+    assert [path.name for path in tmp_path.iterdir()] == ["recording"]
+
+
+def test_the_old_folder_stays_where_the_new_one_cannot_be_put(folder, tmp_path):
+    with pytest.raises(OSError):
+        put_in_place(tmp_path / "missing", folder)
+    assert read_recording(folder).manifest["system"] == "eager"
+    assert [path.name for path in tmp_path.iterdir()] == ["recording"]
+
+
+def everything_in(folder):
+    """All that a recording says: what a reader could take for true."""
+    recording = read_recording(folder)
+    manifest = {name: value for name, value in recording.manifest.items()}
+    tensors = {}
+    for rank in range(manifest["world_size"]):
+        with open_values_of(folder, recording, rank) as values:
+            for key in (key for key in recording.records if key.rank == rank and name_value(key) in values.names):
+                tensors[key] = values.read_recorded(key, recording.records[key]).tolist()
+    return json.dumps([manifest, list(recording.records.items()), list(tensors.items())])
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "digests.parquet", "values/rank0.safetensors"])
+def test_damage_anywhere_is_refused_or_changes_nothing(tmp_path, name):
+    chance = random.Random(0)
+    folder = make_recording(tmp_path / "recording", CASE)
+    path, whole = folder / name, everything_in(folder)
+    content = path.read_bytes()
+    refused = 0
+    for number in range(100):
+        damaged = bytearray(content)
+        if number % 5 == 0:
+            del damaged[chance.randrange(len(content)) :]
+        else:
+            for _ in range(chance.randint(1, 3)):
+                damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            assert everything_in(folder) == whole
+        except RecordingError as error:
+            refused += 1
+            assert str(folder) in str(error)
+    assert refused > 80
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "digests.parquet", "values/rank0.safetensors"])
+def test_damage_done_with_intent_ends_in_a_refusal_at_worst(tmp_path, name):
+    chance = random.Random(1)
+    folder = make_recording(tmp_path / "recording", CASE)
+    path, manifest = folder / name, (folder / "manifest.json").read_bytes()
+    content = path.read_bytes()
+    for _ in range(60):
+        damaged = bytearray(content)
+        for _ in range(chance.randint(1, 3)):
+            damaged[chance.randrange(len(content))] = chance.randrange(256)
+        (folder / "manifest.json").write_bytes(manifest)
+        path.write_bytes(damaged)
+        with contextlib.suppress(RecordingError, ValueError if name == "manifest.json" else RecordingError):
+            if name != "manifest.json" or isinstance(json.loads(damaged), dict):
+                vouch(folder)
+        with contextlib.suppress(RecordingError):
+            everything_in(folder)
 
 
 def test_a_file_too_large_is_refused_unread(folder, monkeypatch):

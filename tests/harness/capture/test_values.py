@@ -8,9 +8,10 @@ import torch
 from safetensors import safe_open
 
 from harness.capture.digest import digest
-from harness.capture.values import copy_value, name_value, open_values, write_values
+from harness.capture.selection import name_value
+from harness.capture.values import copy_value, open_values, write_values
 from harness.errors import RecordingError
-from harness.records import Key
+from harness.records import Key, Record
 
 WEIGHT, COUNTS = Key(0, "grad", "layers.0.w", 3), Key(1, "buffer", "counts@after_optimizer", 3)
 VALUES = {WEIGHT: torch.tensor([[1.5, -0.0], [math.nan, math.inf]], dtype=torch.bfloat16), COUNTS: torch.arange(3)}
@@ -100,3 +101,38 @@ def test_values_that_could_not_be_written_leave_the_old_ones(path):
     with pytest.raises(Exception):  # noqa: B017
         write_values(path, {WEIGHT: "no tensor"})  # type: ignore[dict-item]
     assert path.read_bytes() == before
+
+
+def test_a_value_is_given_only_with_the_digest_that_was_recorded(path):
+    record = Record(digest(VALUES[WEIGHT]), "bfloat16", (2, 2))
+    with open_values(path) as values:
+        assert digest(values.read_recorded(WEIGHT, record)) == record.digest
+        with pytest.raises(RecordingError) as error:
+            values.read_recorded(WEIGHT, record._replace(digest="0" * 32))
+    assert str(error.value) == (
+        f"RecordingError: {path} holds another value than was recorded\n"
+        f"  expected: 0/grad/layers.0.w with digest {'0' * 32}\n"
+        f"  found: bfloat16[2, 2] with digest {record.digest}\n"
+        "  fix: record the system again"
+    )
+
+
+def test_a_rank_of_which_nothing_was_chosen_has_a_file_without_tensors(tmp_path):
+    write_values(tmp_path / "rank0.safetensors", {})
+    with open_values(tmp_path / "rank0.safetensors") as values:
+        assert values.names == frozenset()
+
+
+@pytest.mark.parametrize("offsets", [[0, 8], [8, 16], [4, 12], [-8, 0], [8, 0]])
+def test_tensors_that_overlap_or_leave_gaps_or_lie_outside_are_refused(path, offsets):
+    tensors = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    tensors["y"] = {"dtype": "F32", "shape": [2], "data_offsets": offsets}
+    if offsets == [8, 16]:
+        tensors["x"]["shape"] = [3]  # more than its bytes hold
+    header = json.dumps(tensors).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 16)
+    assert "rank3.safetensors is missing or damaged" in refusal(path, "y")
+
+
+def test_others_may_read_the_file(path):
+    assert path.stat().st_mode & 0o777 == 0o644

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -10,12 +8,14 @@ import pytest
 import torch
 
 from harness.capture.recorder import Recorder
+from harness.capture.selection import ALL
 from harness.capture.store import join_parts, write_part
 from harness.capture.values import write_values
 from harness.case import Case, Parallelism
 from harness.compare.closeness import measure, relative_error, ulp_counts
 from harness.errors import RecordingError
 from harness.records import BUCKETS, Key
+from tests.harness.forging import vouch
 
 RANKS, STEPS = 2, 2
 CASE = Case(
@@ -34,7 +34,7 @@ def recorded(folder, change=lambda key, tensor: tensor):
     """A recording of two ranks and two steps whose tensors `change` may change."""
     work, parts, files = folder.with_name(folder.name + "-work"), [], []
     for rank in range(RANKS):
-        recorder = Recorder(rank, keeps_values=True)
+        recorder = Recorder(rank, patterns=ALL)
         for recorder.step in range(STEPS):
             for kind, name, tensor in (
                 ("loss", "loss", torch.tensor(2.0)),
@@ -209,14 +209,6 @@ def pair(tmp_path):
     return recorded(tmp_path / "a"), recorded(tmp_path / "b", at(Key(0, "grad", "w", 0), lambda x: x * 1.0078125))
 
 
-def vouch(folder, rank=0):
-    """Make the manifest fit a file of values, as somebody with intent would."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    content = (folder / "values" / f"rank{rank}.safetensors").read_bytes()
-    manifest["values_sha256"][rank] = hashlib.sha256(content).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
 def refusal(pair):
     with pytest.raises(RecordingError) as error:
         measure(*pair, 0.01)
@@ -233,7 +225,7 @@ def replace_tensors(folder, tensors, rank=0):
     from safetensors.torch import save_file
 
     save_file(tensors, folder / "values" / f"rank{rank}.safetensors")
-    vouch(folder, rank)
+    vouch(folder)
 
 
 def test_a_flipped_bit_in_the_values_is_refused(pair):
@@ -284,8 +276,7 @@ def test_a_link_to_no_regular_file_is_refused(pair):
 
 @pytest.mark.parametrize("known", [None, [], ["0" * 64], "0" * 64])
 def test_a_recording_whose_manifest_knows_no_values_for_every_rank_is_refused(pair, known):
-    manifest = json.loads((pair[0] / "manifest.json").read_text())
-    (pair[0] / "manifest.json").write_text(json.dumps(manifest | {"values_sha256": known}))
+    vouch(pair[0], values_sha256=known)
     assert "a holds no values\n  expected: values of 2 ranks, which a case with close_within records" in refusal(pair)
 
 
@@ -294,7 +285,7 @@ def test_recordings_of_other_tensors_are_refused(pair, tmp_path):
     shutil.rmtree(pair[1])
     case = replace(CASE, steps=1)
     assert case.close_within == 0.01
-    work = Recorder(0, keeps_values=True)
+    work = Recorder(0, patterns=ALL)
     work.observe("loss", "loss", torch.tensor(1.0))
     write_part(tmp_path / "p", work.rows.items())
     write_values(tmp_path / "v", work.values)

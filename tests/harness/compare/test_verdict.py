@@ -239,6 +239,24 @@ def test_recordings_of_another_case_are_not_comparable(case, record):
     )
 
 
+@pytest.mark.parametrize("kind", ["md5", None], ids=["another kind", "recorded before kinds had names"])
+def test_digests_of_two_kinds_are_not_comparable_and_not_different(case, record, flip, kind):
+    reference, candidate = record(), record()
+    reference.manifest["digest"] = "xxh3-128-tree-16KiB"
+    if kind is not None:
+        candidate.manifest["digest"] = kind
+    flip(candidate, 0, "loss", "loss", 0)
+    comparison = compare(reference, candidate, case)
+    assert (comparison.verdict, comparison.compared) == (Verdict.UNVERIFIED, zero_counts())
+    assert comparison.reason == (
+        "the recordings are not comparable\n"
+        "  the reference has digests of kind xxh3-128-tree-16KiB, "
+        f"the candidate of kind {kind or 'unnamed'}: record both again"
+    )
+    candidate.manifest["digest"] = "xxh3-128-tree-16KiB"
+    assert compare(reference, candidate, case).verdict == Verdict.DIFFERENT
+
+
 def test_a_case_of_another_name_or_expectation_is_comparable(case, record):
     candidate = record()
     renamed = replace(case, name="other", family="x", candidate="mine", expected="DIFFERENT", differs=("grad",))
@@ -297,6 +315,57 @@ def test_a_system_that_differs_from_itself_is_neither_equal_nor_different(case, 
     assert judgement.control == {"reference": "EQUAL", "candidate": "DIFFERENT"}
     assert judgement.error == (
         "control of candidate graph: two runs of one system differ, first at step 1, rank 1, grad layers.0.b"
+    )
+    first = judgement.first_divergence
+    assert (first.between, first.step, first.rank, first.name) == ("candidate against itself", 1, 1, "layers.0.b")
+
+
+def test_of_two_systems_that_differ_from_themselves_the_reference_is_told_first_and_plain_runs_before_stressed_ones(
+    case, record, flip
+):
+    first, second, same = record(), record(), compare(record(), record(), case)
+    flip(first, 1, "grad", "layers.0.b", 1)
+    flip(second, 0, "grad", "layers.0.b", 1)
+    differs, earlier = compare(record(), first, case), compare(record(), second, case)
+    both = judge(case, same, reference_control=differs, candidate_control=earlier)
+    assert (both.first_divergence.between, both.first_divergence.step) == ("reference against itself", 1)
+    assert both.stress is None
+    mixed = judge(case, same, reference_control=same, candidate_control=differs, reference_stress=earlier)
+    assert (mixed.first_divergence.between, mixed.first_divergence.step) == ("candidate against itself", 1)
+    assert mixed.stress == {"reference": "DIFFERENT", "candidate": None}
+    assert mixed.error == (
+        "control of candidate graph: two runs of one system differ, first at step 1, rank 1, grad layers.0.b\n"
+        "control of reference eager_chunked under stress: a plain and a stressed run of one system differ, "
+        "first at step 0, rank 1, grad layers.0.b"
+    )
+
+
+def test_a_system_that_differs_from_itself_under_stress_alone_is_nondeterministic(case, record, flip):
+    stressed = record()
+    flip(stressed, 1, "grad", "layers.0.b", 1)
+    same = compare(record(), record(), case)
+    judgement = judge(
+        case,
+        same,
+        reference_control=same,
+        candidate_control=same,
+        reference_stress=same,
+        candidate_stress=compare(record(), stressed, case),
+    )
+    assert judgement.verdict == Verdict.NONDETERMINISTIC
+    assert judgement.control == {"reference": "EQUAL", "candidate": "EQUAL"}
+    assert judgement.stress == {"reference": "EQUAL", "candidate": "DIFFERENT"}
+    assert judgement.first_divergence.between == "candidate against itself under stress"
+
+
+def test_a_stressed_run_without_evidence_makes_the_case_unverified(case, record):
+    same = compare(record(), record(), case)
+    empty = compare(record(), Recording(record().manifest), case)
+    judgement = judge(case, same, reference_control=same, candidate_control=same, reference_stress=empty)
+    assert (judgement.verdict, judgement.first_divergence) == (Verdict.UNVERIFIED, None)
+    assert judgement.error == (
+        "control of reference eager_chunked under stress: the evidence is incomplete\n"
+        "  the candidate recording is empty"
     )
 
 

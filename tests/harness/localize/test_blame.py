@@ -133,6 +133,18 @@ def test_a_rank_that_received_wrong_rows_is_not_blamed_for_them() -> None:
     assert (culprit.rank, culprit.candidate, culprit.call.operator, culprit.ranks) == (2, 0, "mm", (2,))
 
 
+def test_ranks_are_matched_by_their_collectives_where_one_makes_calls_of_its_own() -> None:
+    reference = [[call(f"mm x{r} w -> a{r}"), exchange(f"a{r}", f"b{r}"), call(f"sum b{r} -> l{r}")] for r in range(3)]
+    extra = call("neg v -> n")
+    reference[1] = [extra, extra, *reference[1]]
+    candidate = [list(log) for log in reference]
+    candidate[1][2:4] = [call("mm x1 w -> A"), exchange("A", "b1")]
+    candidate[0][1:] = [exchange("a0", "B"), call("sum B -> L")]
+    culprit = find_culprit(reference, candidate, {0: [("l0", "L")]})
+    assert culprit is not None
+    assert (culprit.how, culprit.rank, culprit.candidate, culprit.ranks) == ("computes", 1, 2, (1,))
+
+
 def test_every_rank_that_saw_the_same_defect_is_listed() -> None:
     reference = [[call("mm x w -> a"), call("sum a -> l")]] * 3
     candidate = [[call("mm x w -> A"), call("sum A -> L")], reference[1], [call("mm x w -> A"), call("sum A -> L")]]

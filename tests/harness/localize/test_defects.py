@@ -19,11 +19,15 @@ from harness.localize.calls import Call, calls_from_text, calls_to_text
 from harness.localize.recorder import logged
 from reference.parallel.mesh import Mesh
 from reference.step import Trainer, make_eager
-from tests.harness.localize.defects import BAD_RANK, DEFECTS, Defect
+from tests.harness.localize.defects import BAD_RANK, DEFECTS, EXPERTS, Defect
+from tests.harness.localize.noisy import NOISY_RANK, add_noise
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
 CASE = replace(transformer_batch, parallelism=Parallelism(world_size=2))
+
+NOISE = Defect("noise", add_noise, EXPERTS, "forward", ("sum_in_any_order",))
+NOISY_RUNS = ("noisy", "noisy again")
 
 Answer = tuple[str, dict[str, str]]
 """One rank's log as text, and the digests of what it observed."""
@@ -60,7 +64,7 @@ def step(trainer: Trainer) -> Answer:
 
 @pytest.fixture(scope="module")
 def answers() -> list[dict[str, Answer]]:
-    """By rank: the answer of eager, of the right graph, and of each defect."""
+    """By rank: the answer of eager, of the right graph, of each defect, and of two runs of a noisy graph."""
     program = prepare(CASE, CPU)
 
     def body(mesh: Mesh) -> dict[str, Any]:
@@ -69,23 +73,24 @@ def answers() -> list[dict[str, Answer]]:
         for defect in DEFECTS:
             bad = make_graph_system(case_of(defect), mesh, CPU, program_of(program, defect), lambda f: f)
             found[defect.name] = step(bad)
+        for turn in NOISY_RUNS:
+            noisy = make_graph_system(CASE, mesh, CPU, program_of(program, NOISE), lambda f: f)
+            found[turn] = step(noisy)
         return found
 
     return on_ranks(CASE.parallelism, body)
 
 
-def blamed(answers: list[dict[str, Answer]], name: str) -> Culprit | None:
+def blamed(answers: list[dict[str, Answer]], name: str, right: str = "eager") -> Culprit | None:
     logs: dict[str, list[list[Call]]] = {
-        system: [calls_from_text(answer[system][0], system) for answer in answers] for system in ("eager", name)
+        system: [calls_from_text(answer[system][0], system) for answer in answers] for system in (right, name)
     }
     differing = {
-        rank: [
-            (answer["eager"][1][key], seen) for key, seen in answer[name][1].items() if answer["eager"][1][key] != seen
-        ]
+        rank: [(answer[right][1][key], seen) for key, seen in answer[name][1].items() if answer[right][1][key] != seen]
         for rank, answer in enumerate(answers)
     }
     assert name == "graph" or any(differing.values()), "the defect changes nothing"
-    return find_culprit(logs["eager"], logs[name], differing)
+    return find_culprit(logs[right], logs[name], differing)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
@@ -105,3 +110,12 @@ def test_a_right_step_has_no_culprit(answers: list[dict[str, Answer]]) -> None:
 def test_the_bad_rank_is_blamed_alone(answers: list[dict[str, Answer]]) -> None:
     culprit = blamed(answers, "rows_arrive_in_reverse_on_one_rank")
     assert culprit is not None and culprit.ranks == (BAD_RANK,)
+
+
+def test_between_two_runs_of_a_noisy_graph_the_noisy_call_is_blamed_on_its_rank_alone(
+    answers: list[dict[str, Answer]],
+) -> None:
+    culprit = blamed(answers, "noisy again", right="noisy")
+    assert culprit is not None
+    assert (culprit.how, culprit.call.operator, culprit.ranks) == ("computes", "sum_in_any_order", (NOISY_RANK,))
+    assert (culprit.call.place.module, culprit.call.place.direction) == (EXPERTS, "forward")

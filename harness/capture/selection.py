@@ -1,0 +1,66 @@
+"""Which tensors a recording keeps the values of: shell patterns over `step/kind/name`, as in `*/grad/layers.1.moe.*`.
+
+`*` also crosses slashes: `0/*` is all of the first step.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+
+from harness.case import KINDS
+from harness.errors import UsageError
+from harness.records import Key
+
+ALL = ("*",)
+
+_MAX_PATTERNS = 100
+_MAX_PATTERN = 1000
+
+
+def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
+    """The patterns that texts of a command line mean. One without a wildcard or a slash lists kinds: `grad,param`.
+
+    Raises UsageError for a kind that does not exist.
+    """
+    patterns: list[str] = []
+    for text in texts:
+        if re.search(r"[/*?\[]", text):
+            patterns.append(text)
+            continue
+        kinds = [kind.strip() for kind in text.split(",")]
+        if unknown := [kind for kind in kinds if kind not in KINDS]:
+            raise UsageError(
+                "--values chooses no tensor",
+                expected=f"kinds ({', '.join(KINDS)}), joined by commas, or a pattern over step/kind/name, "
+                "such as '*/grad/layers.1.moe.*'",
+                found=repr(unknown[0]),
+            )
+        patterns += [f"*/{kind}/*" for kind in kinds]
+    return tuple(dict.fromkeys(patterns))
+
+
+def first_and_last_step(steps: int) -> tuple[str, ...]:
+    """Patterns for what a run of `steps` steps starts and ends with."""
+    return tuple(dict.fromkeys(("0/*", f"{steps - 1}/*")))
+
+
+def chooser(patterns: Sequence[str]) -> Callable[[Key], bool]:
+    """Whether a tensor's value is kept: its name fits any of the patterns."""
+    fits = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)").match
+    return lambda key: fits(name_value(key)) is not None
+
+
+def name_value(key: Key) -> str:
+    """A tensor's name for patterns, and within its rank's file of values."""
+    return f"{key.step}/{key.kind}/{key.name}"
+
+
+def are_patterns(patterns: object) -> bool:
+    """Whether something read from disk can be patterns."""
+    return (
+        isinstance(patterns, list)
+        and len(patterns) <= _MAX_PATTERNS
+        and all(isinstance(pattern, str) and len(pattern) <= _MAX_PATTERN for pattern in patterns)
+    )

@@ -1,0 +1,74 @@
+"""Trends as a table for people, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from harness.history.store import Night
+from harness.history.trends import DEFINITIONS, Trend, changes_of
+
+PIPE_WIDTH = 200
+SLOW = 1.25
+
+
+def print_trends(nights: Sequence[Night], trends: Sequence[Trend], stream: TextIO | None = None) -> None:
+    """Print a row a case, then what changed of the machine, and what the columns mean."""
+    from rich.console import Console
+
+    stream = stream or sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    first, last = nights[0], nights[-1]
+    nights_word = "night" if len(nights) == 1 else "nights"
+    console.print(f"{len(nights)} {nights_word}, {first.time:%Y-%m-%d} to {last.time:%Y-%m-%d}", markup=False)
+    console.print(_table(trends))
+    for change in changes_of(nights):
+        console.print(str(change), markup=False, soft_wrap=True)
+    for name, meaning in DEFINITIONS.items():
+        console.print(f"{name}: {meaning}", markup=False, soft_wrap=True)
+
+
+def render_json(nights: Sequence[Night], trends: Sequence[Trend]) -> str:
+    """Everything that is known, as JSON."""
+    values = {
+        "nights": [
+            {"run_id": night.run_id, "exit_status": night.exit_status, "environment": night.environment}
+            for night in nights
+        ],
+        "cases": [trend.to_dict() for trend in trends],
+        "changes": [
+            {"run_id": change.night.run_id, "what": change.what, "before": change.before, "after": change.after}
+            for change in changes_of(nights)
+        ],
+    }
+    return json.dumps(values, indent=1)
+
+
+def _table(trends: Sequence[Trend]) -> object:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE)
+    for header in ("case", "last verdict", "expected", "since"):
+        table.add_column(header, overflow="fold")
+    for header in ("nights", "as expected", "flake rate", "unsure", "seconds", "median", "slower"):
+        table.add_column(header, justify="right")
+    for trend in trends:
+        last, slower = trend.last, trend.slower
+        table.add_row(
+            Text(trend.name),
+            Text(last.verdict.value, style="green" if last.as_expected else "red"),
+            Text(last.expected),
+            f"{trend.since.time:%Y-%m-%d}",
+            str(len(trend.outcomes)),
+            f"{trend.as_expected:.0%}",
+            Text(f"{trend.flake_rate:.0%}", style="red" if trend.flake_rate else ""),
+            Text(f"{trend.unsure:.0%}", style="red" if trend.unsure else ""),
+            f"{last.seconds:.1f}",
+            "" if trend.median_seconds is None else f"{trend.median_seconds:.1f}",
+            Text("" if slower is None else f"x {slower:.2f}", style="red" if slower and slower >= SLOW else ""),
+        )
+    return table

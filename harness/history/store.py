@@ -1,0 +1,211 @@
+"""The history's file: SQLite, with a row a run and a row a result.
+
+A run is added in one transaction, so a writer that is killed leaves the file as it was, and others wait for
+their turn. There is no write-ahead log: a CI system keeps one file, not three. Nothing in a file is taken on
+trust: its schema must be ours to the letter, which leaves no room for triggers and views, and values are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from harness.errors import RecordingError, UsageError
+from harness.records import CaseResult, Report, Verdict
+from harness.report import json as report_json
+from harness.report import text
+
+SCHEMA = 1
+PATIENCE_SECONDS = 30.0
+MAX_ROWS = 1_000_000
+_TABLES = (
+    "CREATE TABLE runs (run_id TEXT PRIMARY KEY, exit_status INTEGER NOT NULL, environment TEXT NOT NULL)",
+    "CREATE TABLE results (run_id TEXT NOT NULL, name TEXT NOT NULL, family TEXT NOT NULL, verdict TEXT NOT NULL, "
+    "expected TEXT NOT NULL, as_expected INTEGER NOT NULL, seconds REAL NOT NULL, compared INTEGER NOT NULL, "
+    "mismatched INTEGER NOT NULL, first_divergence TEXT NOT NULL, PRIMARY KEY (run_id, name))",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case came to in one night."""
+
+    name: str
+    family: str
+    verdict: Verdict
+    expected: str
+    as_expected: bool
+    seconds: float
+    compared: int
+    mismatched: int
+    first_divergence: str
+
+
+@dataclass(frozen=True)
+class Night:
+    """One run: when it was, in UTC, where it ran, and what each case came to, in the report's order."""
+
+    run_id: str
+    exit_status: int
+    environment: dict[str, Any]
+    outcomes: dict[str, Outcome]
+
+    @property
+    def time(self) -> datetime:
+        """When the run began."""
+        return _time_of(self.run_id)
+
+
+def add_runs(path: Path, run_dirs: Sequence[Path]) -> list[tuple[str, bool]]:
+    """Add runs to the history at `path`, all or none; returns each run's id and whether it is new there.
+
+    Raises RecordingError for a report that cannot be read, or a file that is no history.
+    """
+    reports = [_read_report(run_dir) for run_dir in run_dirs]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _opened(path, mode="rwc") as connection:
+        return [(report.run_id, _add(connection, report)) for report in reports]
+
+
+def read_nights(path: Path, last: int) -> list[Night]:
+    """The newest `last` nights of the history at `path`, oldest first.
+
+    Raises UsageError where there is no file, and RecordingError for one that is no history, or is damaged.
+    """
+    if not path.is_file():
+        raise UsageError(
+            "there is no such history", expected="a file that `bitproof history add` made", found=str(path)
+        )
+    with _opened(path, mode="rw") as connection:
+        runs = connection.execute("SELECT * FROM runs ORDER BY run_id DESC LIMIT ?", (last,)).fetchall()
+        return [_night(connection, *run) for run in reversed(runs)]
+
+
+def _read_report(run_dir: Path) -> Report:
+    report = report_json.read(run_dir / report_json.FILE_NAME)
+    _time_of(report.run_id)
+    return report
+
+
+def _add(connection: sqlite3.Connection, report: Report) -> bool:
+    """Add one run; nothing where it is already there."""
+    environment = json.dumps(report.environment)
+    done = connection.execute(
+        "INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (report.run_id, report.exit_status, environment)
+    )
+    if not done.rowcount:
+        return False
+    rows = [(report.run_id, *_row(result)) for result in report.cases]
+    connection.executemany(f"INSERT INTO results VALUES ({', '.join('?' * 10)})", rows)
+    return True
+
+
+def _row(result: CaseResult) -> tuple[Any, ...]:
+    """A result's columns. What UTF-8 cannot hold is spelled out."""
+    family, place = (
+        value.encode(errors="backslashreplace").decode()
+        for value in (result.case.family, text.locate(result.first_divergence))
+    )
+    try:
+        seconds = text.total_seconds(result)
+    except OverflowError:
+        seconds = math.inf
+    if not 0 <= seconds < math.inf:
+        raise RecordingError(f"the seconds of case {result.case.name} are damaged", expected="a finite number")
+    counts = (min(sum(counts.values()), 2**62) for counts in (result.compared, result.mismatched))
+    return (
+        result.case.name,
+        family,
+        result.verdict.value,
+        result.case.expected,
+        int(result.as_expected),
+        seconds,
+        *counts,
+        place,
+    )
+
+
+def _night(connection: sqlite3.Connection, run_id: Any, exit_status: Any, environment: Any) -> Night:
+    """A night from its rows. Raises RecordingError for values that no run has."""
+    rows = connection.execute("SELECT * FROM results WHERE run_id = ? ORDER BY rowid LIMIT ?", (run_id, MAX_ROWS))
+    try:
+        outcomes = [_outcome(*row[1:]) for row in rows]
+        environment = json.loads(environment)
+        if type(exit_status) is not int or not isinstance(environment, dict) or not isinstance(run_id, str):
+            raise ValueError("a run's columns have other types")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RecordingError("a night of the history is damaged", found=f"{run_id!r:.80}: {error!s:.200}") from error
+    night = Night(run_id, exit_status, environment, {outcome.name: outcome for outcome in outcomes})
+    _time_of(run_id)
+    return night
+
+
+def _outcome(*columns: Any) -> Outcome:
+    wanted = (str, str, str, str, int, float, int, int, str)
+    if tuple(map(type, columns)) != wanted or not 0 <= columns[5] < math.inf:
+        raise ValueError(f"a result's columns have other types or ranges: {columns!r:.100}")
+    name, family, verdict, expected, as_expected, *rest = columns
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"{name!r:.100} is no case's name")
+    return Outcome(name, family, Verdict(verdict), expected, bool(as_expected), *rest)
+
+
+@contextmanager
+def _opened(path: Path, *, mode: str) -> Iterator[sqlite3.Connection]:
+    """A connection within one transaction, which an error or the end of the process undoes."""
+    try:
+        uri = f"{path.absolute().as_uri()}?mode={mode}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_SECONDS, isolation_level=None)) as connection:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("BEGIN IMMEDIATE")
+            _check_schema(connection, path)
+            yield connection
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise RecordingError("the history cannot be used", found=str(error), where=str(path)) from error
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """Give a new file our tables, and refuse one that has others."""
+    [[version]] = connection.execute("PRAGMA user_version")
+    found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
+    if version > SCHEMA:
+        raise RecordingError(
+            "the history is of a newer bitproof",
+            expected=f"schema {SCHEMA}",
+            found=f"schema {version}",
+            where=str(path),
+            fix="use the bitproof that wrote it, or another file",
+        )
+    if not found and version == 0:
+        for table in _TABLES:
+            connection.execute(table)
+        connection.execute(f"PRAGMA user_version = {SCHEMA:d}")
+    elif found != set(_TABLES) or version != SCHEMA:
+        raise RecordingError(
+            "the file is no history of bitproof",
+            expected="the tables runs and results of `bitproof history add`, and nothing else",
+            found=f"{len(found)} tables, views, indexes or triggers, schema {version}",
+            where=str(path),
+            fix="choose another file with --db",
+        )
+
+
+def _time_of(run_id: str) -> datetime:
+    """When a run began, by its id. Raises RecordingError for an id that `bitproof run` did not make."""
+    try:
+        if not re.fullmatch(r"[\w-]{16,64}", run_id, re.ASCII):
+            raise ValueError
+        return datetime.strptime(run_id[:16], "%Y%m%dT%H%M%SZ")
+    except ValueError:
+        raise RecordingError(
+            "a run's id does not tell when it began", expected="20260102T030405Z-abcdef", found=repr(run_id)[:100]
+        ) from None

@@ -1,0 +1,165 @@
+"""What nights come to, case by case."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import UsageError
+from harness.history.store import Night, Outcome
+from harness.records import Verdict
+from harness.report import text
+from harness.select import compile_expression
+
+DEFINITIONS = {
+    "since": "the first night of the current result",
+    "flake rate": "share of nights, after a case's first, on which its result is another than the night before",
+    "unsure": "share of nights on which it was NONDETERMINISTIC, UNVERIFIED or ERROR",
+    "slower": "last seconds over the median of the nights before",
+}
+UNSURE = (Verdict.NONDETERMINISTIC, Verdict.UNVERIFIED, Verdict.ERROR)
+CHANGES_EVERY_NIGHT = "commit"
+MAX_VALUE_CHARS = 60
+
+
+@dataclass(frozen=True)
+class Trend:
+    """One case over the nights. `by_night` has an entry for every night, None where the case was not run."""
+
+    name: str
+    nights: tuple[Night, ...]
+    by_night: tuple[Outcome | None, ...]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The nights on which the case was run, oldest first; never empty."""
+        return [outcome for outcome in self.by_night if outcome is not None]
+
+    @property
+    def last(self) -> Outcome:
+        """The newest."""
+        return self.outcomes[-1]
+
+    @property
+    def as_expected(self) -> float:
+        """Share of nights with the expected verdict."""
+        return statistics.mean(outcome.as_expected for outcome in self.outcomes)
+
+    @property
+    def flake_rate(self) -> float:
+        """Share of nights, after the first, on which the result is another than the night before."""
+        results = [_result(outcome) for outcome in self.outcomes]
+        turns = [before != after for before, after in itertools.pairwise(results)]
+        return statistics.mean(turns) if turns else 0.0
+
+    @property
+    def unsure(self) -> float:
+        """Share of nights on which the case proved nothing."""
+        return statistics.mean(outcome.verdict in UNSURE for outcome in self.outcomes)
+
+    @property
+    def since(self) -> Night:
+        """The first night of the current streak of one result."""
+        first = None
+        for night, outcome in zip(reversed(self.nights), reversed(self.by_night), strict=True):
+            if outcome is not None and _result(outcome) != _result(self.last):
+                break
+            first = night if outcome is not None else first
+        assert first is not None
+        return first
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Of the nights before the last; None where there is none."""
+        before = [outcome.seconds for outcome in self.outcomes[:-1]]
+        return statistics.median(before) if before else None
+
+    @property
+    def slower(self) -> float | None:
+        """The last night's seconds over the median of those before."""
+        return self.last.seconds / self.median_seconds if self.median_seconds else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain JSON values."""
+        last = self.last
+        return {
+            "name": self.name,
+            "family": last.family,
+            "verdict": last.verdict.value,
+            "expected": last.expected,
+            "last_as_expected": last.as_expected,
+            "first_divergence": last.first_divergence or None,
+            "nights": len(self.outcomes),
+            "as_expected": self.as_expected,
+            "flake_rate": self.flake_rate,
+            "unsure": self.unsure,
+            "since": self.since.run_id,
+            "seconds": last.seconds,
+            "median_seconds": self.median_seconds,
+            "slower": self.slower,
+            "verdicts": [None if outcome is None else outcome.verdict.value for outcome in self.by_night],
+            "seconds_by_night": [None if outcome is None else outcome.seconds for outcome in self.by_night],
+        }
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something of the machine or its versions that is another than the night before."""
+
+    night: Night
+    what: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.night.time:%Y-%m-%d}: {self.what} {self.before} -> {self.after}"
+
+
+def trends_of(nights: Sequence[Night], expression: str | None = None) -> list[Trend]:
+    """A trend a case, in the newest night's order; cases that it did not run come last.
+
+    Raises UsageError when there are no nights, or `expression`, in -k syntax, selects no case.
+    """
+    families: dict[str, str] = {}
+    for night in reversed(nights):
+        for name, outcome in night.outcomes.items():
+            families.setdefault(name, outcome.family)
+    if not families:
+        raise UsageError("the history holds no results yet", fix="add a run with `bitproof history add RUN_DIR`")
+    names = list(families)
+    if expression and expression.strip():
+        evaluate = compile_expression(expression)
+        names = [name for name, family in families.items() if evaluate(_matcher(name, family))]
+    if not names:
+        known = ", ".join(families)
+        raise UsageError("no case matches the expression", expected=f"one of {known}", found=f"-k {expression!r}")
+    return [Trend(name, tuple(nights), tuple(night.outcomes.get(name) for night in nights)) for name in names]
+
+
+def changes_of(nights: Sequence[Night]) -> list[Change]:
+    """Every change of the environment between one night and the next, but for the commit."""
+    found = []
+    for before, after in itertools.pairwise(nights):
+        old, new = (dict(text.flatten(night.environment)) for night in (before, after))
+        for name in dict.fromkeys([*old, *new]):
+            if old.get(name) != new.get(name) and name != CHANGES_EVERY_NIGHT:
+                found.append(Change(after, name, *(_short(values.get(name)) for values in (old, new))))
+    return found
+
+
+def _result(outcome: Outcome) -> tuple[Verdict, bool]:
+    """What makes two nights alike: the verdict, and whether it is the expected one, in the expected kinds."""
+    return outcome.verdict, outcome.as_expected
+
+
+def _matcher(name: str, family: str) -> Any:
+    return lambda word: any(word.lower() in known.lower() for known in (name, family))
+
+
+def _short(value: Any) -> str:
+    """One line of a value that came from a file."""
+    line = "none" if value is None else "".join(c if c.isprintable() else "?" for c in str(value))
+    return line if len(line) <= MAX_VALUE_CHARS else f"{line[:MAX_VALUE_CHARS]}..."

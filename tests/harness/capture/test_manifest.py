@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from harness.capture import manifest
+from harness.capture.manifest import build_manifest, commit, environment_variables
+from harness.case import Case
+from harness.devices import Placement
+
+CASE = Case(name="toy", family="x", reference="a:b", candidate="c:d")
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    commit.cache_clear()
+    yield
+    commit.cache_clear()
+
+
+def git(*arguments):
+    settings = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *settings, *arguments], check=True, capture_output=True)
+
+
+def test_a_manifest_has_everything_that_can_change_a_bit():
+    made = build_manifest(
+        CASE,
+        "eager",
+        "first",
+        Placement(),
+        determinism={"num_threads": 1},
+        graph=None,
+        fault=None,
+        systems=[{"data_sha256": "d"}],
+        values=("0/*",),
+    )
+    assert made.keys() == {
+        *("case", "system", "arm", "world_size", "steps", "device", "backend", "shared_gpus", "machine", "commit"),
+        *("environment", "determinism", "graph", "fault", "ranks", "values", "stress", "digest"),
+    }
+    assert (made["case"], made["ranks"], made["values"]) == (CASE.to_dict(), [{"data_sha256": "d"}], ["0/*"])
+    named = {"torch", "numpy", "python", "cpu", "cpu_capability", "cuda", "gpus", "gpu_models", "libc", "architecture"}
+    assert named <= made["machine"].keys()
+
+
+def test_the_commit_says_when_a_file_changed_since(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-qm", "one")
+    git("tag", "v1")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert commit() == head
+    commit.cache_clear()
+    (tmp_path / "file").write_text("2")
+    assert commit() == f"{head}-dirty"
+
+
+def test_no_commit_is_told_outside_of_git_or_without_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit() is None
+    commit.cache_clear()
+
+    def no_git(*args, **options):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(manifest.subprocess, "run", no_git)
+    assert commit() is None
+
+
+def test_environment_variables_of_numeric_libraries_are_told_and_no_others(monkeypatch):
+    for name in ("OMP_TEST", "NCCL_TEST", "TORCHELASTIC_TEST", "SECRET_TEST"):
+        monkeypatch.setenv(name, "1")
+    told = environment_variables()
+    assert {"OMP_TEST", "NCCL_TEST"} <= told.keys()
+    assert not {"TORCHELASTIC_TEST", "SECRET_TEST"} & told.keys()

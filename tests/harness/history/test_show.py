@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from harness.cli import main
+from harness.history.show import print_trends
+from harness.history.store import read_nights
+from harness.history.trends import trends_of
+from tests.harness.reports import ENVIRONMENT, case, result, write_report
+
+
+@pytest.fixture
+def runs(tmp_path):
+    days = [("EQUAL", 10.0, "2.12.0"), ("DIFFERENT", 10.0, "2.13.0"), ("EQUAL", 15.0, "2.13.0")]
+    return [
+        str(
+            write_report(
+                tmp_path / "runs",
+                [result(case("near"), verdict, seconds), result(case("far"))],
+                run_id=f"2026010{day}T030405Z-abcdef",
+                environment=ENVIRONMENT | {"torch": torch},
+            )
+        )
+        for day, (verdict, seconds, torch) in enumerate(days, 1)
+    ]
+
+
+def test_a_night_needs_one_line_to_add_and_one_to_show(runs, tmp_path, capsys):
+    db = str(tmp_path / "new" / "history.sqlite")
+    assert main(["history", "add", *runs[:2], "--db", db]) == 0
+    assert main(["history", "add", *runs[1:], "--db", db]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"20260101T030405Z-abcdef added to {db}",
+        f"20260102T030405Z-abcdef added to {db}",
+        f"20260102T030405Z-abcdef was already in {db}",
+        f"20260103T030405Z-abcdef added to {db}",
+    ]
+    plot = tmp_path / "plot.svg"
+    assert main(["history", "show", "--db", db, "-k", "near", "--last", "2", "--plot", str(plot)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 nights, 2026-01-02 to 2026-01-03"
+    [row] = [line.split() for line in lines if line.strip().startswith("near")]
+    assert row == ["near", "EQUAL", "EQUAL", "2026-01-03", "2", "50%", "100%", "0%", "15.0", "10.0", "x", "1.50"]
+    assert plot.is_file()
+
+
+def test_the_table_tells_what_changed_and_what_its_columns_mean(runs, tmp_path, capsys):
+    main(["history", "add", *runs, "--db", str(tmp_path / "db")])
+    nights = read_nights(tmp_path / "db", 30)
+    stream = io.StringIO()
+    print_trends(nights, trends_of(nights), stream)
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[4:6]] == ["near", "far"]
+    assert lines[7:] == [
+        "2026-01-02: torch 2.12.0 -> 2.13.0",
+        "since: the first night of the current result",
+        "flake rate: share of nights, after a case's first, on which its result is another than the night before",
+        "unsure: share of nights on which it was NONDETERMINISTIC, UNVERIFIED or ERROR",
+        "slower: last seconds over the median of the nights before",
+    ]
+
+
+def test_json_has_every_figure(runs, tmp_path, capsys):
+    db = str(tmp_path / "db")
+    main(["history", "add", *runs, "--db", db])
+    capsys.readouterr()
+    assert main(["history", "show", "--db", db, "--json", "-k", "near"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [night["exit_status"] for night in values["nights"]] == [0, 1, 0]
+    assert values["changes"] == [
+        {"run_id": "20260102T030405Z-abcdef", "what": "torch", "before": "2.12.0", "after": "2.13.0"}
+    ]
+    assert values["cases"] == [
+        {
+            "name": "near",
+            "family": "toys",
+            "verdict": "EQUAL",
+            "expected": "EQUAL",
+            "last_as_expected": True,
+            "first_divergence": None,
+            "nights": 3,
+            "as_expected": pytest.approx(2 / 3),
+            "flake_rate": 1,
+            "unsure": 0,
+            "since": "20260103T030405Z-abcdef",
+            "seconds": 15.0,
+            "median_seconds": 10.0,
+            "slower": 1.5,
+            "verdicts": ["EQUAL", "DIFFERENT", "EQUAL"],
+            "seconds_by_night": [10.0, 10.0, 15.0],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["show", "--db", "no/such.sqlite"], 2, "UsageError: there is no such history"),
+        (["show", "--last", "0"], 2, "Invalid value for '--last'"),
+        (["show", "--db", "pyproject.toml"], 3, "RecordingError: the history cannot be used"),
+        (["add", "no/such/run"], 3, "RecordingError: a report cannot be read"),
+        (["add"], 2, "Missing argument 'RUN_DIR...'"),
+    ],
+)
+def test_a_wrong_call_is_told(arguments, status, text, capsys):
+    assert main(["history", *arguments]) == status
+    assert text in capsys.readouterr().err

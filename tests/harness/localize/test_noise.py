@@ -1,0 +1,57 @@
+"""Sums in an order of chance, in one expert on one rank, make a real case NONDETERMINISTIC, and are found.
+
+tests/harness/localize/test_defects.py finds those of the graph; here both systems have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cases.chunking import moe_seq
+from harness.case import Parallelism
+from harness.launch import run_cases
+from harness.records import CaseResult, Divergence, Verdict
+from harness.run_options import RunOptions
+from tests.harness.localize.defects import EXPERTS
+from tests.harness.localize.noisy import NOISY_RANK
+
+NOISY = "tests.harness.localize.noisy"
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> CaseResult:
+    case = replace(moe_seq, reference=f"{NOISY}:eager", steps=1, parallelism=Parallelism(world_size=2))
+    options = RunOptions(device="cpu", timeout=120.0, extra_passes=(f"{NOISY}:add_noise",))
+    [result] = run_cases([case], options, tmp_path_factory.mktemp("run"))
+    return result
+
+
+@pytest.fixture
+def first(result: CaseResult) -> Divergence:
+    assert result.first_divergence is not None, result.error
+    return result.first_divergence
+
+
+def test_noise_in_eager_and_in_the_graph_shows_in_both_controls(result: CaseResult) -> None:
+    assert result.verdict == Verdict.NONDETERMINISTIC
+    assert result.control == {"reference": "DIFFERENT", "candidate": "DIFFERENT"}
+    systems = [f"reference {NOISY}:eager", "candidate graph"]
+    where = "two runs of one system differ, first at step 0, rank 0, loss loss"
+    assert result.error == "\n".join(f"control of {system}: {where}" for system in systems)
+
+
+def test_the_noisy_call_is_blamed_on_its_rank_though_its_rows_reach_all(first: Divergence) -> None:
+    assert (first.between, first.step, first.rank, first.name) == ("reference against itself", 0, 0, "loss")
+    assert (first.operator, first.module, first.direction) == ("sum_in_any_order", EXPERTS, "forward")
+    assert first.how == "gives another output from the same inputs"
+    assert (first.operator_rank, first.operator_ranks) == (NOISY_RANK, str(NOISY_RANK))
+    assert first.source is not None and "localize/noisy.py:" in first.source
+
+
+def test_two_more_replays_tell_how_far_the_outputs_of_the_noisy_call_lie_apart(first: Divergence) -> None:
+    assert first.output_elements is not None and first.output_elements_differing is not None
+    assert 0 < first.output_elements_differing < first.output_elements, "one expert's rows alone"
+    assert first.output_max_ulp is not None and 0 < first.output_max_ulp < 100
+    assert first.output_reference_bits != first.output_candidate_bits

@@ -272,7 +272,7 @@ class CaseRun:
 
 def _by_number(path: str) -> list[Any]:
     """A sort key that puts rank10 behind rank9."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.removesuffix(".log"))]
 
 
 def _add_error(judgement: Judgement, text: str) -> Judgement:

@@ -20,6 +20,7 @@ from harness.report.markdown import STATUS_TEXTS
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
+SIDES = ("reference", "candidate")
 SIGNS = {
     Verdict.EQUAL: "=",
     Verdict.CLOSE: "≈",
@@ -30,8 +31,10 @@ SIGNS = {
 }
 
 # Limits of one page, shared by its cases.
-MAX_CELLS = 8_000
-MAX_ERRORS_CHARS = 200_000
+MAX_CELLS = 6_000
+ROW_CELLS = 6  # as many as a row's own markup takes the room of
+MAX_PASS_ROWS = 2_500
+MAX_ERRORS_CHARS = 100_000
 MAX_ERROR_CHARS = 16_000
 MAX_COLUMNS = 40
 MAX_POINTS = 400
@@ -41,11 +44,20 @@ MAX_VALUE_CHARS = 300
 MAX_REASON_CHARS = 2_000
 
 # Evidence that is shown as it stands, where a result has it.
-OTHER_EVIDENCE = ("stress", "baseline")
-OTHER_PLACES = ("pass_", "between")
+OTHER_EVIDENCE = ("baseline",)
+OTHER_PLACES = ("pass_",)
 
 # What no page can show: control characters, lone surrogates, noncharacters.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """A case's share of the page: heatmap cells, characters of its error, rows of each pass's tables."""
+
+    cells: int
+    error_chars: int
+    pass_rows: int
 
 
 def render(report: Report) -> str:
@@ -56,20 +68,35 @@ def render(report: Report) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
     results = sorted(report.cases, key=lambda result: result.as_expected)
-    num_differing = sum(bool(result.differing) for result in results)
-    num_errors = sum(bool(result.error) for result in results)
-    max_cells = MAX_CELLS // max(1, num_differing)
-    max_error = min(MAX_ERROR_CHARS, MAX_ERRORS_CHARS // max(1, num_errors))
+    num_passes = sum(len(result.passes) for result in results)
+    limits = Limits(
+        cells=_fair_share(map(_wanted_cells, results), MAX_CELLS),
+        error_chars=_fair_share(
+            (min(len(result.error or ""), MAX_ERROR_CHARS) for result in results), MAX_ERRORS_CHARS
+        ),
+        pass_rows=max(3, min(MAX_VALUES, MAX_PASS_ROWS // max(1, num_passes))),
+    )
     page: str = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
         status=STATUS_TEXTS.get(report.exit_status, "unknown"),
         tally=text.tally(report),
         rows=[_row(result) for result in report.cases],
-        cases=[_case(report, result, max_cells, max_error) for result in results],
+        cases=[_case(report, result, limits) for result in results],
         not_run=[(name, text.shorten(reason, MAX_REASON_CHARS)) for name, reason in report.not_run.items()],
         environment=_values(report.environment, 100),
     )
     return page
+
+
+def _fair_share(wanted: Iterable[int], total: int) -> int:
+    """The most that each may have, so that all have no more than the total together; who wants less leaves the rest."""
+    waiting = sorted(wanted)
+    for number, wants in enumerate(waiting):
+        share = total // (len(waiting) - number)
+        if wants > share:
+            return share
+        total -= wants
+    return max(waiting, default=0)
 
 
 def _row(result: CaseResult) -> dict[str, Any]:
@@ -78,17 +105,17 @@ def _row(result: CaseResult) -> dict[str, Any]:
         "name": result.case.name,
         "verdict": result.verdict.value,
         "sign": SIGNS[result.verdict],
-        "outcome": text.outcome(result),
         "expectation": text.expectation(result),
         "as_expected": result.as_expected,
         "compared": sum(result.compared.values()),
         "mismatched": sum(result.mismatched.values()),
         "seconds": text.total_seconds(result),
-        "where": text.locate(result.first_divergence),
+        "detail": text.outcome(result).removeprefix(result.verdict.value),
+        "where": text.locate(result.first_divergence, result.case),
     }
 
 
-def _case(report: Report, result: CaseResult, max_cells: int, max_error: int) -> dict[str, Any]:
+def _case(report: Report, result: CaseResult, limits: Limits) -> dict[str, Any]:
     """Everything that the page tells of a case."""
     case, parallelism = result.case, result.case.parallelism
     chunking = case.chunking and f"{case.chunking.modules} in two along {case.chunking.dim}"
@@ -102,16 +129,18 @@ def _case(report: Report, result: CaseResult, max_cells: int, max_error: int) ->
     ]
     if memory := {side: f"{mib:,.1f} MiB" for side, mib in result.memory.items() if mib is not None}:
         about.append(("peak memory", _sides(memory)))
+    if result.stress:
+        about.append(("under stress", _sides({side: verdict or "not run" for side, verdict in result.stress.items()})))
     return _row(result) | {
         "replay": text.replay_command(report, result),
         "about": about,
-        "error": text.shorten(result.error or "", max_error),
-        "divergence": result.first_divergence and _divergence(result.first_divergence),
+        "error": text.shorten(result.error or "", limits.error_chars),
+        "divergence": result.first_divergence and _divergence(result, result.first_divergence),
         "closeness": result.closeness and _closeness(result),
         "kinds": _kind_heat(result),
-        "tensors": _tensor_heat(result, max_cells),
+        "tensors": _tensor_heat(result, limits.cells),
         "losses": _losses(result),
-        "passes": _passes(result.passes),
+        "passes": _passes(result.passes, limits.pass_rows),
         "seconds_of": [(name, value) for name, value in text.flatten_seconds(result) if not name.startswith("passes.")],
         "logs": _logs(result.logs),
         "others": [(name, _values(value, 50)) for name, value in _others(result, OTHER_EVIDENCE).items()],
@@ -134,20 +163,20 @@ def _others(record: Any, names: Iterable[str]) -> dict[str, Any]:
 
 def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
     """Nested values as rows of path and value."""
-    if not value:
-        return []
     rows = [(path, text.shorten(leaf, MAX_VALUE_CHARS, "report.json has them")) for path, leaf in text.leaves(value)]
     return [*rows[:limit], *([("...", f"{len(rows) - limit} more, in report.json")] if len(rows) > limit else [])]
 
 
-def _divergence(first: Divergence) -> dict[str, Any]:
+def _divergence(result: CaseResult, first: Divergence) -> dict[str, Any]:
     """The first differing tensor and the call to blame, each with how far the two sides are apart."""
     types = [first.reference_type, first.candidate_type]
+    sides = ("first run", "second run") if first.between else SIDES
     return {
-        "where": text.locate(first),
-        "types": types[0] if types[0] == types[1] else f"{types[0]} in the reference, {types[1]} in the candidate",
+        "where": text.locate(first, result.case),
+        "sides": sides,
+        "types": types[0] if types[0] == types[1] else ", ".join(map("{}: {}".format, sides, types)),
         "blame": text.blame(first),
-        "ranks": first.operator_ranks,
+        "ranks": first.operator_ranks if "," in (first.operator_ranks or "") else "",
         "apart": [
             {
                 "of": "The tensor",
@@ -242,12 +271,18 @@ def _kind_heat(result: CaseResult) -> dict[str, Any] | None:
     }
 
 
+def _wanted_cells(result: CaseResult) -> int:
+    """How large a heatmap of all differing tensors would be."""
+    num_tensors = sum(map(len, result.differing.values()))
+    return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
+
+
 def _tensor_heat(result: CaseResult, max_cells: int) -> dict[str, Any] | None:
     """By tensor, in the order in which they first differ: on how many ranks it differs at each step, and on which."""
     if not result.differing:
         return None
     columns = _Columns(result)
-    left = max(10, max_cells // len(columns.ranges))
+    left = max(10, max_cells // (len(columns.ranges) + ROW_CELLS))
     groups, hidden = [], 0
     for kind in result.compared:
         found = result.differing.get(kind, {})
@@ -263,20 +298,9 @@ def _tensor_row(steps: dict[str, list[int]], columns: _Columns, result: CaseResu
     cells = []
     for column, steps_of in enumerate(columns.ranges):
         ranks = {rank for step in steps_of for rank in steps.get(str(step), ())}
-        tooltip = f"rank {tell_ranks(ranks)}" if 0 < len(ranks) < result.world_size else ""
+        tooltip = f"rank {text.tell_ranks(ranks)}" if 0 < len(ranks) < result.world_size else ""
         cells.append(columns.cell(column, len(ranks), len(ranks) / result.world_size, tooltip))
-    return cells, tell_ranks({rank for ranks in steps.values() for rank in ranks})
-
-
-def tell_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as ranges: `0-3, 6`."""
-    ranges: list[list[int]] = []
-    for rank in sorted(ranks):
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    return cells, text.tell_ranks({rank for ranks in steps.values() for rank in ranks})
 
 
 # The losses of rank 0: a sentence, a small chart, the numbers.
@@ -361,14 +385,14 @@ def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, f
         yield run
 
 
-def _passes(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _passes(passes: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
     """The passes in order: time with a bar, nodes before and after, what each was told and tells."""
     longest = max((entry["seconds"] for entry in passes), default=0) or 1
     shown = []
     for entry in passes:
         changed = [(name, before, after) for name, (before, after) in entry.get("changed", {}).items()]
         changed.sort(key=lambda row: -abs(row[2] - row[1]))
-        details = {name: _values(entry[name]) for name in ("settings", "facts") if entry.get(name)}
+        details = {name: _values(entry[name], limit) for name in ("settings", "facts") if entry.get(name)}
         shown.append(
             {
                 "name": entry["name"],
@@ -376,8 +400,8 @@ def _passes(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "bar": round(100 * max(0.0, entry["seconds"] / longest)),
                 "before": entry["nodes_before"],
                 "after": entry["nodes_after"],
-                "changed": changed[:MAX_VALUES],
-                "more_changed": max(0, len(changed) - MAX_VALUES),
+                "changed": changed[:limit],
+                "more_changed": max(0, len(changed) - limit),
                 "details": details,
             }
         )
@@ -389,7 +413,7 @@ def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
     folders: dict[str, list[tuple[str, str]]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
-        folders.setdefault(folder, []).append((quote(path), name.removesuffix(".log")))
+        folders.setdefault(folder, []).append((quote(path, errors="replace"), name.removesuffix(".log")))
     return list(folders.items())
 
 

@@ -19,6 +19,7 @@ MAX_ERROR_CHARS = 16_000
 MAX_BYTES = 1_000_000
 MAX_TABLE_BYTES = 300_000
 MAX_CELL_CHARS = 400
+MAX_TENSORS = 50
 MAX_LOSSES = 100
 MAX_VALUES = 100
 MAX_VALUE_CHARS = 1_000
@@ -43,7 +44,7 @@ def render(report: Report) -> str:
         *(f"**{_cell(remark)}**" for remark in report.remarks),
         *_not_run(report),
     ]
-    foot = _fold("Environment", _values(report.environment))
+    foot = _fold("Environment", _bounded_table(("what", "value"), list(text.leaves(report.environment))))
     room = MAX_BYTES - sum(_size(block) for block in (*head, foot))
     return "\n\n".join([*head, *_details(report, room), foot]) + "\n"
 
@@ -131,6 +132,11 @@ def _case_details(report: Report, result: CaseResult) -> str:
         parts.append(f"### Baselines\n\n{_fence(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
     kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
     parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
+    if result.differing:
+        tensors, left_out = text.tensor_rows(result, MAX_TENSORS)
+        tensors += [("...", f"{left_out} more, in report.json", "", "", "")] if left_out else []
+        table = _table(("kind", "tensor", "steps", "first step", "ranks"), tensors)
+        parts.append(f"### Tensors that differ\n\n{table}")
     controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
     parts.append(f"### Control\n\n{_table(('side', 'same system twice'), controls)}")
     if result.stress:
@@ -183,7 +189,7 @@ def _pass_details(passes: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def _values(values: dict[str, Any]) -> str:
     """Nested JSON values as one table, by their paths; what is too long for people is cut with a word about it."""
-    rows = [(path, _short(value)) for path, value in text.leaves(values)]
+    rows = [(_brief(path), _short(value)) for path, value in text.leaves(values)]
     left_out = len(rows) - MAX_VALUES
     rows = [*rows[:MAX_VALUES], ("...", f"{left_out} more, in report.json")] if left_out > 0 else rows
     return _table(("what", "value"), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from harness.case import Case
@@ -134,6 +134,30 @@ def blame(divergence: Divergence | None) -> str:
     return f"{place} on rank {divergence.operator_rank} {divergence.how}" + (f" ({where})" if where else "")
 
 
+def tell_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as ranges: `0-3, 6`."""
+    ranges: list[list[int]] = []
+    for rank in sorted(ranks):
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
+    """Tensors that differ as rows: kind, name, at how many steps, the first of them, ranks. And how many are left out.
+
+    Kinds stand in the order of a step, tensors of a kind in the order in which they first differ.
+    """
+    rows: list[tuple[str, ...]] = []
+    for kind in result.compared:
+        for name, steps in result.differing.get(kind, {}).items():
+            ranks = {rank for found in steps.values() for rank in found}
+            rows.append((kind, name, str(len(steps)), min(steps, key=int), tell_ranks(ranks)))
+    return rows[:limit], max(0, len(rows) - limit)
+
+
 def extent(differing: int | None, elements: int | None, max_ulp: int | None) -> str:
     """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; empty where it is not known."""
     if differing is None or elements is None:
@@ -204,7 +228,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """`buckets[0].group` and its value; a list of plain values is one row."""
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not path):
         for name, item in value.items():
             yield from leaves(item, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):

@@ -104,7 +104,7 @@ def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, 
         (["run", "--early-grad-accumulation"], "CaseError: case unchunked does not chunk"),
         (["run", "--names", "no/such/file"], "UsageError: the file of names cannot be read"),
         (["report", "no/such/run"], "UsageError: there is no such run folder"),
-        (["report", ".", "--format", "html"], "expected: json or junit or md\n  found: 'html'"),
+        (["report", ".", "--format", "pdf"], "expected: html or json or junit or md\n  found: 'pdf'"),
         (["run", "--shard", "3/2"], "UsageError: --shard does not understand its value"),
         (["no_such_command"], "No such command"),
     ],
@@ -280,7 +280,7 @@ def test_a_report_is_printed_again_in_every_form(tmp_path, capsys):
     )
     run_dir = prepare_run_dir(tmp_path)
     write_run(Report(run_id=run_dir.name, exit_status=3, environment={}, cases=[result]), run_dir)
-    for form, name in {"md": "report.md", "junit": "junit.xml", "json": "report.json"}.items():
+    for form, name in {"md": "report.md", "html": "report.html", "junit": "junit.xml", "json": "report.json"}.items():
         assert main(["report", str(run_dir), "--format", form]) == 0
         assert capsys.readouterr().out == (run_dir / name).read_text()
     (run_dir / "report.json").write_text("{")

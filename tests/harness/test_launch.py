@@ -200,6 +200,20 @@ def test_one_bit_is_blamed_at_its_step_rank_and_name(batch):
     assert int(first.reference_bits, 16) ^ int(first.candidate_bits, 16) == 1
     assert (first.operator, first.operator_rank, first.operator_ranks) == ("bitwise_xor_.Scalar", 1, "1")
     assert first.source.startswith("tests/harness/toy_systems.py:")
+    assert first.histogram == {"0": 5, "1": 1}
+    assert first.samples == [[[1, 2], first.reference_bits, first.candidate_bits]]
+
+
+def test_a_result_lists_what_differs_where_and_its_logs(batch):
+    result = batch["one_bit_off"]
+    assert list(result.differing["grad"].items()) == [("weight", {"2": [1], "3": [1]})]
+    assert result.differing_left_out == 0
+    assert (batch["steady"].differing, batch["steady"].differing_left_out) == ({}, 0)
+    for name in ("steady", "one_bit_off", "raising"):
+        logs = batch[name].logs
+        assert logs and all((batch.folder / path).is_file() for path in logs)
+        assert [Path(path).name for path in logs][0] == "rank0.log"
+        assert set(logs) == {str(p.relative_to(batch.folder)) for p in (batch.folder / "logs" / name).rglob("*.log")}
     assert result.differing_kinds[0] == "grad"
 
 

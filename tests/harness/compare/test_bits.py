@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from harness.compare.bits import bit_difference, bits_equal, max_ulp_distance
+from harness.compare.bits import NUM_SAMPLES, bit_difference, bits_equal, max_ulp_distance
 from harness.errors import RecordingError
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -75,6 +75,27 @@ def test_a_permutation_and_an_even_number_of_sign_flips_show():
     assert bit_difference(reference, reference * torch.tensor([-1.0, -1.0, 1.0, 1.0])).elements_differing == 2
 
 
+def test_elements_are_counted_by_ulps_and_the_first_that_differ_are_shown():
+    reference = torch.ones(3, 4)
+    candidate = reference.clone()
+    candidate.view(torch.int32)[1, 2:] += torch.tensor([1, 4], dtype=torch.int32)
+    candidate[2, 0] = math.nan
+    difference = bit_difference(reference, candidate)
+    assert difference.histogram == {"0": 9, "1": 1, "3-4": 1, "unlike": 1}
+    assert difference.samples == (
+        ((1, 2), "0x3f800000", "0x3f800001"),
+        ((1, 3), "0x3f800000", "0x3f800004"),
+        ((2, 0), "0x3f800000", "0x7fc00000"),
+    )
+    assert bit_difference(reference, reference.clone()).histogram == {"0": 12}
+    assert bit_difference(reference, reference.clone()).samples == ()
+
+
+def test_few_of_many_elements_that_differ_are_shown():
+    difference = bit_difference(torch.zeros(100), torch.ones(100))
+    assert [index for index, _, _ in difference.samples] == [(i,) for i in range(NUM_SAMPLES)]
+
+
 def test_layout_does_not_count():
     reference = torch.arange(12.0).reshape(3, 4)
     assert bits_equal(reference, reference.t().contiguous().t())
@@ -87,6 +108,8 @@ def test_other_dtypes_are_compared_in_bits_without_ulps(dtype):
     candidate = torch.tensor([0, 0, 1]).to(dtype)
     difference = bit_difference(reference, candidate)
     assert (difference.elements_differing, difference.first_index, difference.max_ulp) == (1, (1,), None)
+    assert difference.histogram is None
+    assert [index for index, *_ in difference.samples] == [(1,)]
 
 
 def test_scalars_and_empty_tensors_are_compared_too():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.compare import verdict
 from harness.compare.verdict import compare, judge
 from harness.records import Closeness, Key, Recording, Verdict, zero_counts
 
@@ -150,6 +151,48 @@ def test_records_outside_the_case_are_no_evidence(case, record):
     comparison = compare(left, right, case)
     assert comparison.verdict == Verdict.UNVERIFIED
     assert "step 2, rank 0, grad layers.0.w is outside the case (2 steps, 2 ranks)" in comparison.reason
+
+
+def test_every_key_that_differs_is_listed_in_the_order_of_computation(case, record, flip):
+    candidate = record()
+    for step, kind, name, rank in [
+        (1, "param", "layers.0.w", 0),
+        (1, "grad", "layers.0.b", 1),
+        (0, "grad", "layers.0.w", 1),
+        (1, "grad", "layers.0.w", 1),
+        (1, "grad", "layers.0.w", 0),
+    ]:
+        flip(candidate, step, kind, name, rank)
+    comparison = compare(record(), candidate, case)
+    assert comparison.differing == {
+        "grad": {"layers.0.w": {"0": [1], "1": [0, 1]}, "layers.0.b": {"1": [1]}},
+        "param": {"layers.0.w": {"1": [0]}},
+    }
+    assert list(comparison.differing["grad"]) == ["layers.0.w", "layers.0.b"], "the first to differ comes first"
+    assert comparison.differing_left_out == 0
+    judgement = judge(case, comparison)
+    assert (judgement.differing, judgement.differing_left_out) == (comparison.differing, 0)
+    assert compare(record(), record(), case).differing == {}
+
+
+def test_of_very_many_keys_that_differ_the_first_are_listed_and_the_others_counted(case, record, flip, monkeypatch):
+    monkeypatch.setattr(verdict, "MAX_DIFFERING", 3)
+    candidate = record()
+    for key in candidate.records:
+        flip(candidate, *key)
+    comparison = compare(record(), candidate, case)
+    assert comparison.differing == {"loss": {"loss": {"0": [0, 1]}}, "grad": {"layers.0.w": {"0": [0]}}}
+    assert comparison.differing_left_out == sum(comparison.mismatched.values()) - 3
+    assert judge(case, comparison).differing_left_out == comparison.differing_left_out
+
+
+def test_a_difference_outside_the_case_is_counted_and_not_listed(case, record):
+    left, right = record(), record()
+    inside, outside = Key(0, "loss", "loss", 0), Key(0, "loss", "loss", 7)
+    left.records[outside] = left.records[inside]
+    right.records[outside] = right.records[inside]._replace(digest="0" * 32)
+    comparison = compare(left, right, case)
+    assert (comparison.verdict, comparison.differing, comparison.differing_left_out) == (Verdict.UNVERIFIED, {}, 1)
 
 
 def test_missing_evidence_outweighs_a_difference_that_is_still_named(case, record, flip):

@@ -104,6 +104,64 @@ def make_result() -> Callable[..., CaseResult]:
 
 
 @pytest.fixture
+def localized(make_result) -> CaseResult:
+    """A case that differs, with everything that a search for the cause finds out."""
+    calls = [("mm", True), ("gate<b>", False), ("add", False)]
+    return make_result(
+        "bad",
+        "DIFFERENT",
+        steps=3,
+        losses={"reference": ["0x1p+3", "0x1p+2", "0x1p+1"], "candidate": ["0x1p+3", "0x1.8p+2", "0x1p+1"]},
+        differing={
+            "grad": {"layers.1.moe.gate|w": {"0": [3], "1": [0, 1, 2, 3, 4, 5, 6, 7]}},
+            "param": {"layers.1.moe.gate|w": {"1": [0, 1, 3]}},
+        },
+        mismatched={"loss": 0, "grad": 9, "param": 3, "buffer": 0, "optimizer": 0},
+        logs=["logs/bad/eager_chunked/rank0.log", "logs/bad/graph/rank0.log", "logs/bad/graph/rank0.control.log"],
+        first_divergence=Divergence(
+            step=0,
+            rank=3,
+            kind="grad",
+            name="layers.1.moe.gate|w",
+            module="layers.1.moe",
+            direction="backward",
+            chunk=1,
+            operator="gate<b>",
+            how="gives another output from the same inputs",
+            source="moe.py:68",
+            operator_rank=3,
+            operator_ranks="3, 5",
+            elements_differing=2,
+            elements=1000,
+            max_ulp=4,
+            reference_bits="0x3f80",
+            candidate_bits="0x3f84",
+            reference_type="bfloat16[10, 100]",
+            candidate_type="bfloat16[10, 100]",
+            output_elements_differing=1,
+            output_elements=8,
+            output_max_ulp=1,
+            neighbours=[
+                {
+                    "operator": operator,
+                    "module": "layers.1.moe",
+                    "direction": "backward",
+                    "chunk": 1,
+                    "source": "moe.py:68",
+                    "agrees": agrees,
+                    "is_culprit": operator == "gate<b>",
+                }
+                for operator, agrees in calls
+            ],
+            histogram={"0": 998, "1": 1, "3-4": 1},
+            samples=[[[0, 7], "0x3f80", "0x3f84"], [[9, 99], "0x4000", "0x4001"]],
+            output_histogram={"0": 7, "1": 1},
+            output_samples=[[[5], "0xbf80", "0xbf81"]],
+        ),
+    )
+
+
+@pytest.fixture
 def make_report() -> Callable[..., Report]:
     def make(*results: CaseResult, **facts: Any) -> Report:
         environment = {"torch": "2.13.0", "device": "cpu", "backend": "gloo"}

@@ -31,6 +31,22 @@ def test_the_schema_holds_every_promised_field(make_report, make_result):
     assert set(divergence.split()) <= set(values["cases"][0]["first_divergence"])
 
 
+def test_all_evidence_of_a_cause_survives_writing_and_reading(make_report, localized):
+    report = make_report(localized)
+    assert report_json.parse(report_json.render(report)) == report
+
+
+def test_a_report_from_before_there_was_such_evidence_is_read(make_report, localized):
+    values = report_json.to_dict(make_report(localized))
+    for name in ("differing", "differing_left_out", "logs"):
+        del values["cases"][0][name]
+    for name in ("neighbours", "histogram", "samples", "output_histogram", "output_samples"):
+        del values["cases"][0]["first_divergence"][name]
+    [result] = report_json.parse(json.dumps(values)).cases
+    assert (result.differing, result.differing_left_out, result.logs) == ({}, 0, [])
+    assert (result.first_divergence.histogram, result.first_divergence.samples) == (None, None)
+
+
 def test_fields_of_a_later_version_are_passed_over(make_report, make_result):
     report = make_report(make_result())
     values = report_json.to_dict(report) | {"history": []}
@@ -92,6 +108,49 @@ def test_a_damaged_field_is_refused_by_name(report, change, what):
     with pytest.raises(RecordingError) as error:
         report_json.parse(json.dumps(values))
     assert error.value.what == what
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (["differing", "taste"], {}, "kinds: loss, grad, param, buffer, optimizer"),
+        (["differing", "grad"], {}, "12 keys, by the mismatched records"),
+        (["differing", "grad", "w"], {"0": [0]}, "12 keys, by the mismatched records"),
+        (["differing", "grad", "layers.1.moe.gate|w", "x"], [1], "steps as decimal numbers"),
+        (["differing", "param", "layers.1.moe.gate|w", "1"], [0, 1, 8], "steps and ranks of the case"),
+        (["differing", "param", "layers.1.moe.gate|w"], {"3": [0, 1, 2]}, "steps and ranks of the case"),
+        (["differing", "param", "layers.1.moe.gate|w", "1"], [0, 1, -3], "an array of integers, zero or more"),
+        (["differing", "param", "layers.1.moe.gate|w", "1"], 3, "an array"),
+        (["differing_left_out"], 1, "12 keys, by the mismatched records"),
+        (["differing_left_out"], -1, "an integer, zero or more"),
+        (["logs"], ["logs/../../etc/passwd"], "paths within logs/"),
+        (["logs"], ["javascript:alert(1)"], "paths within logs/"),
+        (["logs"], [1], "an array of texts"),
+        (["first_divergence", "histogram"], {"3-5": 1}, "ranges of ULPs such as 3-4"),
+        (["first_divergence", "histogram"], [], "an object"),
+        (["first_divergence", "output_histogram"], {"0": "1"}, "an integer, zero or more"),
+        (["first_divergence", "samples"], [[[0], "0x0"]], "an index and two texts"),
+        (["first_divergence", "samples"], [[[True], "0x0", "0x1"]], "an array of integers, zero or more"),
+        (["first_divergence", "output_samples"], [[[0], "0x0", 1]], "an array of texts"),
+        (["first_divergence", "neighbours"], ["mm"], "an object"),
+    ],
+)
+def test_damaged_evidence_is_refused_with_what_it_should_be(make_report, localized, path, value, expected):
+    values = json.loads(report_json.render(make_report(localized)))
+    _set(["cases", 0, *path], value)(values)
+    with pytest.raises(RecordingError) as error:
+        report_json.parse(json.dumps(values))
+    assert (
+        error.value.expected,
+        error.value.what.startswith(f"report.cases[0].{path[0].removesuffix('_left_out')}"),
+    ) == (expected, True)
+
+
+def test_an_equal_case_in_which_something_differs_is_refused(make_report, make_result):
+    values = report_json.to_dict(make_report(make_result()))
+    values["cases"][0]["differing"] = {"grad": {"w": {"0": [0]}}}
+    with pytest.raises(RecordingError, match=r"report\.cases\[0\]\.differing is damaged"):
+        report_json.parse(json.dumps(values))
 
 
 def test_a_shards_report_survives_writing_and_reading(make_report, make_result):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.records import Shard
 from harness.report import markdown
 
@@ -116,3 +118,49 @@ def test_a_pass_with_a_great_deal_to_tell_is_cut(make_report, make_result):
     assert len(text) < 20_000
     assert "| moved[99].node | 99 " in text and "moved[100]" not in text
     assert "901 more, in report.json" in text
+
+
+def test_the_evidence_of_a_cause_is_told(make_report, localized):
+    text = " ".join(markdown.render(make_report(localized)).split())
+    for part in (
+        "Calls around the blamed one: | | operator | module | direction | line | agrees |",
+        "| blamed | gate&lt;b&gt; | layers.1.moe | backward, chunk 1 | moe.py:68 | no |",
+        "Elements of the tensor by ULPs: | ULPs | elements | |:-------|:-----------| | 0 | 998 | | 1 | 1 | | 3-4 | 1 |",
+        "| [0, 7] | 0x3f80 | 0x3f84 | 1 | 1.03125 |",
+        "Elements of the blamed call's output by ULPs: | ULPs | elements | |:-------|:-----------| | 0 | 7 | | 1 | 1 |",
+        "| [5] | 0xbf80 | 0xbf81 | | |",
+        "### Tensors that differ | kind | tensor | steps | first step | ranks |",
+        "| grad | layers.1.moe.gate\\|w | 2 | 0 | 0-7 | | param | layers.1.moe.gate\\|w | 1 | 1 | 0-1, 3 |",
+    ):
+        assert part in text, part
+
+
+def test_of_very_many_tensors_that_differ_the_first_are_listed(make_report, make_result):
+    names = {f"w{i}": {"0": [0]} for i in range(markdown.MAX_TENSORS + 3)}
+    counts = {"loss": 0, "grad": len(names), "param": 0, "buffer": 0, "optimizer": 0}
+    result = make_result("bad", "DIFFERENT", differing={"grad": names}, mismatched=counts)
+    text = " ".join(markdown.render(make_report(result)).split())
+    assert "| w49 | 1 | 0 | 0 |" in text and "| w50 |" not in text
+    assert "| ... | 3 more, in report.json |" in text
+
+
+def test_a_monstrous_report_stays_below_the_limit_in_bytes_and_points_at_the_rest(make_report, make_result, localized):
+    """Everything that has no bound of its own, in characters of four bytes and in ones that cannot be encoded."""
+    wide, odd = "\U0001d54f" * 20_000, "\ud800" * 20_000
+    facts = {"passes": [{"name": wide, "seconds": 1, "nodes_before": 1, "nodes_after": 2, "facts": {wide: wide}}]}
+    cases = [make_result(f"case{i}", "ERROR", error=wide if i % 2 else odd) for i in range(200)]
+    cases += [
+        make_result(f"long{i}", "DIFFERENT", first_divergence=replace(localized.first_divergence, name=wide))
+        for i in range(3)
+    ]
+    cases += [make_result("passes", **facts), make_result("small")]
+    environment = {wide: odd, "many": {str(i): wide for i in range(200)}}
+    report = make_report(
+        *cases, environment=environment, not_run={f"not{i}": wide for i in range(200)}, options=(wide,)
+    )
+    text = markdown.render(report)
+    assert len(text.encode(errors="backslashreplace")) < 2**20
+    assert text.index("| case0 ") < text.index("<details>")
+    assert "more rows are left out here; report.json has them." in text
+    assert "more cases are left out here; report.json has them." in text
+    assert text.count("<details>") == text.count("</details>")

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.report import text
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype", "value"),
+    [
+        ("0x3f800001", "float32", "1.00000012"),
+        ("0xbf80", "bfloat16", "-1"),
+        ("0x3c00", "float16", "1"),
+        ("0x3ff0000000000000", "float64", "1"),
+        ("0x7fc00000", "float32", "nan"),
+        ("0x0000000000000001", "int64", ""),
+        ("0x3f80", "float32", ""),
+        ("nonsense", "float32", ""),
+    ],
+)
+def test_bits_are_shown_as_numbers_where_the_dtype_has_them(bits, dtype, value):
+    assert text.value_of(bits, dtype) == value
+
+
+def test_ranks_are_told_as_ranges():
+    assert text.tell_ranks([3, 0, 1, 2, 6, 8, 9]) == "0-3, 6, 8-9"
+    assert text.tell_ranks([]) == ""
+
+
+def test_how_much_differs_is_told_as_far_as_it_is_known():
+    assert text.extent(2, 1000, 1) == "2 of 1,000 elements differ, by 1 ULP at most"
+    assert text.extent(2, 1000, None) == "2 of 1,000 elements differ"
+    assert text.extent(None, 1000, 3) == ""
+
+
+def test_the_blamed_call_stands_among_its_neighbours(localized):
+    assert text.neighbour_rows(localized.first_divergence) == [
+        ("", "mm", "layers.1.moe", "backward, chunk 1", "moe.py:68", "yes"),
+        ("blamed", "gate<b>", "layers.1.moe", "backward, chunk 1", "moe.py:68", "no"),
+        ("", "add", "layers.1.moe", "backward, chunk 1", "moe.py:68", "no"),
+    ]
+
+
+def test_differing_tensors_are_listed_with_their_first_step_and_ranks_up_to_a_limit(localized):
+    rows, left_out = text.tensor_rows(localized, 1)
+    assert (rows, left_out) == ([("grad", "layers.1.moe.gate|w", "2", "0", "0-7")], 1)

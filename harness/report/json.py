@@ -209,7 +209,9 @@ def _refuse_contradictions(reader: _Reader, values: dict[str, Any], result: Case
     repeated = [verdict for verdicts in (result.control, result.stress or {}) for verdict in verdicts.values()]
     unstable = [verdict for verdict in repeated if verdict not in (None, Verdict.EQUAL)]
     if unstable and result.verdict in (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT):
-        raise reader.refuse(f"{where}.verdict", f"no {result.verdict}, as a control is {unstable[0]}", result.verdict)
+        raise reader.refuse(
+            f"{where}.verdict", f"no {result.verdict}, as a control is {unstable[0]}", result.verdict.value
+        )
     if result.verdict == Verdict.DIFFERENT and not any(result.mismatched.values()):
         raise reader.refuse(f"{where}.verdict", "no DIFFERENT, as no record differs", result.verdict.value)
 

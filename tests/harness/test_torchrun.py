@@ -20,10 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from harness.launch import run_cases
 from harness.run_options import RunOptions
+from harness.stress import Stress
 from tests.harness.test_launch import toy
 near = replace(toy("one_bit_off", name="near"), expected="CLOSE", close_within=0.01)
-cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), near, toy(name="again")]
-options = RunOptions(device="cpu", control="never", timeout=60.0)
+cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), near]
+cases += [toy("reads_fresh_memory", name="fresh", reference="reads_fresh_memory"), toy(name="again")]
+options = RunOptions(device="cpu", control="never", timeout=60.0, stress=Stress())
 out = Path(sys.argv[1])
 lines = [(r.case.name, r.verdict, r.error, str(r.first_divergence)) for r in run_cases(cases, options, out)]
 (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(lines))
@@ -40,7 +42,7 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     leader, follower = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
@@ -49,6 +51,7 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
         ("differs", "DIFFERENT"),
         ("raises", "ERROR"),
         ("near", "CLOSE"),
+        ("fresh", "NONDETERMINISTIC"),
         ("again", "EQUAL"),
     ]
     assert [tuple(line[:2]) for line in leader] == expected
@@ -59,6 +62,8 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
         "RankError: rank 1 of tests.harness.toy_systems:raising raised at step 2\n"
         "  found: ValueError: the toy is broken\n"
     )
+    assert "between='reference against itself under stress'" in leader[4][3]
+    assert "operator='add.Tensor'" in leader[4][3], "replays go through torchrun's ranks too"
     assert not list(tmp_path.glob("bitproof-*"))
 
 

@@ -171,6 +171,7 @@ def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table, value
     try:
         pq.write_table(table, partial / DIGESTS, compression="zstd")
         about = {"schema": SCHEMA} | manifest | {"digests_sha256": _sha256(partial / DIGESTS)}
+        about.pop("values_sha256", None)  # of another folder, if the manifest was read from one
         for rank, source in enumerate(values):
             path = _values_path(partial, rank)
             path.parent.mkdir(exist_ok=True)

@@ -76,9 +76,7 @@ def rewrite_recording(folder: Path, change: Change = lambda key, tensor: tensor,
                 recorder.step = key.step
                 tensor = values.read_recorded(key, recording.records[key]).clone()
                 recorder.observe(key.kind, key.name, change(key, tensor))
-    sums = ("digests_sha256", "values_sha256", "manifest_sha256")
-    manifest = {name: value for name, value in recording.manifest.items() if name not in sums}
-    _write(folder, manifest | about, recorders, with_values=True)
+    _write(folder, recording.manifest | about, recorders, with_values=True)
 
 
 def at(wanted: Key, make: Callable[[torch.Tensor], torch.Tensor]) -> Change:

@@ -25,15 +25,23 @@ from tests.harness.test_launch import toy
 near = replace(toy("one_bit_off", name="near"), expected="CLOSE", close_within=0.01)
 cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), near]
 cases += [toy("reads_fresh_memory", name="fresh", reference="reads_fresh_memory"), toy(name="again")]
-options = RunOptions(device="cpu", control="never", timeout=60.0, stress=Stress())
 out = Path(sys.argv[1])
-lines = [(r.case.name, r.verdict, r.error, str(r.first_divergence)) for r in run_cases(cases, options, out)]
+options = RunOptions(
+    device="cpu", control="never", timeout=60.0, stress=Stress(), baseline_dir=out / "baselines"
+)
+lines = [
+    (r.case.name, r.verdict, r.error, str(r.first_divergence), r.as_expected, r.baseline)
+    for r in run_cases(cases, options, out)
+]
 (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(lines))
 """
 
 
 def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
+    damaged = tmp_path / "baselines" / "again" / "tests.harness.toy_systems-steady" / "damaged"
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text("{")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
@@ -56,6 +64,9 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
     ]
     assert [tuple(line[:2]) for line in leader] == expected
     assert [line[:3] for line in follower] == [line[:3] for line in leader]
+    assert [line[4:] for line in follower] == [line[4:] for line in leader], "exit statuses are made of these"
+    assert [leader[number][4] for number in (0, 4)] == [True, False]
+    assert [leader[number][5]["candidate"]["status"] for number in (0, 4)] == ["NO BASELINE", "UNVERIFIED"]
     assert "step=2, rank=1, kind='grad', name='weight'" in leader[1][3]
     assert "elements_differing=1, elements=6, max_ulp=1" in leader[1][3]
     assert leader[2][2].startswith(

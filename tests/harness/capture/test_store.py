@@ -78,6 +78,12 @@ def test_a_recording_is_replaced_whole(folder):
     assert len(read_recording(folder).records) == 1
 
 
+def test_a_recording_written_from_anothers_manifest_claims_only_its_own_files(folder, tmp_path):
+    manifest = read_manifest(make_recording(tmp_path / "with_values", CASE))
+    write_recording(folder, manifest, read_recording(tmp_path / "with_values").records.items())
+    assert "values_sha256" not in read_recording(folder).manifest
+
+
 def test_a_recording_that_could_not_be_written_leaves_the_old_one(folder):
     with pytest.raises(TypeError):
         write_recording(folder, MANIFEST | {"steps": object()}, ROWS[:1])

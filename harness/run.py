@@ -89,7 +89,8 @@ def run_and_report(
     """Run cases, write their report and return the exit status.
 
     `not_run` says, by name, why cases were left out; `replay` are the command-line options that a replay
-    must repeat; `tell` is called with the written report and its folder. Raises UsageError when the call is wrong, before anything is run or written.
+    must repeat; `tell` is called with the written report and its folder. Raises UsageError when the call is
+    wrong, before anything is run or written.
     """
     run_dir = prepare_run_dir(report_dir)
     reports = is_reporting_rank()

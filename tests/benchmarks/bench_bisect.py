@@ -1,4 +1,4 @@
-"""Does bisection name the pass, and in how many runs? `python tests/benchmarks/bench_bisect.py [--world-size N] [NAME ...]`.
+"""Does bisection name the pass, in how many runs? `python tests/benchmarks/bench_bisect.py [--world-size N] [NAME ...]`
 
 For each defect inside a pass of the nightly pipeline, each extra pass that changes bits, put at several places in the
 column, and a backend: the pass to blame and the pass blamed, the region and the call, the runs of the search

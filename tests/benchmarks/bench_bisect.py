@@ -28,7 +28,9 @@ from harness.case import Case
 from harness.run_options import RunOptions
 from tests.harness.localize.pass_defects import DEFECTS, hosts_with
 
-NIGHTLY, UNCHUNKED = "blocks_batch_nightly", "unchunked"
+NIGHTLY, UNCHUNKED = CASES["blocks_batch_nightly"], CASES["unchunked"]
+# A bucket leaves no sum of two chunks for a pass to find.
+UNBUCKETED = replace(NIGHTLY, pipeline=replace(NIGHTLY.pipeline, bucket=False))
 GRADIENTS = "cases/examples/extra_passes.py:add_gradients_in_bfloat16"
 NORMS = "tests/harness/localize/pass_defects.py:merge_norms"
 
@@ -60,10 +62,9 @@ def main() -> None:
 def searches() -> list[tuple[str, str, Case, tuple[str, ...]]]:
     """What is searched for, the pass to blame, the case, and the extra passes in it."""
     found = [
-        (name, defect.of, CASES[UNCHUNKED if name == "drop_a_write" else NIGHTLY], ())
-        for name, defect in DEFECTS.items()
+        (name, defect.of, UNCHUNKED if name == "drop_a_write" else NIGHTLY, ()) for name, defect in DEFECTS.items()
     ]
-    found += [(text.rpartition(":")[2], name, CASES[NIGHTLY], (text,)) for text, name in EXTRA_PASSES]
+    found += [(text.rpartition(":")[2], name, UNBUCKETED, (text,)) for text, name in EXTRA_PASSES]
     return [
         *found,
         ("early accumulation", "chunk", CASES["early_accumulation"], ()),

@@ -1,4 +1,4 @@
-"""`bitproof bisect` and `bitproof localize`: one case's difference looked into, from the run folder to the exit status."""
+"""One `bitproof localize` or `bitproof bisect`, from the report folder to the exit status."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
     assert [tuple(line[:2]) for line in leader] == expected
     assert [line[:3] for line in follower] == [line[:3] for line in leader]
     assert [line[4:] for line in follower] == [line[4:] for line in leader], "exit statuses are made of these"
-    assert [leader[number][4] for number in (0, 4)] == [True, False]
-    assert [leader[number][5]["candidate"]["status"] for number in (0, 4)] == ["NO BASELINE", "UNVERIFIED"]
+    assert [leader[number][4] for number in (0, 5)] == [True, False]
+    assert [leader[number][5]["candidate"]["status"] for number in (0, 5)] == ["NO BASELINE", "UNVERIFIED"]
     assert "step=2, rank=1, kind='grad', name='weight'" in leader[1][3]
     assert "elements_differing=1, elements=6, max_ulp=1" in leader[1][3]
     assert leader[2][2].startswith(

@@ -105,17 +105,12 @@ def fill_a_bucket_in_another_order(module: GraphModule) -> None:
         if operator_name(launch) != "reduce_scatter_tensor" or operator_name(launch.args[0]) != "cat":
             continue
         parts, *others = list(launch.args[0].args[0]), *launch.args[0].args[1:]
-        # The two chunks of one gradient are added later: their order is all the same.
-        alike = [i for i, part in enumerate(parts) if _shape_and_chunk(part) == _shape_and_chunk(parts[0])]
-        if len(alike) > 1:
-            parts[0], parts[alike[1]] = parts[alike[1]], parts[0]
+        alike = [i for i, part in enumerate(parts) if part.meta["val"].shape == parts[0].meta["val"].shape]
+        if len(alike) > 2:  # two may be the chunks of one gradient, which are added later in any order
+            parts[0], parts[alike[-1]] = parts[alike[-1]], parts[0]
             launch.args[0].args = (parts, *others)
             return
     raise AssertionError("no bucket")
-
-
-def _shape_and_chunk(node: Node) -> tuple[Any, ...]:
-    return (*node.meta["val"].shape, node.meta.get("chunk"))
 
 
 def read_the_other_chunk(module: GraphModule) -> None:

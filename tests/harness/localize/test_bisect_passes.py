@@ -24,7 +24,7 @@ from harness.run_options import RunOptions
 
 MINE = "mine"
 COLUMN = ["clean_up", "tag_memory", "rematerialize", "chunk", "bucket", MINE, "overlap", "concretize_symbols"]
-REGIONS = ["layers.0", "layers.1", "layers.2"]
+REGIONS = ["layers.0", "layers.1", "layers.2", "layers.3"]
 CASE = Case(
     name="batch",
     family="test",
@@ -291,12 +291,20 @@ def test_of_the_chunk_pass_the_region_is_named_that_differs_alone(tmp_path: Path
     assert found.divergence is not None and found.divergence.pass_ == "chunk"
 
 
-def test_regions_that_differ_only_together_are_told_as_such(tmp_path: Path) -> None:
-    found = searched(Bench(tmp_path, lambda applied, regions: {"layers.0", "layers.2"} <= regions)).found
+@pytest.mark.parametrize(
+    ("pair", "told"),
+    [
+        ({"layers.0", "layers.2"}, "layers.3 alone is EQUAL; these differ when they are chunked together: REGIONS"),
+        (
+            {"layers.0", "layers.1"},
+            "layers.1 alone is EQUAL; these differ when they are chunked together: layers.0, layers.1",
+        ),
+    ],
+)
+def test_regions_that_differ_only_together_are_told_as_such(tmp_path: Path, pair: set[str], told: str) -> None:
+    found = searched(Bench(tmp_path, lambda applied, regions: pair <= regions)).found
     assert (found.blamed, found.region) == ("chunk", None)
-    assert found.region_problem == (
-        "layers.2 alone is EQUAL; these differ when they are chunked together: layers.0, layers.1, layers.2"
-    )
+    assert found.region_problem == told.replace("REGIONS", ", ".join(REGIONS))
     assert searching.status_of(found) == 1
 
 

@@ -322,6 +322,7 @@ def _function_name(node: Node) -> str:
         return f"{module.removeprefix('_')}.{name}"
     if node.op == "call_function" and module == "torch" and getattr(torch, name, None) is target:
         return f"torch.{name}"
+    name = str(target) if isinstance(target, OpOverload) else name
     raise NoFileError(f"a graph has `{node.name}`, a {node.op} of {name}, which plain torch does not have")
 
 

@@ -24,6 +24,7 @@ from harness.localize.standalone import NoFileError, Scene, Side, Written, run_p
 from harness.localize.standalone_main import describe_difference
 
 NAMES = {"parameters": ["layers.0.w"], "buffers": ["count"], "inputs": ["tokens"]}
+HEAD = 'A """head\\N" of C:\\U.'
 TOKENS = torch.tensor([3, 1, 2])
 
 
@@ -42,7 +43,7 @@ def scene(reference: Any, candidate: Any, world_size: int = 1, source: str = "")
         for name, graph in graphs.items()
     }
     ranks = [list(range(world_size))]
-    return Scene(sides, world_size, {"all": ranks}, [{"tokens": TOKENS}] * world_size, "A head.", source, timeout=60.0)
+    return Scene(sides, world_size, {"all": ranks}, [{"tokens": TOKENS}] * world_size, HEAD, source, timeout=60.0)
 
 
 def run_forked(text: str, folder: Path, timeout: float, *arguments: str) -> tuple[int, str]:

@@ -322,6 +322,7 @@ def _function_name(node: Node) -> str:
         return f"{module.removeprefix('_')}.{name}"
     if node.op == "call_function" and module == "torch" and getattr(torch, name, None) is target:
         return f"torch.{name}"
+    name = str(target) if isinstance(target, OpOverload) else name
     raise NoFileError(f"a graph has `{node.name}`, a {node.op} of {name}, which plain torch does not have")
 
 
@@ -362,8 +363,9 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
     probe = [f"{_PROBE_IMPORTS}\n\nLARGEST = {standalone_probe.LARGEST}\nseen = {{}}"] if probing else []
     probe += [inspect.getsource(part) for part in (standalone_probe.see, standalone_probe.differs_on) if probing]
     imported = "\n".join(f"import {name}" for name in imports)
+    head = scene.head.replace("\\", "\\\\").replace('"""', "'''")
     blocks = [
-        f'"""{scene.head}"""\n\nfrom __future__ import annotations\n\n{imported}\n{names}',
+        f'"""{head}"""\n\nfrom __future__ import annotations\n\n{imported}\n{names}',
         "\n".join(tables),
         functions,
         *map(inspect.getsource, parts),

@@ -134,7 +134,7 @@ def test_a_rank_that_raises_is_shrunk_too_and_gets_no_file(tmp_path: Path, capsy
 
 def test_a_system_whose_code_is_no_graph_is_refused_by_name() -> None:
     with pytest.raises(UsageError) as refusal:
-        write_standalone(replace(SMALL, candidate="mine:factory"), GraphOptions(), 0, "")
+        write_standalone(replace(SMALL, reference="mine:factory"), GraphOptions(), 0, "")
     assert refusal.value.what == "system mine:factory is not known as a graph"
 
 

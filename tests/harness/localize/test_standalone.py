@@ -6,7 +6,6 @@ import inspect
 import linecache
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +17,14 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from harness.graph.offload_operators import OFFLOAD
 from harness.graph.trace import StepGraph
 from harness.localize import standalone_main
-from harness.localize.standalone import NoFileError, Scene, Side, Written, write_standalone
+from harness.localize.standalone import NoFileError, Scene, Side, Written, run_plain, write_standalone
 from harness.localize.standalone_main import describe_difference
 
 NAMES = {"parameters": ["layers.0.w"], "buffers": ["count"], "inputs": ["tokens"]}
+HEAD = 'A """head\\N" of C:\\U.'
 TOKENS = torch.tensor([3, 1, 2])
 
 
@@ -42,7 +43,7 @@ def scene(reference: Any, candidate: Any, world_size: int = 1, source: str = "")
         for name, graph in graphs.items()
     }
     ranks = [list(range(world_size))]
-    return Scene(sides, world_size, {"all": ranks}, [{"tokens": TOKENS}] * world_size, "A head.", source, timeout=60.0)
+    return Scene(sides, world_size, {"all": ranks}, [{"tokens": TOKENS}] * world_size, HEAD, source, timeout=60.0)
 
 
 def run_forked(text: str, folder: Path, timeout: float, *arguments: str) -> tuple[int, str]:
@@ -92,7 +93,7 @@ def wrong(w: Tensor, count: Tensor, tokens: Tensor) -> list[Tensor]:
 
 
 def test_the_file_has_the_calls_that_matter_alone_and_fails_by_itself(tmp_path: Path) -> None:
-    written = write_standalone(scene(graph_of(right), graph_of(wrong)))
+    written = write(scene(graph_of(right), graph_of(wrong)))
     assert written.num_calls == {"reference": 1, "candidate": 2}
     assert body(written.text, "reference") == [
         "mul = torch.ops.aten.mul.Tensor(x0, 2)",
@@ -111,14 +112,25 @@ def test_the_file_has_the_calls_that_matter_alone_and_fails_by_itself(tmp_path: 
     imported = set(re.findall(r"^(?:import|from) (\w+)", written.text, re.MULTILINE))
     assert imported - {"torch"} <= sys.stdlib_module_names
     mended = written.text.replace("add = torch.ops.aten.add.Tensor(x0, 0.001)", "add = x0")
-    assert run(tmp_path, mended) == (0, "reference and candidate agree in every bit\n")
+    assert run_forked(mended, tmp_path, 60.0) == (0, "reference and candidate agree in every bit\n")
 
 
-def run(folder: Path, text: str) -> tuple[int, str]:
-    file = folder / "file.py"
-    file.write_text(text)
-    done = subprocess.run([sys.executable, "-I", str(file)], cwd=folder, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+def test_a_file_that_shows_nothing_is_not_handed_out() -> None:
+    def run(text: str, *others: Any) -> tuple[int, str]:
+        return run_forked(text, *others) if "see(" in text else (0, "")
+
+    with pytest.raises(NoFileError) as refusal:
+        write_standalone(scene(graph_of(right), graph_of(wrong)), run)
+    assert refusal.value.what == "a file with the code of both graphs was written, and ran without showing a difference"
+
+
+def test_a_file_runs_without_this_project_and_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    text = "import os, sys; print(sys.argv[1], {'PYTHONPATH', 'OMP_NUM_THREADS'} & set(os.environ)); sys.exit(1)"
+    assert run_plain(text, tmp_path, 60.0, "word") == (1, "word set()\n")
+    status, printed = run_plain("import time; time.sleep(60)", tmp_path, 0.2)
+    assert (status, printed) == (None, "not finished after 0.2 s")
 
 
 def test_graphs_that_agree_give_no_file() -> None:
@@ -162,15 +174,16 @@ def test_ranks_that_exchange_values_are_processes_of_the_file() -> None:
     assert sorted(line[:6] for line in written.printed.splitlines()) == ["rank 0", "rank 1", "rank 2", "refere"]
 
 
-def test_what_plain_torch_does_not_have_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("target", "name"), [(describe_difference, "describe_difference"), (OFFLOAD, "bitproof.offload.default")]
+)
+def test_what_plain_torch_does_not_have_is_refused_by_name(target: Any, name: str) -> None:
     graph = graph_of(right)
     node = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)[0]
-    node.target = describe_difference
+    node.target = target
     with pytest.raises(NoFileError) as refusal:
         write(scene(graph_of(right), graph))
-    assert refusal.value.what == (
-        "a graph has `exp`, a call_function of describe_difference, which plain torch does not have"
-    )
+    assert refusal.value.what == f"a graph has `exp`, a call_function of {name}, which plain torch does not have"
 
 
 def test_code_that_does_not_run_by_itself_is_refused_with_what_it_printed() -> None:

@@ -38,6 +38,7 @@ Groups that the factory makes are its own until the run ends; then `destroy_proc
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -94,9 +95,10 @@ def check_system(name: str) -> None:
     path = file_of(source) or _file_of_module(name, source)
     bound = names_in(path, f"system {name}") if path is not None else None
     if bound is not None and factory.partition(".")[0] not in bound:
+        close = difflib.get_close_matches(factory, bound, n=3)
         raise UsageError(
             f"{source} has no factory {factory}",
-            expected=", ".join(sorted(bound)) or "a function of a case and a mesh",
+            expected=f"a name that it has, such as {', '.join(close or sorted(bound)[:3])}",
             found=f"system {name}",
         )
 

@@ -264,7 +264,8 @@ def join_recording(
     `done` are the ranks' accounts of their end, in rank order. Raises RecordingError when names were declared that
     appeared on no rank: such a rule is stale, and may hide a gap.
     """
-    unused = [name for name in done[0]["unused_names"] if all(name in rank["unused_names"] for rank in done)]
+    by_rank = [rank.get("unused_names", ()) for rank in done]
+    unused = [name for name in by_rank[0] if all(name in names for names in by_rank)]
     if unused:
         raise RecordingError(
             f"names that system {request.system} declares never appeared",

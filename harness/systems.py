@@ -28,9 +28,9 @@ A tensor is read when it is yielded, before the step goes on: yield a gradient b
 Of the object, these are optional:
 
     names             a mapping of its own names to the reference's; see harness.names
-    model             the module, and
-    gradients         the function, called by step, that computes loss and gradients: then calls are told by module
-    wrap_gradients    a method that wraps such a function, of which faults make use; else they change what is yielded
+    model             the module: when systems differ, the call to blame is told by module
+    gradients         the function, called by step, that computes loss and gradients: what else runs is the update
+    wrap_gradients    a method that wraps that function for a fault; without it a fault changes what is yielded
     manifest          a method: what beyond the case decides this rank's numbers, as plain JSON values
 
 Groups that the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
@@ -38,6 +38,7 @@ Groups that the factory makes are its own until the run ends; then `destroy_proc
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -94,9 +95,10 @@ def check_system(name: str) -> None:
     path = file_of(source) or _file_of_module(name, source)
     bound = names_in(path, f"system {name}") if path is not None else None
     if bound is not None and factory.partition(".")[0] not in bound:
+        close = difflib.get_close_matches(factory, bound, n=3)
         raise UsageError(
             f"{source} has no factory {factory}",
-            expected=", ".join(sorted(bound)) or "a function of a case and a mesh",
+            expected=f"a name that it has, such as {', '.join(close or sorted(bound)[:3])}",
             found=f"system {name}",
         )
 

@@ -31,7 +31,7 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """Every name that a file binds, read without running it; None when only running it can tell.
+    """Every name that a module in this file has, read without running it; None when only running it can tell.
 
     Raises UsageError, naming `what` the file is of, when it cannot be read or is not Python.
     """
@@ -44,14 +44,18 @@ def names_in(path: Path, what: str) -> set[str] | None:
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"the file of {what} is not Python", found=str(error), where=str(path)) from error
     names: set[str] = set()
-    for node in ast.walk(tree):
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
         match node:
             case ast.FunctionDef(name="__getattr__") | ast.alias(name="*") | ast.Name(id="globals" | "setattr"):
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
+                continue  # what it binds is its own
             case ast.alias():
                 names.add(node.asname or node.name.partition(".")[0])
             case ast.Name(ctx=ast.Store()):
                 names.add(node.id)
+        pending += ast.iter_child_nodes(node)
     return names

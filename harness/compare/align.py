@@ -41,19 +41,28 @@ class Alignment:
         return gaps
 
     def _strangers(self) -> Iterator[str]:
-        """A sentence for each kind that both sides recorded and of which no name is the same, and how to mend it."""
-        paired = {key.kind for key in self.pairs}
-        extra = {key.kind for key in self.extra}
-        for kind in dict.fromkeys(key.kind for key in self.missing if key.kind in extra - paired):
-            yield (
-                f"no name of a {kind} is the same on both sides: the reference has {_first_names(self.missing, kind)}; "
-                f"the candidate has {_first_names(self.extra, kind)}; names are never guessed: declare which is which "
-                "as `names` of the system, or with --names FILE"
-            )
+        """A sentence for each kind in which each side has names that the other never uses, and how to pair them."""
+        missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
+        for kind in missing:
+            known = {key.name for key in self.pairs if key.kind == kind}
+            theirs = [name for name in extra.get(kind, ()) if name not in {*missing[kind], *known}]
+            ours = [name for name in missing[kind] if name not in {*extra.get(kind, ()), *known}]
+            if ours and theirs:
+                yield (
+                    f"only the reference has {kind} {_first_few(ours)}; only the candidate has {kind} "
+                    f"{_first_few(theirs)}; names are never guessed: if these are the same, say so as `names` of the "
+                    "system, or with --names FILE"
+                )
 
 
-def _first_names(keys: Iterable[Key], kind: str) -> str:
-    names = list(dict.fromkeys(key.name for key in keys if key.kind == kind))
+def _names_by_kind(keys: Iterable[Key]) -> dict[str, dict[str, None]]:
+    names: dict[str, dict[str, None]] = {}
+    for key in keys:
+        names.setdefault(key.kind, {})[key.name] = None
+    return names
+
+
+def _first_few(names: list[str]) -> str:
     return ", ".join(names[:NUM_NAMED]) + (", ..." if len(names) > NUM_NAMED else "")
 
 

@@ -139,8 +139,8 @@ def test_names_that_do_not_pair_are_unverified_and_the_text_says_how_to_declare_
     result = batch[1]["stranger"]
     assert result.verdict == Verdict.UNVERIFIED
     assert (
-        "no name of a grad is the same on both sides: the reference has weight; the candidate has model.weight; "
-        "names are never guessed: declare which is which as `names` of the system, or with --names FILE"
+        "only the reference has grad weight; only the candidate has grad model.weight; "
+        "names are never guessed: if these are the same, say so as `names` of the system, or with --names FILE"
     ) in result.error
 
 

@@ -31,17 +31,17 @@ def test_a_missing_and_an_extra_record_are_named():
     assert align([(W, LEFT)], [(W, LEFT), (B, LEFT)]).gaps == ["the reference lacks 1 record: step 0, rank 1, grad b"]
 
 
-def test_names_of_which_none_is_the_same_are_told_with_how_to_declare_them():
+def test_names_that_only_one_side_has_are_told_with_how_to_declare_them():
     theirs = [Key(0, "grad", f"model.{name}", 1) for name in "abcdef"]
-    loss = Key(0, "loss", "loss", 1)
-    gaps = align([(loss, LEFT), (W, LEFT), (B, LEFT)], [(loss, LEFT), *((key, LEFT) for key in theirs)]).gaps
-    assert len(gaps) == 3, "nothing is paired"
+    candidate = [(key, LEFT) for key in (W, *theirs)]
+    gaps = align([(W, LEFT), (B, LEFT)], candidate).gaps
+    assert len(gaps) == 3
     assert gaps[-1] == (
-        "no name of a grad is the same on both sides: the reference has w, b; the candidate has model.a, model.b, "
-        "model.c, model.d, model.e, ...; names are never guessed: declare which is which as `names` of the system, "
-        "or with --names FILE"
+        "only the reference has grad b; only the candidate has grad model.a, model.b, model.c, model.d, model.e, ...; "
+        "names are never guessed: if these are the same, say so as `names` of the system, or with --names FILE"
     )
-    assert len(align([(W, LEFT), (B, LEFT)], [(W, LEFT), (theirs[0], LEFT)]).gaps) == 2, "some are the same"
+    for other in (B._replace(kind="param"), W._replace(step=1), W._replace(rank=0)):
+        assert len(align([(W, LEFT), (B, LEFT)], [(W, LEFT), (other, LEFT)]).gaps) == 2, "no names to pair"
 
 
 def test_a_key_recorded_twice_is_named_even_when_both_records_agree():

@@ -120,6 +120,10 @@ def test_the_heatmap_tells_kinds_and_steps_for_every_case(page):
     ]
 
 
+def test_shades_are_quarters_of_the_share_that_differs():
+    assert [html._shade(share) for share in (0.001, 0.25, 0.26, 0.5, 0.51, 0.75, 0.76, 1.0, 1.5)] == list("112233444")
+
+
 def test_the_heatmap_tells_on_how_many_and_on_which_ranks_a_tensor_differs(page):
     assert rows(page, "Tensors that differ, by step") == [
         ["tensor", "0", "1", "2", "ranks"],

@@ -13,8 +13,8 @@ from harness.case import Batch, Case, Parallelism
 FAMILY = "trainers"
 _LOOP, _COMPILED = "cases.examples.fsdp2_loop", "cases.examples.compiled"
 
-fsdp2_checkpointed = Case(
-    name="fsdp2_checkpointed",
+loop_checkpointed = Case(
+    name="loop_checkpointed",
     family=FAMILY,
     reference=f"{_LOOP}:plain",
     candidate=f"{_LOOP}:checkpointed",
@@ -22,16 +22,16 @@ fsdp2_checkpointed = Case(
     parallelism=Parallelism(world_size=2, ep=1),
     batch=Batch(sequences=4, seq_len=16),
 )
-fsdp2_kept_gathered = replace(fsdp2_checkpointed, name="fsdp2_kept_gathered", candidate=f"{_LOOP}:kept_gathered")
-fsdp2_bf16_reduce = replace(
-    fsdp2_checkpointed,
-    name="fsdp2_bf16_reduce",
+loop_kept_gathered = replace(loop_checkpointed, name="loop_kept_gathered", candidate=f"{_LOOP}:kept_gathered")
+loop_bf16_reduce = replace(
+    loop_checkpointed,
+    name="loop_bf16_reduce",
     candidate=f"{_LOOP}:bf16_reduce",
     expected="DIFFERENT",
     differs=("grad", "param", "optimizer"),
 )
 compiled_aot_eager = replace(
-    fsdp2_checkpointed,
+    loop_checkpointed,
     name="compiled_aot_eager",
     reference=f"{_COMPILED}:eager",
     candidate=f"{_COMPILED}:aot_eager",
@@ -44,4 +44,4 @@ compiled_inductor = replace(
     close_within=1e-5,
 )
 
-CASES = (fsdp2_checkpointed, fsdp2_kept_gathered, fsdp2_bf16_reduce, compiled_aot_eager, compiled_inductor)
+CASES = (loop_checkpointed, loop_kept_gathered, loop_bf16_reduce, compiled_aot_eager, compiled_inductor)

@@ -76,7 +76,7 @@ class _Shrinking:
         first = self._watched(start, "when_different", "first")
         symptom = symptom_of(first)
         if symptom is None:
-            return _refuse(first)
+            return refuse(first)
         print(f"it fails: {symptom}", flush=True)
         start = replace(start, case=self._with_sizes(start.case))
         smallest = shrink(start, first, self._try, self.budget, lambda line: print(line, flush=True))
@@ -188,8 +188,8 @@ Written by bitproof {__version__} with torch {version("torch")} and Python {plat
 The case itself: {command}"""
 
 
-def _refuse(result: CaseResult) -> int:
-    """Say why there is nothing to shrink."""
+def refuse(result: CaseResult) -> int:
+    """Say why there is nothing to shrink; returns the exit status."""
     reasons = {
         Verdict.NONDETERMINISTIC: ("a system differs from itself, so smaller cases would prove nothing", UNEXPECTED),
         Verdict.UNVERIFIED: ("the case could not be judged", UNJUDGED),

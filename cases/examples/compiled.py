@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.case import Case
+from harness.compiler import compiler_problem
+from harness.errors import MachineError
 from reference.parallel.mesh import Mesh
 
 DIM = 48
@@ -46,6 +48,7 @@ class Replica:
         loss.backward()
         yield "loss", "loss", loss
         for name, parameter in self.model.named_parameters():
+            assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
             yield "grad", name, parameter.grad
         self.optimizer.step()
@@ -66,5 +69,7 @@ def aot_eager(case: Case, mesh: Mesh) -> Replica:
 
 
 def inductor(case: Case, mesh: Mesh) -> Replica:
-    """The model compiled by Inductor."""
+    """The model compiled by Inductor. Raises MachineError where it cannot compile."""
+    if mesh.device.type == "cpu" and (problem := compiler_problem()):
+        raise MachineError("Inductor cannot compile for this CPU without a C++ compiler", found=problem)
     return Replica(case, mesh, "inductor")

@@ -1,6 +1,6 @@
 """A training loop in plain PyTorch, with FSDP2, as a system; and three ways to write it that look the same.
 
-    bitproof run -k fsdp2
+    bitproof run -k loop
 
     plain           the loop
     checkpointed    each block's activations are computed a second time in backward: the same bits
@@ -77,14 +77,13 @@ class Loop:
         self.device = mesh.device
         # torch is seeded with the case's seed on every rank, so all ranks start from the same parameters.
         self.model = LanguageModel(checkpointed).to(self.device)
-        sharded = {
-            "mesh": init_device_mesh(self.device.type, (case.parallelism.world_size,)),
-            "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce),
-            "reshard_after_forward": reshard_after_forward,
-        }
-        for block in self.model.blocks:
-            fully_shard(block, **sharded)
-        fully_shard(self.model, **sharded)
+        for module in (*self.model.blocks, self.model):
+            fully_shard(
+                module,
+                mesh=init_device_mesh(self.device.type, (case.parallelism.world_size,)),
+                mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce),
+                reshard_after_forward=reshard_after_forward,
+            )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=case.optimizer.lr)
         self.batch = case.batch
         self.data = torch.Generator().manual_seed(1000 * case.seed + mesh.rank)

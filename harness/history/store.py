@@ -71,7 +71,7 @@ def add_runs(path: Path, run_dirs: Sequence[Path]) -> list[tuple[str, bool]]:
     """
     reports = [_read_report(run_dir) for run_dir in run_dirs]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _opened(path, mode="rwc") as connection:
+    with _opened(path, writes=True) as connection:
         return [(report.run_id, _add(connection, report)) for report in reports]
 
 
@@ -84,7 +84,7 @@ def read_nights(path: Path, last: int) -> list[Night]:
         raise UsageError(
             "there is no such history", expected="a file that `bitproof history add` made", found=str(path)
         )
-    with _opened(path, mode="rw") as connection:
+    with _opened(path, writes=False) as connection:
         runs = connection.execute("SELECT * FROM runs ORDER BY run_id DESC LIMIT ?", (last,)).fetchall()
         return [_night(connection, *run) for run in reversed(runs)]
 
@@ -159,13 +159,16 @@ def _outcome(*columns: Any) -> Outcome:
 
 
 @contextmanager
-def _opened(path: Path, *, mode: str) -> Iterator[sqlite3.Connection]:
-    """A connection within one transaction, which an error or the end of the process undoes."""
+def _opened(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
+    """A connection within one transaction, which an error or the end of the process undoes.
+
+    Readers do not open the file for reading only: the first to come after a writer was killed rolls its work back.
+    """
     try:
-        uri = f"{path.absolute().as_uri()}?mode={mode}"
+        uri = f"{path.absolute().as_uri()}?mode={'rwc' if writes else 'rw'}"
         with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_SECONDS, isolation_level=None)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
             _check_schema(connection, path)
             yield connection
             connection.execute("COMMIT")

@@ -190,16 +190,16 @@ class Bisector:
         """Compare a prefix's candidate with its reference. Raises what kept it from being judged."""
         began = time.monotonic()
         run = self._run_of(case, self.options)
-        verdict = Verdict.ERROR
         try:
             run.record("candidate", "first")
             comparison = compare(self._reference(case, run), run.recording("candidate"), case)
-            verdict = comparison.verdict
-        finally:
-            self._note(probes, applied, case, verdict, time.monotonic() - began)
-        if verdict == Verdict.UNVERIFIED:
+        except BitproofError:
+            self._note(probes, applied, case, Verdict.ERROR, time.monotonic() - began)
+            raise
+        self._note(probes, applied, case, comparison.verdict, time.monotonic() - began)
+        if comparison.verdict == Verdict.UNVERIFIED:
             raise RecordingError(f"{applied}: there is not enough to compare", found=comparison.reason)
-        return verdict
+        return comparison.verdict
 
     def _reference(self, case: Case, run: CaseRun) -> Recording:
         """The case's reference: recorded now, or the recording that an earlier run left."""

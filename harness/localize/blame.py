@@ -131,15 +131,16 @@ def neighbours_of(
 ) -> list[dict[str, Any]]:
     """The blamed call, and the calls before and after it on its rank, in execution order.
 
-    `agrees` says of each whether the other side has its outputs where they belong (rule 1). The log is the
-    candidate's; where that lacks the call, it is the reference's.
+    `agrees` says of each whether the other side has its outputs where they belong (rule 1); of a view that the
+    other side does not take, whether it is one of a value that agrees (rule 2). The log is the candidate's; where
+    that lacks the call, it is the reference's.
     """
     mine, other = candidate[culprit.rank], reference[culprit.rank]
     index = culprit.candidate
     if index is None:
         mine, other, index = other, mine, culprit.reference
     assert index is not None, "a culprit is in one of the logs"
-    known = _Reference(other)
+    agrees = _agreements(mine, _Reference(other))
     return [
         {
             "operator": call.operator,
@@ -147,11 +148,22 @@ def neighbours_of(
             "direction": call.place.direction,
             "chunk": call.place.chunk,
             "source": call.source,
-            "agrees": known.knows(call),
+            "agrees": agrees[number],
             "is_culprit": number == index,
         }
         for number, call in list(enumerate(mine))[max(0, index - NUM_NEIGHBOURS) : index + NUM_NEIGHBOURS + 1]
     ]
+
+
+def _agreements(calls: Sequence[Call], reference: _Reference) -> list[bool]:
+    """Of each call of one log, whether it agrees with the other side."""
+    found, right = [], set(reference.values)
+    for call in calls:
+        is_own_view = call.view and not reference.calls(call)
+        found.append(right.issuperset(call.inputs) if is_own_view else reference.knows(call))
+        if is_own_view and found[-1]:
+            right.update(call.outputs)
+    return found
 
 
 def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
@@ -247,7 +259,7 @@ class _Reference:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.log = calls
-        self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
+        self.values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._chunks: dict[tuple[str, str, tuple[str, ...]], set[int | None]] = defaultdict(set)
         self._indices: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._producers: dict[str, int] = {}
@@ -260,7 +272,7 @@ class _Reference:
     def knows(self, call: Call) -> bool:
         """Whether the reference has this call's outputs where they belong."""
         if not self.calls(call):
-            return all(value in self._values for value in call.outputs)
+            return all(value in self.values for value in call.outputs)
         chunks = self._chunks.get((*_kind(call), call.outputs), set())
         return bool(chunks) and (call.place.chunk is None or None in chunks or call.place.chunk in chunks)
 

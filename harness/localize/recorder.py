@@ -38,7 +38,7 @@ from harness.localize.calls import Call, Place
 IDENTITIES = {"detach", "alias", "lift_fresh"}
 
 IN_PLACE_COLLECTIVES = "c10d"
-"""The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return new ones."""
+"""The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
 
 
 class CallRecorder(TorchDispatchMode):

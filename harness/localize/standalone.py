@@ -82,7 +82,7 @@ class Side:
 
     @staticmethod
     def of(graph: StepGraph, input_names: Sequence[str]) -> Side:
-        """Read a graph. Outputs are the loss, gradients, and the buffers that are written into."""
+        """Read a graph. Outputs are the loss, gradients, and buffers as they are at the end."""
         nodes = graph.module.graph.nodes
         owners = storage_owners(nodes)
         writers: dict[Node, list[Node]] = {}
@@ -95,7 +95,7 @@ class Side:
         gradients = (f"grad {name}" for name in graph.parameter_names)
         outputs: dict[str, Node] = dict(zip(("loss", *gradients), given, strict=True))
         by_node = dict(zip(placeholders, names, strict=True))
-        outputs |= {f"buffer {name}": node for node, name in by_node.items() if node in writers}
+        outputs |= {f"buffer {name}": node for node, name in by_node.items() if name in graph.buffer_names}
         return Side(graph, outputs, by_node, owners, writers)
 
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
@@ -142,15 +142,23 @@ class Written:
     printed: str
 
 
-def write_standalone(scene: Scene) -> Written:
-    """Write the shortest file that shows a difference, and run it. Raises NoFileError when none does."""
+Run = Callable[..., tuple[int | None, str]]
+"""Runs a file's text in a folder, for so many seconds, with arguments: exit status, None if too late, and output."""
+
+
+def write_standalone(scene: Scene, run: Run | None = None) -> Written:
+    """Write the shortest file that shows a difference, and run it, by default as a reader will.
+
+    Raises NoFileError when none shows one.
+    """
+    run = run or run_plain
     with tempfile.TemporaryDirectory() as folder:
-        differing = _probe(scene, Path(folder))
+        differing = _probe(scene, Path(folder), run)
         if not differing:
             raise NoFileError("the two graphs agree in every bit: what differs is not in their code")
         for is_short in (True, False):
             text, num_calls = _shortest(scene, differing, is_short)
-            status, printed = run_plain(text, Path(folder), scene.timeout)
+            status, printed = run(text, Path(folder), scene.timeout)
             if status == 1:
                 return Written(text, num_calls, printed)
     raise NoFileError("a file with the code of both graphs was written, and ran without showing a difference")
@@ -177,11 +185,11 @@ def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple
     return done.returncode, done.stdout
 
 
-def _probe(scene: Scene, folder: Path) -> list[str]:
+def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
     """Run both graphs whole, keep what was seen, and return the names of the outputs that differ on any rank."""
     outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
     text = _render(scene, outputs["reference"], lambda side, node: False, True)[0]
-    status, printed = run_plain(text, folder, scene.timeout, str(folder))
+    status, printed = run(text, folder, scene.timeout, str(folder))
     if status not in (0, 1):
         raise NoFileError("the code of both graphs does not run by itself", found=printed[-2000:])
     scene.seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(scene.world_size)]
@@ -377,10 +385,11 @@ def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[N
 _FUNCTIONS: list[Callable[..., Any]] = [
     standalone_main.make_input,
     standalone_main.compute,
+    standalone_main.bytes_of,
     standalone_main.describe_difference,
     standalone_main.differs_on,
 ]
-_IMPORTS = ["base64", "math", "operator", "os", "sys", "zlib"]
+_IMPORTS = ["base64", "math", "operator", "os", "sys", "traceback", "zlib"]
 _MORE_IMPORTS = ["multiprocessing", "tempfile"]
 _PROBE_IMPORTS = "import hashlib\nimport json"
 _NAMES = "from typing import Any\n\nimport torch\nfrom torch import Tensor"

@@ -10,6 +10,7 @@ import base64
 import multiprocessing
 import os
 import tempfile
+import traceback
 import zlib
 from typing import Any
 
@@ -54,11 +55,16 @@ def compute(function: Any, rank: int) -> dict[str, Tensor]:
     return found
 
 
+def bytes_of(x: Tensor) -> Tensor:
+    """The bytes of each element, in row-major order: (elements, bytes of one). A dim of size 1 may have any stride."""
+    return x.contiguous().as_strided((x.numel(), 1), (1, 1)).view(torch.uint8)
+
+
 def describe_difference(first: Tensor, second: Tensor) -> str | None:
     """How two tensors differ in dtype, shape or any bit; None when they do not."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return f"{first.dtype} {tuple(first.shape)} against {second.dtype} {tuple(second.shape)}"
-    a, b = (x.contiguous().view(-1, 1).view(torch.uint8) for x in (first, second))
+    a, b = bytes_of(first), bytes_of(second)
     places = (a != b).any(1).nonzero().flatten().tolist()
     if not places:
         return None
@@ -77,22 +83,30 @@ def differs_on(rank: int) -> bool:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """One process of several: join the groups, compare, and exit with 1 when something differs."""
-    store = dist.FileStore(os.path.join(folder, "store"), WORLD_SIZE)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
-    joined: list[Any] = []  # torch's registry holds groups by weak references alone
-    for name, parts in GROUPS.items():
-        groups = [dist.new_group(ranks) for ranks in parts]
-        joined.append(wrap_group(next(g for g, ranks in zip(groups, parts, strict=True) if rank in ranks)))
-        torch._C._distributed_c10d._register_process_group(name, joined[-1])  # type: ignore[arg-type]
-    differs = differs_on(rank)
-    dist.barrier()
-    os._exit(int(differs))
+    """One process of several: join the groups, compare, and exit with 1 when something differs, 2 for an error."""
+    try:
+        store = dist.FileStore(os.path.join(folder, "store"), WORLD_SIZE)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
+        joined: list[Any] = []  # torch's registry holds groups by weak references alone
+        for name, parts in GROUPS.items():
+            groups = [dist.new_group(ranks) for ranks in parts]
+            joined.append(wrap_group(next(g for g, ranks in zip(groups, parts, strict=True) if rank in ranks)))
+            torch._C._distributed_c10d._register_process_group(name, joined[-1])  # type: ignore[arg-type]
+        differs = differs_on(rank)
+        dist.barrier()
+        os._exit(int(differs))
+    except BaseException:
+        os.write(1, traceback.format_exc().encode())
+        os._exit(2)
 
 
 def compare_alone() -> int:
-    """Compare where no rank needs another; returns 1 when the two sides differ on any rank, else 0."""
-    return tell(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
+    """Compare where no rank needs another; returns 1 when the two sides differ on any rank, 2 for an error, else 0."""
+    try:
+        return tell(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
+    except Exception:
+        os.write(1, traceback.format_exc().encode())
+        return tell(2)
 
 
 def compare_together() -> int:

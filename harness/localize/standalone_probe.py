@@ -14,10 +14,9 @@ import sys
 import zlib
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from harness.localize.standalone_main import candidate, compute, describe_difference, reference
+from harness.localize.standalone_main import bytes_of, candidate, compute, describe_difference, reference
 
 LARGEST = 4096
 seen: dict[str, Any] = {}
@@ -27,7 +26,7 @@ def see(name: str, value: Any) -> None:
     """Keep what a call gave: a tensor's digest, dtype, shape and strides, and its bytes when they are few."""
     if not isinstance(value, Tensor):
         return
-    data = value.contiguous().view(-1, 1).view(torch.uint8).numpy().tobytes()
+    data = bytes_of(value).numpy().tobytes()
     type_ = [str(value.dtype).removeprefix("torch."), list(value.shape), list(value.stride())]
     digest = hashlib.sha256(json.dumps(type_).encode() + data).hexdigest()
     content = base64.b64encode(zlib.compress(data, 9)).decode() if len(data) <= LARGEST else None

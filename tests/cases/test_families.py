@@ -11,9 +11,10 @@ import pytest
 import cases
 from cases import attention, backends, bucketing, chunking, models, process_groups, shapes, unequal
 from harness.case import Case, Pipeline
-from harness.errors import CaseError
+from harness.errors import CaseError, UsageError
 from harness.select import select
 from reference.models import build_model, model_config
+from tests.distributions import install
 
 
 def test_cases_are_listed_by_family_and_the_main_ones_come_first():
@@ -34,6 +35,43 @@ def test_two_cases_of_one_name_are_refused():
         "  expected: a name of its own for every case\n"
         "  found: one in family chunking, one in family other"
     )
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder in which a distribution named mine brings cases from its module `more_cases`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "more_cases", raising=False)
+    install(tmp_path, "mine", "[bitproof.cases]\nmore = more_cases:CASES\n")
+    yield tmp_path
+    sys.modules.pop("more_cases", None)
+
+
+CASE = "from harness.case import Case\ndef case(name): return Case(name=name, family='more', reference='eager')\n"
+
+
+@pytest.mark.parametrize("declared", ["CASES = [case('mine')]", "def CASES(): return (case('mine'),)"])
+def test_cases_of_installed_distributions_come_last(site, declared):
+    (site / "more_cases.py").write_text(CASE + declared)
+    assert [case.name for case in cases.all_cases()] == [*cases.CASES, "mine"]
+    assert "mine" not in cases.CASES
+
+
+@pytest.mark.parametrize(
+    ("declared", "text"),
+    [
+        ("CASES = [case('moe_seq')]", "CaseError: two cases are named moe_seq\n"),
+        ("CASES = [case('MINE')]", "UsageError: entry point more of mine 1.0 cannot be loaded\n  found: CaseError"),
+        ("CASES = ['mine']", "UsageError: entry point more of mine 1.0 brings no cases\n"),
+        ("CASES = case('mine')", "UsageError: entry point more of mine 1.0 brings no cases\n"),
+        ("import no_such_module", "UsageError: entry point more of mine 1.0 cannot be loaded\n"),
+    ],
+)
+def test_a_distribution_that_brings_no_cases_or_a_name_again_is_refused(site, declared, text):
+    (site / "more_cases.py").write_text(CASE + declared)
+    with pytest.raises(UsageError) as error:
+        cases.all_cases()
+    assert str(error.value).startswith(text)
 
 
 def test_the_main_cases_run_20_steps_on_8_ranks_in_pairs_of_experts():

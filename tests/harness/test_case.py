@@ -18,12 +18,12 @@ def test_a_case_survives_the_trip_through_json():
     case = Case(
         name="some_case",
         family="test",
-        chunking=Chunking(dim="seq", modules="layers.*.moe", early_grad_accumulation=True),
+        chunking=Chunking(dim="seq", modules="layers.*.moe", early_grad_accumulation=True, only=("layers.1.moe",)),
         expected="DIFFERENT",
         differs=("grad", "param"),
         parallelism=Parallelism(world_size=4, ep=4),
         precision=Precision(compute="float32"),
-        pipeline=Pipeline(overlap=True, overlap_costs="costs.json"),
+        pipeline=Pipeline(overlap=True, overlap_costs="costs.json", until="chunk"),
     )
     assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
 
@@ -167,3 +167,17 @@ def test_tensor_parallelism_must_divide_the_ranks_and_excludes_expert_parallelis
             "  expected: world_size a multiple of tp, and tp = 1 or ep = 1\n"
             f"  found: world_size=8, tp={tp}, ep={ep}"
         )
+
+
+def test_only_the_named_modules_are_roots_of_a_chunking_that_names_some():
+    chunking = Chunking(dim="batch", modules="layers.*.moe", only=("layers.1.moe",))
+    assert chunking.root_of("layers.1.moe.router") == "layers.1.moe"
+    assert chunking.root_of("layers.2.moe.router") is None
+
+
+def test_a_module_that_the_pattern_does_not_match_cannot_be_chunked():
+    assert refusal(lambda: Chunking(dim="batch", modules="layers.*", only=("layers.0", "layers.0.moe", "norm"))) == (
+        "CaseError: only modules that the chunking pattern matches can be chunked\n"
+        "  expected: names that layers.* matches\n"
+        "  found: layers.0.moe, norm"
+    )

@@ -6,14 +6,20 @@ import subprocess
 import sys
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import harness
-from harness.case import Case, Chunking
+from cases import CASES
+from harness.case import Case, Chunking, Model
+from harness.case_file import case_text
 from harness.cli import main
+from harness.compare.outcome import result_of_error
+from harness.errors import UsageError
 from harness.records import CaseResult, Report, Verdict
+from harness.report.text import replay_command
 from harness.report.write import prepare_run_dir, write_run
 from harness.stress import Stress
 from tests.distributions import install
@@ -150,6 +156,15 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     )
 
 
+def test_a_run_against_baselines_is_replayed_against_them(called, tmp_path):
+    for arguments, folder in (([], "baselines"), (["--baseline-dir", "b"], "b")):
+        assert main(["run", "-k", "moe_seq", "--baseline", *arguments]) == 1
+        [(_, options, _, replay, _)] = called
+        assert options.baseline_dir == Path(folder)
+        assert replay == ["--baseline", "--baseline-dir", folder]
+        called.clear()
+
+
 @pytest.mark.parametrize(
     ("given", "control", "repeated"),
     [
@@ -223,6 +238,23 @@ def test_machines_that_can_judge_other_cases_split_them_the_same_way(called):
         assert main(["run", *part]) == 1
     names = [case.name for call in called for case in call[0]] + [name for call in called for name in call[4]]
     assert sorted(names) == sorted(case.name for case in called.shards[0].selection)
+
+
+def test_run_takes_a_case_from_a_file_and_its_replay_does_too(called, tmp_path, capsys):
+    case = replace(CASES["moe_seq"], model=Model(layers=1, dense_layers=0))
+    file = tmp_path / "case.json"
+    file.write_text(case_text(case))
+    assert main(["run", "--case", str(file), "--steps", "3"]) == 1
+    [(cases, _, _, replay, _)] = called
+    assert cases == [replace(case, steps=3)]
+    assert replay == ["--steps", "3", "--case", str(file)]
+    report = Report(run_id="r", exit_status=0, environment={}, cases=[], options=tuple(replay))
+    result = result_of_error(case, UsageError("x"), device="cpu", backend="gloo")
+    assert replay_command(report, result) == f"bitproof run --steps 3 --case {file}"
+    assert main(["run", "--case", str(file), "-k", "moe_seq"]) == 2
+    assert capsys.readouterr().err == (
+        "UsageError: -k and --case both say what to run\n  expected: one of them\n  found: -k 'moe_seq'\n"
+    )
 
 
 def test_a_case_that_needs_a_gpu_is_left_out_with_its_reason_unless_it_is_named(called):

@@ -18,7 +18,7 @@ from cases.models import llama3_fsdp4_tp2
 from cases.process_groups import isolate_distinct, isolate_shared
 from harness import graph_step
 from harness.case import Case, Chunking, Parallelism, Pipeline
-from harness.errors import ChunkError, UsageError
+from harness.errors import CaseError, ChunkError, UsageError
 from harness.graph.backends import Compiled
 from harness.graph.options import GraphOptions
 from harness.graph.origin import origin_of
@@ -313,3 +313,19 @@ def test_graphs_are_written_only_where_a_folder_is_given(tmp_path: Path) -> None
     code = prepare(unchunked, CPU, GraphOptions(dump_dir=tmp_path / "graphs")).code_hash
     assert (tmp_path / "graphs" / "02-concretize_symbols.diff").stat().st_size > 0
     assert prepare(unchunked, CPU).code_hash == code, "looking changes nothing"
+
+
+def test_a_case_that_stops_after_an_extra_pass_has_neither_later_passes_nor_a_backend() -> None:
+    text = "cases/examples/extra_passes.py:wait_late@before=chunk"
+    case = replace(moe_batch, pipeline=Pipeline(backend="inductor", until="wait_late"))
+    program = prepare(case, CPU, GraphOptions(extra_passes=(text,)))
+    assert [report["name"] for report in program.passes] == ["clean_up", "wait_late"]
+    assert program.run is program.module
+
+
+def test_a_pass_to_stop_after_must_be_in_the_column() -> None:
+    with pytest.raises(CaseError) as error:
+        prepare(replace(moe_batch, pipeline=Pipeline(until="bucket")), CPU)
+    assert str(error.value).startswith(
+        "CaseError: there is no pass bucket to stop after\n  expected: clean_up, chunk, "
+    )

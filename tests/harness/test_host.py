@@ -16,6 +16,7 @@ from harness.case import Case
 from harness.devices import Placement
 from harness.graph.options import GraphOptions
 from harness.host import Host, RunRequest, join_recording
+from harness.localize.replay import Replay
 
 PASSES = [
     {
@@ -103,3 +104,20 @@ def test_a_control_run_takes_the_dumped_program_without_dumping_it_again(
         1,
         1,
     ]
+
+
+def test_values_are_kept_once_as_chosen_or_all_where_the_case_states_a_bound(tmp_path: Path) -> None:
+    chosen = request(tmp_path, values=("0/*",))
+    assert chosen.values_to_keep == ("0/*",)
+    assert request(tmp_path).values_to_keep == ()
+    close = replace(transformer_batch, expected="CLOSE", close_within=0.1)
+    assert request(tmp_path, case=close, values=("0/*",)).values_to_keep == ("*",)
+    assert replace(chosen, arm="control").values_to_keep == ()
+    assert replace(chosen, replay=Replay(step=0)).values_to_keep == ()
+
+
+def test_a_manifest_says_which_values_were_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = []
+    monkeypatch.setattr(host, "join_parts", lambda out, manifest, parts, values: manifests.append(manifest))
+    join_recording(request(tmp_path, values=("0/*",)), None, [{"determinism": {}, "system": {}}], [], [])
+    assert manifests[0]["values"] == ["0/*"]

@@ -10,7 +10,7 @@ from harness.capture.store import read_recording
 from harness.capture.values import open_values_of
 from harness.case import Case, Parallelism
 from harness.cli import main
-from harness.errors import RecordingError, UsageError
+from harness.errors import RankError, RecordingError, UsageError
 from harness.recordings import Target, diff, named_case, record
 from harness.records import Key
 from harness.run import Changes
@@ -23,10 +23,11 @@ CASE = Case(name="toy", family="test", reference="eager", steps=2, parallelism=P
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Recordings of a system that repeats itself, once, again, for longer, and with one bit flipped by hand."""
+    """Recordings of a system that repeats itself: once, with values, again, without, and for longer."""
     folder = tmp_path_factory.mktemp("recordings")
     steady = "tests.harness.toy_systems:steady"
-    record(CASE, steady, CPU, Target(out=folder / "first"), folder / "reports")
+    options = replace(CPU, values=("1/param/*", "*/grad/*"))
+    record(CASE, steady, options, Target(out=folder / "first"), folder / "reports")
     record(CASE, steady, CPU, Target(out=folder / "again"), folder / "reports")
     record(replace(CASE, steps=3), steady, CPU, Target(out=folder / "longer"), folder / "reports")
     return folder
@@ -161,9 +162,19 @@ def test_systems_that_read_other_data_are_not_comparable(tmp_path):
 # Values and baselines, on the command line.
 
 
-def command(tmp_path, *arguments, case="unchunked"):
-    line = ["record", case, "--system", TOY, "--steps", "2", "--world-size", "2", "--device", "cpu"]
+def command(tmp_path, *arguments):
+    line = ["record", "unchunked", "--system", TOY, "--steps", "2", "--world-size", "2", "--device", "cpu"]
     return main([*line, "--report-dir", str(tmp_path / "reports"), *arguments])
+
+
+@pytest.fixture
+def handmade(monkeypatch):
+    """Recordings without ranks: what a command does with one is the same."""
+
+    def record_system(case, system, options, out, run_dir, on_event):
+        return make_recording(out, case, patterns=options.values, system=system)
+
+    monkeypatch.setattr("harness.recordings.record_system", record_system)
 
 
 @pytest.mark.parametrize(
@@ -193,19 +204,19 @@ def test_a_baseline_folder_without_baseline_is_a_wrong_call(tmp_path, capsys):
         )
 
 
-def test_chosen_values_are_kept_and_all_of_them_have_their_digest(tmp_path):
-    assert command(tmp_path, "--values", "1/param/*", "--values", "grad", "--out", str(tmp_path / "out")) == 0
-    recording = read_recording(tmp_path / "out")
+def test_chosen_values_are_kept_and_all_of_them_have_their_digest(folders):
+    recording = read_recording(folders / "first")
     assert recording.manifest["values"] == ["1/param/*", "*/grad/*"]
     for rank in range(2):
-        with open_values_of(tmp_path / "out", recording, rank) as values:
+        with open_values_of(folders / "first", recording, rank) as values:
             assert values.names == {"0/grad/weight", "1/grad/weight", "1/param/weight"}
             for key in (key for key in recording.records if name_value(key) in values.names and key.rank == rank):
                 values.read_recorded(key, recording.records[key])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "reports"]
+    assert not list(folders.glob(".*"))
+    assert not (folders / "again" / "values").exists()
 
 
-def test_a_pattern_that_chose_nothing_is_an_error_and_leaves_no_recording(tmp_path, capsys):
+def test_a_pattern_that_chose_nothing_is_an_error_and_leaves_no_recording(tmp_path, capsys, handmade):
     assert command(tmp_path, "--values", "grad", "--values", "*/grad/wieght", "--out", str(tmp_path / "out")) == 2
     assert capsys.readouterr().err == (
         "UsageError: --values chose no tensor\n"
@@ -215,11 +226,12 @@ def test_a_pattern_that_chose_nothing_is_an_error_and_leaves_no_recording(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["reports"]
 
 
-def test_a_second_baseline_is_refused_and_force_replaces_it(tmp_path, capsys):
+def test_a_second_baseline_is_refused_and_force_replaces_it(tmp_path, capsys, handmade):
     folder = str(tmp_path / "baselines")
     assert command(tmp_path, "--baseline", "--baseline-dir", folder) == 0
     [made] = (tmp_path / "baselines").glob("*/*/*")
     assert made.parent.parent.name == "unchunked" and made.name.startswith("cpu-torch2.")
+    assert read_recording(made).manifest["values"] == ["0/*", "1/*"]
     assert capsys.readouterr().out.splitlines()[-1] == f"baseline: {made}"
     before = made.stat().st_ino
     assert command(tmp_path, "--baseline", "--baseline-dir", folder) == 2
@@ -230,7 +242,14 @@ def test_a_second_baseline_is_refused_and_force_replaces_it(tmp_path, capsys):
     assert [path.name for path in (tmp_path / "baselines").iterdir()] == ["unchunked"]
 
 
-def test_a_system_that_fails_leaves_nothing_where_its_recording_would_be(tmp_path, capsys):
-    arguments = ["--system", "tests.harness.toy_systems:no_such", "--baseline", "--baseline-dir", str(tmp_path / "b")]
-    assert command(tmp_path, *arguments) != 0
-    assert [path.name for path in tmp_path.rglob("*") if "reports" not in path.parts and path.name != "reports"] == []
+def test_a_system_that_fails_leaves_nothing_where_its_recording_would_be(tmp_path, capsys, monkeypatch):
+    def record_system(case, system, options, out, run_dir, on_event):
+        make_recording(out, case)
+        raise RankError("rank 0 died")
+
+    monkeypatch.setattr("harness.recordings.record_system", record_system)
+    for arguments in (["--baseline", "--baseline-dir", str(tmp_path / "b")], ["--out", str(tmp_path / "out")]):
+        assert command(tmp_path, *arguments) == 3
+        assert "rank 0 died" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "reports"]
+    assert list((tmp_path / "b").iterdir()) == []

@@ -189,3 +189,22 @@ def test_a_gradient_of_minus_zero_keeps_its_sign():
     block, x = chunked(Block(lambda x: x * -1.0)), torch.ones(2, 1, 1, requires_grad=True)
     (gradient,) = torch.autograd.grad(block(x), x, torch.zeros(2, 1, 1))
     assert torch.signbit(gradient).all()
+
+
+def test_of_the_matching_modules_only_the_named_ones_run_in_chunks():
+    model, x = nn.Module(), torch.randn(4, 6, 3)
+    model.layers = nn.ModuleDict({"0": Block(), "1": Block()})
+    assert chunk_modules(model, Chunking(dim="batch", modules="layers.*", only=("layers.1",))) == ["layers.1"]
+    for layer in model.layers.values():
+        layer(x)
+    assert [len(layer.calls) for layer in model.layers.values()] == [1, 2]
+
+
+def test_a_named_module_that_is_not_there_is_refused():
+    chunking = Chunking(dim="batch", modules="layers.*", only=("layers.0", "layers.7"))
+    assert refusal(lambda: chunk_modules(model_of(Block()), chunking)) == (
+        "ChunkError: layers.7 cannot be chunked, as the model has no such module\n"
+        "  expected: modules of the model that layers.* matches\n"
+        "  found: only=('layers.0', 'layers.7')\n"
+        "  fix: correct `only` in the case's Chunking"
+    )

@@ -279,7 +279,7 @@ def test_the_old_folder_stays_where_the_new_one_cannot_be_put(folder, tmp_path):
 def everything_in(folder):
     """All that a recording says: what a reader could take for true."""
     recording = read_recording(folder)
-    manifest = {name: value for name, value in recording.manifest.items()}
+    manifest = recording.manifest
     tensors = {}
     for rank in range(manifest["world_size"]):
         with open_values_of(folder, recording, rank) as values:

@@ -100,10 +100,10 @@ def test_a_value_other_than_the_recorded_one_is_refused(tmp_path):
     right = make_recording(tmp_path / "b", CASE, at(GRAD, flip_lowest_bit))
     path = right / "values" / "rank1.safetensors"
     save_file(load_file(path) | {"1/grad/w": torch.ones(8, dtype=torch.bfloat16)}, path)
-    with pytest.raises(RecordingError, match="damaged, or not the one that manifest.json was written with"):
+    with pytest.raises(RecordingError, match=r"damaged, or not the one that manifest.json was written with"):
         measure_drift(left, right)
     vouch(right)
-    with pytest.raises(RecordingError, match="rank1.safetensors holds another value than was recorded"):
+    with pytest.raises(RecordingError, match=r"rank1.safetensors holds another value than was recorded"):
         measure_drift(left, right)
 
 

@@ -9,10 +9,21 @@ import pytest
 from torch.fx import GraphModule
 
 from harness.case import Memory, Pipeline
-from harness.errors import ChunkError, PassError
+from harness.errors import CaseError, ChunkError, PassError
 from harness.graph.context import PassContext
-from harness.graph.pipeline import build_pipeline, run_pipeline
-from tests.harness.graph.graphs import Applied, D, Layers, context_of, parameter, trace
+from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
+from tests.harness.graph.graphs import (
+    Applied,
+    D,
+    Layers,
+    batch,
+    context_of,
+    differing,
+    parameter,
+    run_eager,
+    run_graph,
+    trace,
+)
 
 
 @pytest.fixture
@@ -195,3 +206,34 @@ def test_a_pass_that_takes_an_input_or_an_output_away_is_refused(model: Layers) 
             f"  found: {found}\n"
             f"  came from: pass {run_pass.__name__}"
         )
+
+
+def test_a_prefix_ends_with_the_pass_that_until_names(model: Layers) -> None:
+    column = build_pipeline(context_of(trace(model), "layers.*"))
+    prefixes = {until: [p.__name__ for p in apply_until(column, until)] for until in (None, "", "clean_up", "chunk")}
+    assert prefixes == {
+        None: ["clean_up", "chunk", "concretize_symbols", "measure_memory"],
+        "": [],
+        "clean_up": ["clean_up"],
+        "chunk": ["clean_up", "chunk"],
+    }
+
+
+def test_until_must_name_a_pass_of_the_column(model: Layers) -> None:
+    with pytest.raises(CaseError) as error:
+        apply_until(build_pipeline(context_of(trace(model))), "chunk")
+    assert str(error.value) == (
+        "CaseError: there is no pass chunk to stop after\n"
+        "  expected: clean_up, concretize_symbols, measure_memory\n"
+        "  found: until='chunk'\n"
+        '  fix: name a pass of the column, or "" for none of them'
+    )
+
+
+@pytest.mark.parametrize("until", ["", "clean_up", "chunk", "concretize_symbols"])
+def test_every_prefix_gives_a_graph_that_runs_and_computes_what_eager_does(model: Layers, until: str) -> None:
+    joint = trace(model)
+    context = context_of(joint, "layers.*")
+    module, _ = run_pipeline(joint.module, apply_until(build_pipeline(context), until), context)
+    chunks = "layers.*" if until in ("chunk", "concretize_symbols") else None
+    assert differing(run_graph(module, joint, model, batch()), run_eager(model, batch(), chunks)) == []

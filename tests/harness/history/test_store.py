@@ -116,6 +116,16 @@ def test_a_writer_that_waits_in_vain_says_so(tmp_path, db, monkeypatch):
     other.close()
 
 
+def test_a_reader_does_not_wait_for_a_writer(tmp_path, db, monkeypatch):
+    add_runs(db, [night(tmp_path, 1)])
+    monkeypatch.setattr(store, "PATIENCE_SECONDS", 0.05)
+    other = sqlite3.connect(db, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert len(read_nights(db, 10)) == 1
+    other.rollback()
+    other.close()
+
+
 def test_a_writer_that_is_killed_leaves_the_file_as_it_was(tmp_path, db):
     add_runs(db, [night(tmp_path, 1)])
     cases = [result(case(f"case_{index}")) for index in range(150)]

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.capture.digest import digest
+from harness.case import Parallelism
 from harness.localize.calls import Call, Place, calls_from_text, calls_to_text
 from harness.localize.recorder import logged
+from reference.parallel.mesh import Mesh
 from tests.harness.graph.graphs import Applied, D, Layers, batch, chunked, mean_square, parameter, trace
+from tests.ranks import on_ranks
 
 
 class System:
@@ -137,6 +142,76 @@ def test_uninitialized_memory_is_not_logged() -> None:
 def test_a_log_comes_back_as_it_was_written() -> None:
     calls = calls_of(System(layers()), batch())
     assert calls_from_text(calls_to_text(calls), "log") == calls
+
+
+class Loop:
+    """Two microbatches by hand, as a training loop that shows nothing but its model."""
+
+    def __init__(self) -> None:
+        self.model = layers()
+
+    def step(self, x: Tensor) -> None:
+        for part in x.split(2):
+            mean_square(self.model)(part).backward()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(2)
+
+
+def test_of_a_loop_that_shows_no_gradient_function_forward_backward_and_update_are_told_by_what_runs() -> None:
+    calls = calls_of(Loop(), batch())  # type: ignore[arg-type]
+    assert places(calls, "sin") == [Place("layers.0", "forward")] * 2
+    assert places(calls, "cos") == [Place("layers.0", "backward")] * 2
+    assert places(calls, "mul_") == [Place(None, "update")] * 2
+
+
+def in_place_collectives(mesh: Mesh) -> list[Any]:
+    """What is logged of collectives that write their arguments, awaited late: operator, inputs, outputs, what to see.
+
+    Over gloo's own group, which does part of its work where it is waited for.
+    """
+    x, zeros = torch.arange(4.0) + mesh.rank, torch.zeros
+
+    class Collective(System):
+        def step(self, x: Tensor) -> None:
+            outs = self.outs = [zeros(8), zeros(2), zeros(4), x.clone(), [zeros(4), zeros(4)]]
+            works = [
+                dist.all_gather_into_tensor(outs[0], x, async_op=True),
+                dist.reduce_scatter_tensor(outs[1], x, async_op=True),
+                dist.all_to_all_single(outs[2], x, async_op=True),
+                dist.all_reduce(outs[3], async_op=True),
+                dist.all_gather(outs[4], x, async_op=True),
+            ]
+            for work in works:
+                work.wait()
+
+    system = Collective(layers())
+    calls = [call for call in calls_of(system, x) if call.operator not in ("zeros", "clone")]
+    assert all(call.collective for call in calls)
+    seen = [[digest(y) for y in (out if isinstance(out, list) else [out])] for out in system.outs]
+    return [[call.operator, call.inputs == (digest(x),), list(call.outputs)] for call in calls] + [seen]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # torch 2.13 renames two; all releases have these
+def test_a_collective_that_writes_its_arguments_has_what_it_wrote_as_outputs() -> None:
+    for answer in on_ranks(Parallelism(world_size=2, ep=1), in_place_collectives):
+        *calls, seen = answer
+        names = ["_allgather_base_", "_reduce_scatter_base_", "alltoall_base_", "allreduce_", "allgather_"]
+        assert calls == [[name, True, outputs] for name, outputs in zip(names, seen, strict=True)]
+
+
+def test_compiled_code_stays_compiled_while_calls_are_logged() -> None:
+    ran = []
+
+    def backend(module: Any, _: Any) -> Callable[..., Any]:
+        return lambda *args: (ran.append(1), module(*args))[1]
+
+    class Compiled(System):
+        def step(self, x: Tensor) -> None:
+            torch.compile(torch.sin, backend=backend)(x)
+
+    calls_of(Compiled(layers()), batch())
+    assert ran == [1]
 
 
 def test_a_tensor_without_a_digest_is_opaque() -> None:

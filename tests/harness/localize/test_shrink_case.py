@@ -91,7 +91,7 @@ def test_what_fails_always_shrinks_to_the_least_of_everything_with_two_ranks_lef
 
 
 def test_what_cannot_be_smaller_stays_after_a_few_tries() -> None:
-    runs = Runs(lambda trial: False if trial != Trial(CASE) else True)
+    runs = Runs(lambda trial: trial == Trial(CASE))
     assert runs.smallest == Trial(CASE)
     assert all(line.endswith(": EQUAL (2.0 s)") for line in runs.lines)
     assert len(set(runs.asked)) == len(runs.asked)
@@ -123,6 +123,11 @@ def test_a_mixture_keeps_as_few_experts_and_slots_as_fail() -> None:
 
     model = Runs(fails).smallest.case.model
     assert (model.experts, model.top_k) == (3, 2)
+
+
+def test_what_a_later_reduction_allows_is_tried_again() -> None:
+    runs = Runs(lambda trial: trial.case.batch.seq_len >= 8 or trial.case.model.heads == 1)
+    assert (runs.smallest.case.batch.seq_len, runs.smallest.case.model.heads) == (1, 1)
 
 
 def test_the_first_differing_step_is_the_last_that_is_run() -> None:

@@ -22,6 +22,42 @@ CLOSENESS = Closeness(
 )
 
 
+DRIFT = {
+    "kind": "grad",
+    "name": "layers.1.moe.gate|w",
+    "step": 1,
+    "rank": 3,
+    "records": 4,
+    "measured": 2,
+    "elements_differing": 5,
+    "elements": 128,
+    "max_ulp": 3,
+    "reference_bits": "0x3f80",
+    "candidate_bits": "0x3f83",
+    "reference_type": "bfloat16[64]",
+    "candidate_type": "bfloat16[64]",
+    "histogram": {"1": 4, "3-4": 1},
+}
+
+
+@pytest.fixture
+def make_baseline() -> Callable[..., dict[str, Any]]:
+    def make(status: str = "EQUAL", **facts: Any) -> dict[str, Any]:
+        has_drift = status == "DRIFTED" or "reasons" in facts
+        return {
+            "status": status,
+            "path": None if status == "NO BASELINE" else "baselines/moe_seq/graph/cpu-torch2.13.0-1a2b3c4d",
+            "reasons": [],
+            "compared": 1520 if status in ("EQUAL", "DRIFTED") else 0,
+            "mismatched": 4 if has_drift else 0,
+            "tensors_drifted": 1 if has_drift else 0,
+            "drift": [dict(DRIFT)] if has_drift else [],
+            **facts,
+        }
+
+    return make
+
+
 @pytest.fixture
 def make_result() -> Callable[..., CaseResult]:
     def make(name: str = "moe_seq", verdict: str = "EQUAL", **facts: Any) -> CaseResult:

@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch import nn
 
 from harness.case import Parallelism, Precision
+from harness.errors import CaseError
 from reference.init import initial_values
 from reference.parallel.fsdp import fully_shard
 from reference.parallel.mesh import Mesh
@@ -126,3 +128,16 @@ def test_the_meta_device_gets_shapes_without_values():
     layer = nn.ModuleDict({"part": nn.Linear(3, 8, bias=False, device="meta")})
     fully_shard(layer, Mesh(0, Parallelism()), Precision(), seed=7, device=torch.device("meta"))
     assert [(p.shape, p.device.type) for p in layer.parameters()] == [((1, 3), "meta")]
+
+
+def test_experts_that_ranks_cannot_share_evenly_are_refused():
+    model = nn.ModuleDict({"experts": nn.Linear(4, 3, bias=False)})
+    model["experts"].exchange = None
+    with pytest.raises(CaseError) as refusal:
+        fully_shard(model, Mesh(0, Parallelism(world_size=2, ep=2)), Precision(), 7, torch.device("meta"))
+    assert str(refusal.value) == (
+        "CaseError: ranks of group ep cannot share a parameter evenly\n"
+        "  expected: an extent that 2 divides along dim 0: every rank holds as many experts\n"
+        "  found: shape (3, 4)\n"
+        "  fix: choose another model size, or another ep"
+    )

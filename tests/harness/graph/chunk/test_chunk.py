@@ -5,6 +5,7 @@ What eager does is the model: cut the module's input, run the module's forward o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
+from harness.case import Chunking
 from harness.errors import ChunkError
 from harness.graph.chunk import chunk
 from harness.graph.writer import CHUNK_KEY
@@ -27,6 +29,7 @@ from tests.harness.graph.graphs import (
     bits,
     calls,
     chunked,
+    context_of,
     differing,
     listing,
     names,
@@ -558,3 +561,34 @@ def test_a_cast_parameter_read_twice_in_one_chunked_layer_is_accepted() -> None:
         return (x @ w).sin() @ w
 
     assert_as_eager(Layers(Applied(forward, w=parameter(D, D))), "layers.*", x=batch(BF16))
+
+
+def test_of_the_matching_modules_only_the_named_ones_are_chunked() -> None:
+    model = Layers(mixing(), mixing())
+    joint = trace(model)
+    context = context_of(joint, "layers.*")
+    context = replace(context, chunking=Chunking(dim="batch", modules="layers.*", only=("layers.1",)))
+    module = chunk(joint.module, context)
+    assert context.facts["modules"] == ["layers.1"]
+    assert differing(run_graph(module, joint, model, batch()), run_eager(model, batch(), "layers.1")) == []
+
+
+def test_the_chunked_modules_are_told_in_the_order_in_which_they_run() -> None:
+    joint = trace(Layers(mixing(), scaling(), mixing()))
+    context = context_of(joint, "layers.*")
+    chunk(joint.module, context)
+    assert context.facts["modules"] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_a_named_module_that_did_not_run_is_refused() -> None:
+    joint = trace(Layers(scaling()))
+    context = context_of(joint, "layers.*")
+    context = replace(context, chunking=Chunking(dim="batch", modules="layers.*", only=("layers.0", "layers.7")))
+    with pytest.raises(ChunkError) as error:
+        chunk(joint.module, context)
+    assert str(error.value) == (
+        "ChunkError: layers.7 cannot be chunked, as no such module ran\n"
+        "  expected: modules of the graph that layers.* matches\n"
+        "  found: only=('layers.0', 'layers.7')\n"
+        "  fix: correct `only` in the case's Chunking"
+    )

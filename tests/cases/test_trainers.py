@@ -1,0 +1,67 @@
+"""The examples of training loops that join: real FSDP2 and torch.compile on two ranks, a step each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cases import trainers
+from cases.examples import compiled
+from harness.case import Parallelism
+from harness.errors import MachineError
+from harness.launch import run_cases
+from harness.records import Verdict
+from harness.run_options import RunOptions
+from reference.parallel.mesh import Mesh
+
+LOOP = Path("cases/examples/fsdp2_loop.py")
+# Inductor compiles for half a minute; what is kept gathered is to a recorder what is gathered again.
+QUICK = (trainers.loop_checkpointed, trainers.loop_bf16_reduce, trainers.compiled_aot_eager)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What each came to."""
+    cases = [replace(case, steps=1) for case in QUICK]
+    found = run_cases(cases, RunOptions(device="cpu", timeout=300.0, control="never"), tmp_path_factory.mktemp("run"))
+    return {result.case.name: result for result in found}
+
+
+def test_each_gets_its_expected_verdict(results):
+    found = {name: (result.verdict, result.as_expected, result.error) for name, result in results.items()}
+    assert found == {
+        "loop_checkpointed": (Verdict.EQUAL, True, None),
+        "loop_bf16_reduce": (Verdict.DIFFERENT, True, None),
+        "compiled_aot_eager": (Verdict.EQUAL, True, None),
+    }
+    assert min(results["loop_checkpointed"].compared[kind] for kind in ("loss", "grad", "param", "optimizer")) >= 2
+
+
+def test_the_call_that_fsdp2_makes_in_another_dtype_is_blamed_with_module_and_line(results):
+    first = results["loop_bf16_reduce"].first_divergence
+    assert (first.kind, first.operator, first.direction, first.module) == ("grad", "chunk_cat", "backward", "blocks.1")
+    assert first.how == "gives another output from the same inputs"
+    assert first.operator_ranks == "0, 1"
+    file, line = re.fullmatch(r"(.+):(\d+)", first.source).groups()
+    assert (file, LOOP.read_text().splitlines()[int(line) - 1].strip()) == (str(LOOP), "loss.backward()")
+
+
+def test_cases_of_trainers_run_on_2_ranks_and_one_expects_each_verdict():
+    for case in trainers.CASES:
+        assert (case.steps, case.parallelism.world_size) == (3, 2)
+    assert [case.expected for case in trainers.CASES] == ["EQUAL", "EQUAL", "DIFFERENT", "EQUAL", "CLOSE"]
+
+
+def test_inductor_without_a_compiler_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    mesh = Mesh(0, Parallelism(world_size=1, ep=1), torch.device("cpu"))
+    with pytest.raises(MachineError) as error:
+        compiled.inductor(trainers.compiled_inductor, mesh)
+    assert str(error.value) == (
+        "MachineError: Inductor cannot compile for this CPU without a C++ compiler\n"
+        "  found: no program /nonexistent is found"
+    )

@@ -1,0 +1,421 @@
+"""Which pass, and which region, is named, in how many runs, on a desk whose graphs go wrong where a test says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import searching
+from harness.capture.store import write_recording
+from harness.case import Case, Chunking, Memory, Parallelism, Pipeline
+from harness.devices import Placement
+from harness.errors import CaseError, PassError, RankError, RecordingError
+from harness.localize.bisect_passes import Bisector, halve, shared_reference
+from harness.records import Key, Record, Recording, Verdict
+from harness.run_options import RunOptions
+
+MINE = "mine"
+COLUMN = ["clean_up", "tag_memory", "rematerialize", "chunk", "bucket", MINE, "overlap", "concretize_symbols"]
+REGIONS = ["layers.0", "layers.1", "layers.2"]
+CASE = Case(
+    name="batch",
+    family="test",
+    chunking=Chunking(dim="batch", modules="layers.*"),
+    steps=4,
+    parallelism=Parallelism(world_size=2),
+    memory=Memory(policy="full"),
+    pipeline=Pipeline(bucket=True, overlap=True),
+)
+OPTIONS = RunOptions(device="cpu")
+
+
+def defect_of(*passes: str) -> Callable[[Sequence[str], set[str]], bool]:
+    """A defect that is there as soon as one of these passes has run."""
+    return lambda applied, regions: not set(applied).isdisjoint(passes)
+
+
+@dataclass
+class Bench:
+    """A desk that records made-up systems. Chunking changes bits, as it does in truth; so does `defect`.
+
+    `defect` is asked with the passes that ran, and the regions that chunk split, and shows from step `bad_step` on.
+    """
+
+    run_dir: Path
+    defect: Callable[[Sequence[str], set[str]], bool] = lambda applied, regions: False
+    column: Sequence[str] = tuple(COLUMN)
+    bad_step: int = 1
+    is_noisy: bool = False
+    refuse: Callable[[Sequence[str]], bool] = lambda applied: False
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def work(self) -> Path:
+        return self.run_dir / "work"
+
+    def place(self, case: Case) -> Placement:
+        return Placement()
+
+    def ask(self, request: dict[str, Any], timeout: float, on_event: Callable[..., None]) -> dict[str, Any]:
+        self.asked.append(request)
+        if request["replay"]:
+            raise RankError("nothing is replayed here")
+        case, system = Case.from_dict(request["case"]), request["system"]
+        applied = self._applied(case) if system == "graph" else []
+        if self.refuse(applied):
+            raise PassError("a pass refuses the graph")
+        graph = {"code_hash": "0", "passes": [self._entry(name, case) for name in applied], "seconds": {}}
+        manifest = {
+            "case": case.to_dict(),
+            "system": system,
+            "arm": request["arm"],
+            "world_size": case.parallelism.world_size,
+            "steps": case.steps,
+            "graph": graph if system == "graph" else None,
+        }
+        write_recording(Path(request["out"]), manifest, self._rows(case, system, applied))
+        seconds = {"steps": 0.0, "start_ranks": 0.0, "record": 0.0}
+        return {"graph": manifest["graph"], "peak_mib": None, "kept": None, "seconds": seconds}
+
+    def _applied(self, case: Case) -> list[str]:
+        column = [name for name in self.column if name != "chunk" or case.chunking]
+        until = case.pipeline.until
+        return column[: len(column) if until is None else column.index(until) + 1 if until else 0]
+
+    def _entry(self, name: str, case: Case) -> dict[str, Any]:
+        facts = {"modules": list(self._regions(case))} if name == "chunk" else {}
+        return {"name": name, "seconds": 0.0, "nodes_before": 1, "nodes_after": 1, "settings": {}, "facts": facts}
+
+    @staticmethod
+    def _regions(case: Case) -> Sequence[str]:
+        assert case.chunking is not None
+        return case.chunking.only or REGIONS
+
+    def _rows(self, case: Case, system: str, applied: Sequence[str]) -> Iterator[tuple[Key, Record]]:
+        regions = set(self._regions(case)) if system == "eager_chunked" or "chunk" in applied else set()
+        for step in range(case.steps):
+            bits = f"{step} {sorted(regions)}"
+            if system == "graph" and step >= self.bad_step and self.defect(applied, regions):
+                bits += "wrong"
+            if self.is_noisy:
+                bits += str(len(self.asked))
+            digest = hashlib.md5(bits.encode()).hexdigest()
+            for rank in range(case.parallelism.world_size):
+                for kind in ("loss", "grad", "param", "optimizer"):
+                    record = Record(digest, "float32", (1,), (1.0).hex() if kind == "loss" else None)
+                    yield Key(step, kind, "weight", rank), record  # type: ignore[arg-type]
+
+    def runs(self, *systems: str) -> list[dict[str, Any]]:
+        """The first runs of some systems, without controls and replays."""
+        return [
+            r
+            for r in self.asked
+            if r["arm"] == "first" and r["system"] in systems and "_region_" not in r["case"]["name"]
+        ]
+
+
+def searched(bench: Bench, case: Case = CASE, options: RunOptions = OPTIONS) -> Bisector:
+    bisector = Bisector(case, Placement(), bench, options)
+    bisector.search()
+    return bisector
+
+
+# -- the search itself ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_passes", range(1, 40))
+def test_every_pass_of_a_column_is_found_within_log2_of_them_and_two_runs(num_passes: int) -> None:
+    for bad in range(num_passes + 1):
+        asked: list[int] = []
+        *_, suspects = halve(range(num_passes + 1), lambda half: asked.append(half[-1]) or half[-1] >= bad)
+        assert list(suspects) == [bad]
+        assert 1 + len(asked) <= math.log2(num_passes) + 2, "the whole column's own run counts"
+
+
+@pytest.mark.parametrize("bad", COLUMN)
+def test_the_pass_that_first_changes_bits_is_named(tmp_path: Path, bad: str) -> None:
+    bench = Bench(tmp_path, defect_of(bad))
+    found = searched(bench).found
+    before = (["trace", *COLUMN])[COLUMN.index(bad)]
+    assert (found.blamed, found.equal, found.problem) == (bad, before, None)
+    assert found.result is not None and found.result.first_divergence is not None
+    assert found.result.first_divergence.pass_ == bad
+    assert len(bench.runs("graph")) == len(found.probes) <= math.log2(len(COLUMN)) + 2
+
+
+def test_each_reference_is_recorded_once_and_no_prefix_runs_longer_than_needed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, defect_of("rematerialize"))
+    found = searched(bench).found
+    assert [probe.applied for probe in found.probes] == [
+        "the whole column",
+        "until rematerialize",
+        "until clean_up",
+        "until tag_memory",
+    ]
+    assert sorted(run["system"] for run in bench.runs("eager", "eager_chunked")) == ["eager", "eager_chunked"]
+    steps = {run["case"]["name"]: run["case"]["steps"] for run in bench.runs("graph", "eager")}
+    assert steps.pop("batch") == 4
+    assert set(steps.values()) == {bench.bad_step + 1}
+
+
+def test_a_prefix_without_chunk_is_held_to_eager_and_one_with_it_to_the_cases_reference(tmp_path: Path) -> None:
+    found = searched(Bench(tmp_path, defect_of("rematerialize"))).found
+    chunked = {"the whole column", *(f"until {name}" for name in COLUMN[COLUMN.index("chunk") :])}
+    for probe in found.probes:
+        assert probe.reference == ("eager_chunked" if probe.applied in chunked else "eager")
+    assert {probe.reference for probe in found.probes} == {"eager", "eager_chunked"}
+
+
+def test_a_case_that_does_not_chunk_has_one_reference(tmp_path: Path) -> None:
+    case = replace(CASE, chunking=None, reference="eager")
+    bench = Bench(tmp_path, defect_of("clean_up"))
+    assert searched(bench, case).found.blamed == "clean_up"
+    assert len(bench.runs("eager")) == 1
+
+
+def test_a_backend_is_the_last_stage_and_its_prefix_runs_without_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, defect_of("backend"), column=[*COLUMN, "backend"])
+    case = replace(CASE, expected="CLOSE", close_within=0.1, pipeline=Pipeline(backend="inductor"))
+    found = searched(bench, case).found
+    assert (found.blamed, found.equal) == ("backend", "concretize_symbols")
+    assert "backend" not in {run["case"]["pipeline"]["until"] for run in bench.runs("graph")}
+
+
+def test_two_systems_that_agree_leave_nothing_to_bisect(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    found = searched(bench).found
+    assert (found.blamed, found.problem, searching.status_of(found)) == (None, None, 0)
+    assert [run["system"] for run in bench.runs("eager", "eager_chunked", "graph")] == ["eager_chunked", "graph"]
+    assert list(searching.tell_answer(found, OPTIONS, tmp_path, [], "batch")) == ["nothing to bisect: EQUAL"]
+
+
+def test_a_traced_graph_that_differs_by_itself_is_told_apart_from_its_passes(tmp_path: Path) -> None:
+    found = searched(Bench(tmp_path, lambda applied, regions: True)).found
+    assert (found.blamed, found.equal, searching.status_of(found)) == ("trace", None, 1)
+    assert found.probes[-1].applied == "until trace"
+    answer = list(searching.tell_answer(found, OPTIONS, tmp_path, [], "batch"))
+    assert answer[0] == "trace is to blame: the traced graph is DIFFERENT before any pass"
+
+
+def test_a_fault_that_was_injected_comes_from_no_pass(tmp_path: Path) -> None:
+    options = replace(OPTIONS, inject="flip-bit:grad=weight,rank=0,step=1")
+    found = searched(Bench(tmp_path, lambda applied, regions: True), options=options).found
+    answer = list(searching.tell_answer(found, options, tmp_path, [], "batch"))
+    assert answer[0] == (
+        "no pass: the difference is there without any, tracing alone included, as "
+        "flip-bit:grad=weight,rank=0,step=1 is injected"
+    )
+    assert found.result is not None and found.result.first_divergence is not None
+    assert found.result.first_divergence.pass_ is None
+
+
+def test_where_a_later_pass_undoes_a_difference_the_answer_is_an_edge_all_the_same(tmp_path: Path) -> None:
+    def defect(applied: Sequence[str], regions: set[str]) -> bool:
+        return "overlap" in applied or ("tag_memory" in applied and "rematerialize" not in applied)
+
+    found = searched(Bench(tmp_path, defect)).found
+    assert (found.equal, found.blamed) in {("clean_up", "tag_memory"), (MINE, "overlap")}
+    verdicts = {probe.applied: probe.verdict for probe in found.probes}
+    assert verdicts[f"until {found.equal}"] == Verdict.EQUAL
+    assert verdicts[f"until {found.blamed}"] == Verdict.DIFFERENT
+
+
+# -- what cannot be judged ------------------------------------------------------------------------------
+
+
+def test_a_prefix_that_a_pass_refuses_ends_the_search_with_what_is_known(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, defect_of("overlap"), refuse=lambda applied: applied[-1:] == ["bucket"])
+    found = searched(bench).found
+    assert found.problem == "a prefix could not be judged\nPassError: a pass refuses the graph"
+    assert (found.blamed, found.suspects) == (None, ("chunk", "bucket", MINE, "overlap", "concretize_symbols"))
+    assert found.probes[-1].verdict == Verdict.ERROR
+    assert searching.status_of(found) == 3
+    assert list(searching.tell_answer(found, OPTIONS, tmp_path, [], "batch")) == [
+        "not found: a prefix could not be judged\nPassError: a pass refuses the graph",
+        f"it is one of: chunk, bucket, {MINE}, overlap, concretize_symbols",
+    ]
+
+
+def test_a_case_that_cannot_be_judged_itself_is_not_searched(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, refuse=lambda applied: "overlap" in applied)
+    found = searched(bench).found
+    assert found.problem == "the case itself is ERROR\nPassError: a pass refuses the graph"
+    assert (found.blamed, len(found.probes), searching.status_of(found)) == (None, 1, 3)
+
+
+def test_noise_is_no_pass(tmp_path: Path) -> None:
+    found = searched(Bench(tmp_path, is_noisy=True)).found
+    assert found.problem is not None and found.problem.startswith("the case itself is NONDETERMINISTIC\n")
+    assert searching.status_of(found) == 3
+
+
+def test_a_prefix_with_too_little_to_compare_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Bench._rows
+
+    def without_losses(self: Bench, case: Case, system: str, applied: Sequence[str]) -> Iterator[tuple[Key, Record]]:
+        is_prefix = case.pipeline.until is not None
+        return (
+            (key, record) for key, record in rows(self, case, system, applied) if not is_prefix or key.kind != "loss"
+        )
+
+    monkeypatch.setattr(Bench, "_rows", without_losses)
+    found = searched(Bench(tmp_path, defect_of("overlap"))).found
+    assert found.problem == (
+        "a prefix could not be judged\nRecordingError: until rematerialize: there is not enough to compare\n"
+        "  found: the evidence is incomplete\n"
+        "  no loss was compared at step 0, rank 0; step 0, rank 1; step 1, rank 0; step 1, rank 1"
+    )
+    assert found.blamed is None
+
+
+# -- regions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", REGIONS)
+def test_of_the_chunk_pass_the_region_is_named_that_differs_alone(tmp_path: Path, bad: str) -> None:
+    found = searched(Bench(tmp_path, lambda applied, regions: bad in regions)).found
+    assert (found.blamed, found.region, found.region_problem) == ("chunk", bad, None)
+    assert found.region_probes[-1].applied == f"chunk in {bad}, by itself"
+    assert len(found.region_probes) <= math.ceil(math.log2(len(REGIONS))) + 1
+    assert found.region_result is not None
+    assert found.region_result.case.chunking == Chunking(dim="batch", modules="layers.*", only=(bad,))
+    assert found.divergence is found.region_result.first_divergence
+    assert found.divergence is not None and found.divergence.pass_ == "chunk"
+
+
+def test_regions_that_differ_only_together_are_told_as_such(tmp_path: Path) -> None:
+    found = searched(Bench(tmp_path, lambda applied, regions: {"layers.0", "layers.2"} <= regions)).found
+    assert (found.blamed, found.region) == ("chunk", None)
+    assert found.region_problem == (
+        "layers.2 alone is EQUAL; these differ when they are chunked together: layers.0, layers.1, layers.2"
+    )
+    assert searching.status_of(found) == 1
+
+
+def test_a_region_that_cannot_be_chunked_alone_leaves_the_pass_named(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, defect_of("chunk"))
+    bench.refuse = lambda applied: bool(bench.asked[-1]["case"]["chunking"]["only"])
+    found = searched(bench).found
+    assert (found.blamed, found.region) == ("chunk", None)
+    assert found.region_problem == "a region could not be judged\nPassError: a pass refuses the graph"
+
+
+def test_regions_are_left_alone_where_the_reference_may_not_know_how_to_chunk_them(tmp_path: Path) -> None:
+    found = searched(Bench(tmp_path, lambda applied, regions: True), replace(CASE, reference="mine:system")).found
+    assert found.region is None
+
+
+# -- references -----------------------------------------------------------------------------------------
+
+
+def recording(graph: Any = None) -> Recording:
+    record = Record("0" * 32, "float32", (1,))
+    keys = [Key(step, "grad", "weight", 0) for step in range(4)]
+    return Recording(
+        {"case": CASE.to_dict(), "steps": 4, "system": "graph", "graph": graph}, dict.fromkeys(keys, record)
+    )
+
+
+def test_a_shared_reference_keeps_the_steps_of_the_prefix_alone() -> None:
+    case = replace(CASE, steps=2, pipeline=replace(CASE.pipeline, until="bucket"))
+    shared = shared_reference(recording(), case)
+    assert [key.step for key in shared.records] == [0, 1]
+    assert shared.manifest["case"] == case.to_dict()
+    assert shared.manifest["steps"] == 2
+
+
+def test_a_reference_with_a_graph_is_not_shared_between_prefixes() -> None:
+    with pytest.raises(RecordingError) as error:
+        shared_reference(recording(graph={}), CASE)
+    assert str(error.value) == (
+        "RecordingError: a reference that has passes must be recorded for each prefix\n  found: graph"
+    )
+
+
+@pytest.mark.parametrize(("reference", "candidate"), [("eager", "eager_chunked"), ("graph", "graph")])
+def test_systems_without_passes_to_tell_apart_are_refused(tmp_path: Path, reference: str, candidate: str) -> None:
+    case = replace(CASE, reference=reference, candidate=candidate)
+    with pytest.raises(CaseError) as error:
+        searching.bisect(case, OPTIONS, tmp_path)
+    assert str(error.value) == (
+        "CaseError: case batch has no passes to tell apart\n"
+        "  expected: the candidate graph, and a reference that has none\n"
+        f"  found: reference {reference}, candidate {candidate}\n"
+        "  fix: choose another case, or give --candidate graph"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- what is written and shown --------------------------------------------------------------------------
+
+
+def bisected(bench: Bench, monkeypatch: pytest.MonkeyPatch, case: Case = CASE) -> tuple[int, dict[str, Any]]:
+    @contextmanager
+    def opened(run_dir: Path, options: RunOptions) -> Iterator[Bench]:
+        bench.run_dir = run_dir
+        yield bench
+
+    monkeypatch.setattr(searching, "open_session", opened)
+    status = searching.bisect(case, OPTIONS, bench.run_dir / "reports", ["--steps", "4"])
+    return status, json.loads((bench.run_dir / "bisect.json").read_text())
+
+
+def test_a_bisection_is_written_with_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, written = bisected(Bench(tmp_path, defect_of("bucket")), monkeypatch)
+    assert status == written["exit_status"] == 1
+    assert (written["case"], written["verdict"], written["pass"], written["equal"]) == (
+        "batch",
+        "DIFFERENT",
+        "bucket",
+        "chunk",
+    )
+    assert written["first_divergence"]["pass"] == "bucket"
+    assert [probe["verdict"] for probe in written["probes"][:2]] == ["DIFFERENT", "EQUAL"]
+    assert written["answer"][:2] == [
+        "bucket is to blame: the prefix that ends with chunk is EQUAL, the one that ends with bucket is DIFFERENT",
+        "first divergence: step 1, rank 0, loss weight",
+    ]
+    out = capsys.readouterr().out
+    assert "until chunk, against eager_chunked: EQUAL in" in out
+    assert "\napplied" in out
+    assert written["answer"][0] in out
+    report = json.loads((tmp_path / "reports" / "latest" / "report.json").read_text())
+    assert report["cases"][0]["first_divergence"]["pass"] == "bucket"
+
+
+def test_an_interrupted_bisection_says_so_and_keeps_what_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(applied: Sequence[str]) -> bool:
+        if applied[-1:] == ["bucket"]:
+            raise KeyboardInterrupt
+        return False
+
+    status, written = bisected(Bench(tmp_path, defect_of("overlap"), refuse=interrupt), monkeypatch)
+    assert (status, written["pass"], written["problem"]) == (3, None, "interrupted")
+    assert written["suspects"] == ["chunk", "bucket", MINE, "overlap", "concretize_symbols"]
+    assert [probe["verdict"] for probe in written["probes"]] == ["DIFFERENT", "EQUAL"]
+
+
+def test_what_the_blamed_pass_did_is_pointed_at(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, defect_of("bucket"))
+    found = searched(bench).found
+    assert bench.asked[1]["graph_options"]["dump_dir"] == str(tmp_path / "graphs" / "batch")
+    assert all(run["graph_options"]["dump_dir"] is None for run in bench.runs("graph")[1:])
+    diff = tmp_path / "graphs" / "batch" / "05-bucket.diff"
+    diff.parent.mkdir(parents=True)
+    diff.write_text("")
+    assert list(searching.tell_answer(found, OPTIONS, tmp_path, ["--steps", "4"], "batch"))[-2:] == [
+        f"what the pass did: {diff}",
+        "  again: bitproof run -k batch --steps 4 --dump-graphs",
+    ]

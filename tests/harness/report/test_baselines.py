@@ -1,0 +1,144 @@
+"""How every form of the report tells what baselines say."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from harness.errors import RecordingError
+from harness.report import json as report_json
+from harness.report import junit, markdown, text
+from harness.report.status import case_status, exit_status
+from harness.report.terminal import print_report
+
+DRIFTED = [
+    "baselines: reference EQUAL, candidate DRIFTED",
+    "  candidate graph against baselines/moe_seq/graph/cpu-torch2.13.0-1a2b3c4d: DRIFTED",
+    "    4 of 1520 records drifted, of 1 tensor",
+    "    grad layers.1.moe.gate|w: 4 records, first at step 1, rank 3; in the 2 whose values are kept, 5 of 128 "
+    "elements, by at most 3 ULP (elements by ULPs: 1: 4, 3-4: 1); 0x3f80 in the baseline, 0x3f83 here",
+]
+
+
+@pytest.fixture
+def drifted(make_result, make_baseline):
+    return make_result(baseline={"reference": make_baseline(), "candidate": make_baseline("DRIFTED")})
+
+
+def test_a_drifted_case_is_not_as_expected_and_its_line_says_so(drifted):
+    assert (drifted.as_expected, case_status(drifted), exit_status([drifted])) == (False, 1, 1)
+    assert text.outcome(drifted) == "EQUAL, candidate DRIFTED"
+    assert list(text.baselines(drifted)) == DRIFTED
+
+
+def test_equal_not_comparable_and_no_baseline_leave_a_case_as_it_is(make_result, make_baseline):
+    for status in ("EQUAL", "NOT COMPARABLE", "NO BASELINE"):
+        result = make_result(baseline={"reference": make_baseline(), "candidate": make_baseline(status)})
+        assert (result.as_expected, case_status(result), text.outcome(result)) == (True, 0, "EQUAL")
+
+
+def test_an_unverified_baseline_leaves_a_case_unjudged(make_result, make_baseline):
+    damaged = make_baseline("UNVERIFIED", reasons=["RecordingError: x is damaged\n  fix: y"], drift=[])
+    result = make_result(baseline={"reference": damaged})
+    assert (result.as_expected, case_status(result)) == (False, 3)
+    assert text.outcome(result) == "EQUAL, baseline of reference UNVERIFIED"
+    assert list(text.baselines(result))[2:] == ["    RecordingError: x is damaged", "      fix: y"]
+
+
+def test_what_is_not_comparable_is_told_with_the_fields_and_the_drift(make_result, make_baseline):
+    reason = 'machine.torch: "2.12.0" in the baseline, "2.13.0" here'
+    result = make_result(baseline={"candidate": make_baseline("NOT COMPARABLE", reasons=[reason], compared=1520)})
+    lines = list(text.baselines(result))
+    assert lines[0] == "baselines: candidate NOT COMPARABLE"
+    assert lines[2:] == [f"    {reason}", *DRIFTED[2:]]
+
+
+def test_a_case_without_baselines_says_nothing_of_them(make_result):
+    assert list(text.baselines(make_result())) == []
+
+
+def test_many_tensors_are_cut_with_their_number(make_result, make_baseline):
+    baseline = make_baseline("DRIFTED", tensors_drifted=150)
+    baseline["drift"] *= 100
+    lines = list(text.baselines(make_result(baseline={"candidate": baseline}), max_tensors=3))
+    assert (len(lines), lines[-1]) == (7, "    and 147 more tensors")
+
+
+def test_tensors_without_values_of_another_type_or_of_integers_are_told(make_baseline):
+    [entry] = make_baseline("DRIFTED")["drift"]
+    sides = ("in the first", "in the second")
+    start = "grad layers.1.moe.gate|w: 4 records, first at step 1, rank 3; "
+    unknown = dict.fromkeys(("elements", "elements_differing", "max_ulp", "reference_bits", "candidate_bits"))
+    assert list(text.drift([entry | unknown | {"measured": 0}], sides, 1)) == [f"{start}no values kept"]
+    assert list(text.drift([entry | {"candidate_type": "float32[64]"}], sides, 1)) == [
+        f"{start}bfloat16[64] in the first, float32[64] in the second"
+    ]
+    whole = entry | {"max_ulp": None, "measured": 4}
+    assert list(text.drift([whole], sides, 1)) == [
+        f"{start}5 of 128 elements; 0x3f80 in the first, 0x3f83 in the second"
+    ]
+
+
+def test_every_form_of_the_report_has_it(drifted, make_report):
+    report = make_report(drifted)
+    terminal = io.StringIO()
+    print_report(report, terminal)
+    assert "moe_seq: " + "\n".join(DRIFTED) in terminal.getvalue()
+    assert "EQUAL, candidate DRIFTED" in terminal.getvalue()
+    assert "### Baselines\n\n```text\n" + "\n".join(DRIFTED) + "\n```" in markdown.render(report)
+    assert '<failure type="EQUAL" message="EQUAL, candidate DRIFTED, expected EQUAL">' in junit.render(report)
+
+
+def test_json_comes_back_and_old_reports_without_baselines_are_read(drifted, make_report, make_result):
+    report = make_report(drifted)
+    assert report_json.parse(report_json.render(report)).cases == report.cases
+    values = json.loads(report_json.render(make_report(make_result())))
+    del values["cases"][0]["baseline"]
+    assert report_json.parse(json.dumps(values)).cases[0].baseline == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"status": "FINE"}, "report.cases[0].baseline.candidate.status is damaged"),
+        ({"status": "EQUAL"}, "expected: no EQUAL, as records differ or none was compared"),
+        ({"status": "EQUAL", "compared": 0, "mismatched": 0, "drift": []}, "expected: no EQUAL, as records differ or"),
+        ({"mismatched": 0}, "expected: no DRIFTED, as no record differs"),
+        ({"reasons": [1]}, "baseline.candidate.reasons is damaged"),
+        ({"drift": [{"kind": "grad"}]}, "baseline.candidate.drift[0].name is damaged"),
+        ({"drift": {}}, "baseline.candidate.drift is damaged"),
+        ({"tensors_drifted": -1}, "baseline.candidate.tensors_drifted is damaged"),
+    ],
+)
+def test_a_damaged_or_contradictory_baseline_is_refused(drifted, make_report, change, message):
+    values = json.loads(report_json.render(make_report(drifted)))
+    values["cases"][0]["baseline"]["candidate"] |= change
+    with pytest.raises(RecordingError) as error:
+        report_json.parse(json.dumps(values))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"max_ulp": "3"}, "max_ulp"),
+        ({"histogram": {"7": 1}}, "histogram"),
+        ({"candidate_bits": 3}, "candidate_bits"),
+        ({"kind": "weight"}, "kind"),
+    ],
+)
+def test_a_damaged_drift_is_refused(drifted, make_report, change, field):
+    values = json.loads(report_json.render(make_report(drifted)))
+    values["cases"][0]["baseline"]["candidate"]["drift"][0] |= change
+    with pytest.raises(RecordingError) as error:
+        report_json.parse(json.dumps(values))
+    assert f"drift[0].{field} is damaged" in str(error.value)
+
+
+def test_a_side_that_does_not_exist_is_refused(drifted, make_report):
+    values = json.loads(report_json.render(make_report(drifted)))
+    values["cases"][0]["baseline"]["third"] = {}
+    with pytest.raises(RecordingError, match=r"baseline is damaged\n  expected: reference and candidate"):
+        report_json.parse(json.dumps(values))

@@ -43,10 +43,6 @@ MAX_VALUES = 12
 MAX_VALUE_CHARS = 300
 MAX_REASON_CHARS = 2_000
 
-# Evidence that is shown as it stands, where a result has it.
-OTHER_EVIDENCE = ("baseline",)
-OTHER_PLACES = ("pass_",)
-
 # What no page can show: control characters, lone surrogates, noncharacters.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -143,22 +139,12 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> dict[str, Any]:
         "passes": _passes(result.passes, limits.pass_rows),
         "seconds_of": [(name, value) for name, value in text.flatten_seconds(result) if not name.startswith("passes.")],
         "logs": _logs(result.logs),
-        "others": [(name, _values(value, 50)) for name, value in _others(result, OTHER_EVIDENCE).items()],
+        "baselines": text.shorten("\n".join(text.baselines(result, MAX_VALUES)), MAX_ERROR_CHARS, "report.json has it"),
     }
 
 
 def _sides(values: dict[str, str]) -> str:
     return ", ".join(f"{side} {value}" for side, value in values.items())
-
-
-def _others(record: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Fields that say something and that this page has no words of its own for, as JSON values."""
-    found = {name.rstrip("_"): getattr(record, name, None) for name in names}
-    return {
-        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-        for name, value in found.items()
-        if value
-    }
 
 
 def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
@@ -192,7 +178,7 @@ def _divergence(result: CaseResult, first: Divergence) -> dict[str, Any]:
             },
         ],
         "neighbours": text.neighbour_rows(first),
-        "others": _values(_others(first, OTHER_PLACES)),
+        "pass": first.pass_,
     }
 
 

@@ -212,7 +212,7 @@ def test_a_result_lists_what_differs_where_and_its_logs(batch):
     for name in ("steady", "one_bit_off", "raising"):
         logs = batch[name].logs
         assert logs and all((batch.folder / path).is_file() for path in logs)
-        assert [Path(path).name for path in logs][0] == "rank0.log"
+        assert Path(logs[0]).name == "rank0.log"
         assert set(logs) == {str(p.relative_to(batch.folder)) for p in (batch.folder / "logs" / name).rglob("*.log")}
     assert result.differing_kinds[0] == "grad"
 

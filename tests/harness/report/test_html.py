@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,10 @@ def test_the_heatmap_tells_kinds_and_steps_for_every_case(page):
     ]
 
 
+def test_shades_are_quarters_of_the_share_that_differs():
+    assert [html._shade(share) for share in (0.001, 0.25, 0.26, 0.5, 0.51, 0.75, 0.76, 1.0, 1.5)] == list("112233444")
+
+
 def test_the_heatmap_tells_on_how_many_and_on_which_ranks_a_tensor_differs(page):
     assert rows(page, "Tensors that differ, by step") == [
         ["tensor", "0", "1", "2", "ranks"],
@@ -220,22 +224,14 @@ def test_controls_memory_options_environment_and_replay_are_told(make_report, ma
     assert ["torch", "2.13.0"] in rows(page, "Environment")
 
 
-@dataclass(kw_only=True)
-class LaterResult(CaseResult):
-    """A result of a version that knows more."""
-
-    baseline: dict[str, Any] | None = None
-
-
-def test_evidence_without_words_of_its_own_is_shown_as_it_stands(make_report, localized):
-    first = replace(localized.first_divergence, pass_="chunk")
-    result = LaterResult(
-        **vars(localized) | {"first_divergence": first, "baseline": {"graph": {"reasons": ["a", "b"]}}}
-    )
+def test_the_blamed_pass_and_baselines_are_told(make_report, localized):
+    result = replace(localized, first_divergence=replace(localized.first_divergence, pass_="chunk"))
+    result.baseline = {"candidate": {"status": "NOT COMPARABLE", "path": "b", "reasons": ["torch <2>"], "compared": 0}}
+    result.baseline["candidate"] |= {"mismatched": 0, "tensors_drifted": 0, "drift": []}
     page = Page(html.render(make_report(result)))
-    assert rows(page, "baseline")[1:] == [["graph.reasons", "a, b"]]
-    assert rows(page, "More about the first divergence")[1:] == [["pass", "chunk"]]
-    assert "Baseline" not in Page(html.render(make_report(localized))).texts("h4")
+    assert "The pass to blame: chunk." in page.texts("p")
+    told = "baselines: candidate NOT COMPARABLE candidate graph against b: NOT COMPARABLE torch <2>"
+    assert told in page.texts("pre")
 
 
 def test_a_system_that_parts_from_itself_is_told_by_its_runs(make_report, localized):

@@ -129,7 +129,7 @@ def test_a_generator_with_declared_names_is_equal_and_its_manifest_has_them(batc
     result = results["named"]
     assert (result.verdict, result.error, result.compared["grad"]) == (Verdict.EQUAL, None, 6)
     manifests = [json.loads(path.read_text()) for path in sorted(folder.glob("recordings/named/*/manifest.json"))]
-    assert [manifest["ranks"] for manifest in manifests] == [
+    assert [manifest["ranks"] for manifest in manifests if manifest["arm"] == "first"] == [
         [{"names": {"model.*": "*"}}] * 2,
         [{"data_sha256": "toy0"}, {"data_sha256": "toy1"}],
     ]

@@ -23,6 +23,8 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_passes.py
 	$(BIN)/python tests/benchmarks/bench_run.py
 	$(BIN)/python tests/benchmarks/bench_scaling.py
+	$(BIN)/python tests/benchmarks/bench_digest.py
+	$(BIN)/python tests/benchmarks/bench_comparison.py
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -111,6 +111,6 @@ def _add_values(entry: dict[str, Any], reference: Tensor, candidate: Tensor) -> 
     entry["elements_differing"] += difference.elements_differing
     if difference.max_ulp is not None:
         entry["max_ulp"] = max(entry["max_ulp"] or 0, difference.max_ulp)
-    for bucket, count in zip(BUCKETS[1:], ulp_counts(reference, candidate).tolist()[1:], strict=True):
-        if count:
-            entry["histogram"][bucket] = entry["histogram"].get(bucket, 0) + count
+    counts = dict(zip(BUCKETS, ulp_counts(reference, candidate).tolist(), strict=True))
+    totals = {bucket: entry["histogram"].get(bucket, 0) + counts[bucket] for bucket in BUCKETS[1:]}
+    entry["histogram"] = {bucket: count for bucket, count in totals.items() if count}

@@ -27,7 +27,6 @@ from harness.records import Recording, Verdict
 from harness.report import text
 from harness.report.progress import make_progress
 from harness.report.write import prepare_run_dir
-from harness.run import Changes, change_case
 from harness.run_options import RunOptions
 
 STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
@@ -109,14 +108,6 @@ def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
                 expected="a pattern that fits step/kind/name of some tensor, such as " + name_value(next(iter(keys))),
                 found=pattern,
             )
-
-
-def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
-    """The case of exactly that name, with a command line's changes. Raises UsageError when there is none."""
-    for case in cases:
-        if case.name == name:
-            return change_case(case, changes)
-    raise UsageError("no such case", expected=", ".join(case.name for case in cases), found=name)
 
 
 def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:

@@ -78,6 +78,14 @@ def change_case(case: Case, changes: Changes) -> Case:
     return replace(case, **values)
 
 
+def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
+    """The case of exactly that name, with a command line's changes. Raises UsageError when there is none."""
+    for case in cases:
+        if case.name == name:
+            return change_case(case, changes)
+    raise UsageError("no such case", expected=", ".join(case.name for case in cases), found=name)
+
+
 def run_and_report(
     cases: Sequence[Case],
     options: RunOptions,

@@ -21,7 +21,7 @@ from harness.localize.bisect_passes import TRACE, Bisection, Bisector, Probe, an
 from harness.records import SCHEMA, CaseResult, Divergence, Report, Verdict
 from harness.report.progress import make_progress
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
-from harness.report.text import blame, locate, outcome
+from harness.report.text import CASE_FILE, blame, locate, outcome
 from harness.report.write import prepare_run_dir, write_atomically, write_run
 from harness.run import run_and_report
 from harness.run_options import RunOptions
@@ -147,7 +147,8 @@ def tell_answer(
             yield f"to blame in it: {blamed}"
     if diff := _dumped(found, run_dir, name):
         yield f"what the pass did: {diff}"
-        yield f"  again: {shlex.join(['bitproof', 'run', '-k', name, *replay, '--dump-graphs'])}"
+        selection = [] if CASE_FILE in replay else ["-k", name]
+        yield f"  again: {shlex.join(['bitproof', 'run', *selection, *replay, '--dump-graphs'])}"
 
 
 def _dumped(found: Bisection, run_dir: Path, name: str) -> Path | None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from harness.cli.app import ReportDir, app
+from harness.cli.app import app
+from harness.cli.options import ReportDir
 from harness.report.status import SUCCESS, UNJUDGED
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import ReportDir, app
+from harness.cli.app import app
+from harness.cli.options import ReportDir
 
 
 @app.command("merge")

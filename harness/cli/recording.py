@@ -8,13 +8,25 @@ from typing import Annotated
 import typer
 
 from harness.capture.selection import parse_values
-from harness.cli.app import BaselineDir, Device, ReportDir, app, chosen_baseline_dir, selected_cases
-from harness.errors import UsageError
+from harness.cli.app import app
+from harness.cli.options import (
+    BaselineDir,
+    CaseName,
+    Data,
+    Device,
+    OnDevice,
+    ReportDir,
+    Steps,
+    WorldSize,
+    chosen_baseline_dir,
+    find_case,
+    make_changes,
+)
 
 
 @app.command("record")
 def record_command(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it.")],
+    case: CaseName,
     system: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to record.")],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The recording's folder, which must not exist yet.")
@@ -33,24 +45,21 @@ def record_command(
             show_default=False,
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
-    world_size: Annotated[int | None, typer.Option(min=1, help="Ranks.")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")] = None,
-    device: Annotated[Device, typer.Option(help="Where ranks compute.")] = Device.AUTO,
+    steps: Steps = None,
+    world_size: WorldSize = None,
+    data: Data = None,
+    device: OnDevice = Device.AUTO,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for the run.")] = 600.0,
 ) -> None:
     """Record one system alone, to compare with a recording from another machine, commit or version."""
-    from harness.recordings import Target, named_case, record
-    from harness.run import Changes
+    from harness.recordings import Target, record
     from harness.run_options import RunOptions
 
-    if data is not None and not data.is_file():
-        raise UsageError("there is no such data file", expected="a text file", found=str(data))
-    changes = Changes(steps=steps, world_size=world_size, data=None if data is None else str(data))
+    changes = make_changes(steps=steps, world_size=world_size, data=data)
     target = Target(out=out, baseline_dir=chosen_baseline_dir(baseline, baseline_dir), force=force)
     options = RunOptions(device=device.value, timeout=timeout, values=parse_values(values or ()))
-    raise typer.Exit(record(named_case(selected_cases(None), case, changes), system, options, target, report_dir))
+    raise typer.Exit(record(find_case(case, changes), system, options, target, report_dir))
 
 
 @app.command("diff")

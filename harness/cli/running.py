@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.case import Case
 from harness.case_file import read_case
-from harness.cli.app import BaselineDir, Device, Expression, ReportDir, app, chosen_baseline_dir, selected_cases
+from harness.cli.app import Expression, app, selected_cases
+from harness.cli.options import (
+    BaselineDir,
+    Candidate,
+    Control,
+    Data,
+    Device,
+    EarlyGradAccumulation,
+    ExtraPass,
+    Inject,
+    OnDevice,
+    Reference,
+    ReportDir,
+    Steps,
+    WorldSize,
+    chosen_baseline_dir,
+    make_changes,
+    replay_options,
+)
 from harness.devices import unmet_requirement
 from harness.errors import UsageError
-from harness.graph.options import SYNTAX
 from harness.names import read_names
 from harness.report.text import CASE_FILE
-from harness.run import Changes, change_case, run_and_report
+from harness.run import change_case, run_and_report
 from harness.select import asks_for
 from harness.shard import cases_of, parse_shard
-
-if TYPE_CHECKING:
-    from harness.run_options import RunOptions
-
-
-class Control(StrEnum):
-    """When each system runs a second time."""
-
-    ALWAYS = "always"
-    WHEN_DIFFERENT = "when-different"
 
 
 @app.command("run")
@@ -37,18 +43,13 @@ def run_command(
     case_file: Annotated[
         Path | None, typer.Option("--case", metavar="FILE", help="Run the case in this JSON file, instead of -k.")
     ] = None,
-    candidate: Annotated[str | None, typer.Option(metavar="SYSTEM", help="Candidate system for every case.")] = None,
-    reference: Annotated[str | None, typer.Option(metavar="SYSTEM", help="Reference system for every case.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps for every case.")] = None,
-    world_size: Annotated[int | None, typer.Option(min=1, help="Ranks for every case.")] = None,
-    device: Annotated[Device, typer.Option(help="Where ranks compute.")] = Device.AUTO,
-    early_grad_accumulation: Annotated[
-        bool,
-        typer.Option("--early-grad-accumulation", help="Add both chunks' gradients before their cast and reduction."),
-    ] = False,
-    inject: Annotated[
-        str | None, typer.Option(metavar="FAULT", help="Put a deliberate defect in the candidate.")
-    ] = None,
+    candidate: Candidate = None,
+    reference: Reference = None,
+    steps: Steps = None,
+    world_size: WorldSize = None,
+    device: OnDevice = Device.AUTO,
+    early_grad_accumulation: EarlyGradAccumulation = False,
+    inject: Inject = None,
     control: Annotated[
         Control | None,
         typer.Option(help="When each system runs twice, to tell noise from defects.", show_default="always"),
@@ -64,13 +65,7 @@ def run_command(
         int | None,
         typer.Option(min=2, metavar="N", help="Under stress, use N threads an operator. Right kernels may differ too."),
     ] = None,
-    extra_pass: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar=SYNTAX,
-            help="Put a pass of your own into the candidate graph, by default after all that rewrite it. Repeatable.",
-        ),
-    ] = None,
+    extra_pass: ExtraPass = None,
     dump_graphs: Annotated[
         bool, typer.Option("--dump-graphs", help="Write the graph after every pass into the run folder, with diffs.")
     ] = False,
@@ -87,22 +82,20 @@ def run_command(
     shard: Annotated[
         str | None, typer.Option(metavar="i/n", help="Run one of n parts of the selected cases; `merge` joins them.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")] = None,
+    data: Data = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write the passes' debug logs to the logs.")] = False,
 ) -> None:
     """Run cases on every rank, compare, and write a report."""
-    if data is not None and not data.is_file():
-        raise UsageError("there is no such data file", expected="a text file", found=str(data))
     if no_control and control is not None:
         raise UsageError("--control and --no-control contradict each other", fix="leave out one of them")
     if stress_threads is not None and not stress:
         raise UsageError("--stress-threads is about runs under stress", fix="give --stress too")
-    changes = Changes(
+    changes = make_changes(
         reference=reference,
         candidate=candidate,
         steps=steps,
         world_size=world_size,
-        data=None if data is None else str(data),
+        data=data,
         early_grad_accumulation=early_grad_accumulation,
     )
     selected = selected_cases(expression) if case_file is None else [_case_in(case_file, expression)]
@@ -131,9 +124,7 @@ def run_command(
         names={} if names is None else read_names(names),
         baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
     )
-    replay = _replay_options(changes, options)
-    replay += ["--baseline", "--baseline-dir", str(options.baseline_dir)] if options.baseline_dir else []
-    replay += [part for text in extra_pass or () for part in ("--extra-pass", text)]
+    replay = replay_options(changes, options)
     replay += [] if names is None else ["--names", str(names)]
     replay += [] if case_file is None else [CASE_FILE, str(case_file)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part))
@@ -143,22 +134,3 @@ def _case_in(file: Path, expression: str | None) -> Case:
     if expression is not None:
         raise UsageError("-k and --case both say what to run", expected="one of them", found=f"-k {expression!r}")
     return read_case(file)
-
-
-def _replay_options(changes: Changes, run: RunOptions) -> list[str]:
-    """The options that a replay of one case must repeat: those that were not left at their default."""
-    values = {
-        "--candidate": changes.candidate,
-        "--reference": changes.reference,
-        "--steps": changes.steps,
-        "--world-size": changes.world_size,
-        "--data": changes.data,
-        "--inject": run.inject,
-        "--device": None if run.device == Device.AUTO else run.device,
-        "--control": Control.WHEN_DIFFERENT.value if run.control == "when_different" else None,
-        "--stress-threads": run.stress.num_threads if run.stress and run.stress.num_threads > 1 else None,
-    }
-    options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-    options += ["--early-grad-accumulation"] if changes.early_grad_accumulation else []
-    options += ["--no-control"] if run.control == "never" else []
-    return options + (["--stress"] if run.stress else [])

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from harness.cli.app import Device, ReportDir, app, selected_cases
-from harness.errors import UsageError
-from harness.graph.options import SYNTAX
-from harness.run import Changes
-
-if TYPE_CHECKING:
-    from harness.run_options import RunOptions
+from harness.cli.app import app
+from harness.cli.options import (
+    Candidate,
+    CaseName,
+    Data,
+    Device,
+    EarlyGradAccumulation,
+    ExtraPass,
+    Inject,
+    OnDevice,
+    Reference,
+    ReportDir,
+    Steps,
+    WorldSize,
+    find_case,
+    make_changes,
+    replay_options,
+)
+from harness.report.text import CASE_FILE
 
 COMMANDS = {
     "localize": "Run a case and tell all that is known of its first difference.",
@@ -26,65 +38,34 @@ def _register(command_name: str, help_text: str) -> None:
 
     @app.command(command_name, help=help_text)
     def command(
-        case: Annotated[str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it.")],
-        candidate: Annotated[str | None, typer.Option(metavar="SYSTEM", help="Candidate system.")] = None,
-        reference: Annotated[str | None, typer.Option(metavar="SYSTEM", help="Reference system.")] = None,
-        steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
-        world_size: Annotated[int | None, typer.Option(min=1, help="Ranks.")] = None,
-        device: Annotated[Device, typer.Option(help="Where ranks compute.")] = Device.AUTO,
-        early_grad_accumulation: Annotated[
-            bool,
-            typer.Option(
-                "--early-grad-accumulation", help="Add both chunks' gradients before their cast and reduction."
-            ),
-        ] = False,
-        inject: Annotated[
-            str | None, typer.Option(metavar="FAULT", help="Put a deliberate defect in the candidate.")
-        ] = None,
-        extra_pass: Annotated[
-            list[str] | None,
-            typer.Option(metavar=SYNTAX, help="Put a pass of your own into the candidate graph. Repeatable."),
-        ] = None,
+        case: CaseName,
+        candidate: Candidate = None,
+        reference: Reference = None,
+        steps: Steps = None,
+        world_size: WorldSize = None,
+        device: OnDevice = Device.AUTO,
+        early_grad_accumulation: EarlyGradAccumulation = False,
+        inject: Inject = None,
+        extra_pass: ExtraPass = None,
         report_dir: ReportDir = Path("reports"),
         timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time for a run.")] = 600.0,
-        data: Annotated[
-            Path | None, typer.Option(metavar="FILE", help="Text to train on instead of the default.")
-        ] = None,
+        data: Data = None,
     ) -> None:
-        if data is not None and not data.is_file():
-            raise UsageError("there is no such data file", expected="a text file", found=str(data))
         from harness import searching
-        from harness.recordings import named_case
         from harness.run_options import RunOptions
 
-        changes = Changes(
+        changes = make_changes(
             reference=reference,
             candidate=candidate,
             steps=steps,
             world_size=world_size,
-            data=None if data is None else str(data),
+            data=data,
             early_grad_accumulation=early_grad_accumulation,
         )
-        changed = named_case(selected_cases(None), case, changes)
         options = RunOptions(device=device.value, timeout=timeout, inject=inject, extra_passes=tuple(extra_pass or ()))
+        replay = replay_options(changes, options) + ([CASE_FILE, case] if case.endswith(".json") else [])
         search = searching.localize if command_name == "localize" else searching.bisect
-        raise typer.Exit(search(changed, options, report_dir, _replay_options(changes, options)))
-
-
-def _replay_options(changes: Changes, options: RunOptions) -> list[str]:
-    """The options of `bitproof run` with which the same systems run again."""
-    values = {
-        "--candidate": changes.candidate,
-        "--reference": changes.reference,
-        "--steps": changes.steps,
-        "--world-size": changes.world_size,
-        "--data": changes.data,
-        "--inject": options.inject,
-        "--device": None if options.device == Device.AUTO else options.device,
-    }
-    given = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-    given += ["--early-grad-accumulation"] if changes.early_grad_accumulation else []
-    return given + [part for text in options.extra_passes for part in ("--extra-pass", text)]
+        raise typer.Exit(search(find_case(case, changes), options, report_dir, replay))
 
 
 for _name, _help in COMMANDS.items():

@@ -11,9 +11,8 @@ from harness.capture.values import open_values_of
 from harness.case import Case, Parallelism
 from harness.cli import main
 from harness.errors import RankError, RecordingError, UsageError
-from harness.recordings import Target, diff, named_case, record
+from harness.recordings import Target, diff, record
 from harness.records import Key
-from harness.run import Changes
 from harness.run_options import RunOptions
 from tests.harness.forging import at, flip_lowest_bit, make_recording
 
@@ -96,13 +95,6 @@ def test_a_folder_that_is_there_already_is_not_overwritten(folders):
         "  expected: a folder that does not exist\n"
         f"  found: {folders / 'first'}"
     )
-
-
-def test_an_unknown_case_is_a_wrong_call():
-    assert named_case([CASE], "toy", Changes(steps=5)).steps == 5
-    with pytest.raises(UsageError) as error:
-        named_case([CASE], "no_such_case", Changes())
-    assert str(error.value) == "UsageError: no such case\n  expected: toy\n  found: no_such_case"
 
 
 def test_the_command_line_ends_with_2_for_a_case_or_a_folder_that_is_not_there(tmp_path, capsys):

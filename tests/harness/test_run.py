@@ -13,7 +13,7 @@ from harness.case import Batch, Case, Chunking, Parallelism
 from harness.errors import CaseError, PassError, UsageError
 from harness.records import CaseResult, Shard, Verdict
 from harness.report import json as report_json
-from harness.run import Changes, change_case, run_and_report
+from harness.run import Changes, change_case, named_case, run_and_report
 from harness.run_options import RunOptions
 from harness.stress import Stress
 
@@ -250,3 +250,11 @@ def test_early_accumulation_without_chunking_is_refused():
         "  found: case plain with chunking=None\n"
         "  fix: leave it out with -k, or leave out --early-grad-accumulation"
     )
+
+
+def test_a_case_is_found_by_its_whole_name_and_an_unknown_one_is_a_wrong_call():
+    case = Case(name="toy", family="test", reference="eager", parallelism=Parallelism(world_size=2, ep=1))
+    assert named_case([case], "toy", Changes(steps=5)) == change_case(case, Changes(steps=5))
+    with pytest.raises(UsageError) as error:
+        named_case([case], "to", Changes())
+    assert str(error.value) == "UsageError: no such case\n  expected: toy\n  found: to"

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cases import CASES
 from harness import searching
+from harness.case_file import case_text
 from harness.cli import main
 
 
@@ -37,6 +39,20 @@ def test_a_case_without_options_is_looked_into_as_it_is(monkeypatch: pytest.Monk
     monkeypatch.setattr(searching, "bisect", lambda *arguments: called.append(arguments) or 0)
     assert main(["bisect", "moe_seq"]) == 0
     assert [call[2:] for call in called] == [(Path("reports"), [])]
+
+
+@pytest.mark.parametrize("command", ["localize", "bisect"])
+def test_a_case_may_be_a_file_which_a_replay_names(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    monkeypatch.setattr(searching, command, lambda *arguments: called.append(arguments) or 0)
+    file = tmp_path / "small.json"
+    file.write_text(case_text(CASES["moe_seq"]))
+    assert main([command, str(file), "--steps", "3"]) == 0
+    [(case, _, _, replay)] = called
+    assert (case.name, case.steps) == ("moe_seq", 3)
+    assert replay == ["--steps", "3", "--case", str(file)]
 
 
 @pytest.mark.parametrize(

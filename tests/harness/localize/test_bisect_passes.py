@@ -427,3 +427,5 @@ def test_what_the_blamed_pass_did_is_pointed_at(tmp_path: Path) -> None:
         f"what the pass did: {diff}",
         "  again: bitproof run -k batch --steps 4 --dump-graphs",
     ]
+    answer = list(searching.tell_answer(found, OPTIONS, tmp_path, ["--case", "small.json"], "batch"))
+    assert answer[-1] == "  again: bitproof run --case small.json --dump-graphs", "the file says which case"

@@ -1,0 +1,113 @@
+"""Options that several commands share, what they change about a case, and how a replay repeats them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.case import Case
+from harness.case_file import read_case
+from harness.cli.app import selected_cases
+from harness.errors import UsageError
+from harness.graph.options import SYNTAX
+from harness.run import Changes, change_case, named_case
+
+if TYPE_CHECKING:
+    from harness.run_options import RunOptions
+
+
+class Device(StrEnum):
+    """Where ranks compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Control(StrEnum):
+    """When each system runs a second time."""
+
+    ALWAYS = "always"
+    WHEN_DIFFERENT = "when-different"
+
+
+CaseName = Annotated[
+    str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it, or its JSON file.")
+]
+Candidate = Annotated[str | None, typer.Option("--candidate", metavar="SYSTEM", help="Another candidate system.")]
+Reference = Annotated[str | None, typer.Option("--reference", metavar="SYSTEM", help="Another reference system.")]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Another number of training steps.")]
+WorldSize = Annotated[int | None, typer.Option("--world-size", min=1, help="Another number of ranks.")]
+OnDevice = Annotated[Device, typer.Option("--device", help="Where ranks compute.")]
+EarlyGradAccumulation = Annotated[
+    bool,
+    typer.Option("--early-grad-accumulation", help="Add both chunks' gradients before their cast and reduction."),
+]
+Inject = Annotated[
+    str | None, typer.Option("--inject", metavar="FAULT", help="Put a deliberate defect in the candidate.")
+]
+ExtraPass = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--extra-pass",
+        metavar=SYNTAX,
+        help="Put a pass of your own into the candidate graph, by default after all that rewrite it. Repeatable.",
+    ),
+]
+Data = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Text to train on instead of the default.")]
+ReportDir = Annotated[Path, typer.Option("--report-dir", metavar="DIR", help="Folder that holds a folder a run.")]
+BaselineDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline-dir", metavar="DIR", help="The baselines' folder. [default: baselines]", show_default=False
+    ),
+]
+
+
+def make_changes(*, data: Path | None = None, **values: Any) -> Changes:
+    """What a command line changes about a case. Raises UsageError for a file of data that is not there."""
+    if data is not None and not data.is_file():
+        raise UsageError("there is no such data file", expected="a text file", found=str(data))
+    return Changes(data=None if data is None else str(data), **values)
+
+
+def find_case(name: str, changes: Changes) -> Case:
+    """The case of a name, or in a JSON file, changed. Raises UsageError or CaseError when there is none."""
+    if name.endswith(".json"):
+        return change_case(read_case(Path(name)), changes)
+    return named_case(selected_cases(None), name, changes)
+
+
+def chosen_baseline_dir(baseline: bool, baseline_dir: Path | None) -> Path | None:
+    """The folder that --baseline means, or None without it. Raises UsageError for a folder that nothing would use."""
+    if baseline_dir is not None and not baseline:
+        raise UsageError("--baseline-dir says nothing without --baseline", fix="add --baseline")
+    return (baseline_dir or Path("baselines")) if baseline else None
+
+
+def replay_options(changes: Changes, run: RunOptions) -> list[str]:
+    """The options that a replay of one case must repeat: those that were not left at their default."""
+    values = {
+        "--candidate": changes.candidate,
+        "--reference": changes.reference,
+        "--steps": changes.steps,
+        "--world-size": changes.world_size,
+        "--data": changes.data,
+        "--inject": run.inject,
+        "--device": None if run.device == Device.AUTO else run.device,
+        "--control": Control.WHEN_DIFFERENT.value if run.control == "when_different" else None,
+        "--stress-threads": run.stress.num_threads if run.stress and run.stress.num_threads > 1 else None,
+    }
+    flags = {
+        "--early-grad-accumulation": changes.early_grad_accumulation,
+        "--no-control": run.control == "never",
+        "--stress": run.stress is not None,
+        "--baseline": run.baseline_dir is not None,
+    }
+    options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+    options += [name for name, is_given in flags.items() if is_given]
+    options += ["--baseline-dir", str(run.baseline_dir)] if run.baseline_dir else []
+    return options + [part for text in run.extra_passes for part in ("--extra-pass", text)]

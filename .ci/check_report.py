@@ -16,6 +16,7 @@ for name, case in cases.items():
     assert (case["world_size"], case["steps"]) == (8, 20), name
     assert case["compared"]["loss"] == 160 and case["compared"]["grad"] > 1000, (name, case["compared"])
     assert not any(case["mismatched"].values()), (name, case["mismatched"])
+    assert case["control"] == {"reference": "EQUAL", "candidate": "EQUAL"}, (name, case["control"])
     assert losses == case["losses"]["candidate"] and len(losses) == 20, name
     assert all(value == value and abs(value) < float("inf") for value in values), (name, values)
     assert sum(values[-5:]) < sum(values[:5]), (name, values)

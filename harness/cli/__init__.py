@@ -9,18 +9,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+# isort: off
 # Commands are listed in the order of these imports.
-from harness.cli import (  # noqa: F401
-    history,
-    listing,
-    machine,
-    merging,
-    recording,
-    reporting,
-    running,
-    searching,
-    shrinking,
-)
+from harness.cli import listing, running, searching, shrinking, recording  # noqa: F401
+from harness.cli import reporting, merging, history, machine  # noqa: F401
+
+# isort: on
 from harness.cli.app import app
 from harness.errors import BitproofError
 from harness.report.status import SUCCESS, UNJUDGED, error_status

@@ -6,11 +6,13 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker of tests that start ranks."""
     config.addinivalue_line("markers", "ranks: starts many ranks")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let -k match a case's family, before pytest itself deselects."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec and "case" in callspec.params:

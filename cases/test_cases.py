@@ -19,6 +19,7 @@ from harness.select import asks_for
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config) -> None:
+    """Run the case as `bitproof run` does; skipped only where it needs a GPU that is not there and nobody named it."""
     from harness import launch
 
     options = RunOptions()

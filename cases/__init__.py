@@ -19,9 +19,9 @@ from cases import (
     trainers,
     unequal,
 )
-from harness import plugins
 from harness.case import Case
 from harness.errors import CaseError, UsageError
+from harness.user_code import plugins
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -29,6 +29,7 @@ loop_bf16_reduce = replace(
     candidate=f"{_LOOP}:bf16_reduce",
     expected="DIFFERENT",
     differs=("grad", "param", "optimizer"),
+    differs_within=0.02,  # measured: 0.007, a norm's optimizer state
 )
 compiled_aot_eager = replace(
     loop_checkpointed,

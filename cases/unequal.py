@@ -9,8 +9,16 @@ from harness.case import Chunking
 
 FAMILY = "unequal"
 
-# Two steps are enough: the first one differs, and later ones inherit it.
-_base = replace(transformer_batch, family=FAMILY, steps=2, expected="DIFFERENT", differs=("grad", "param", "optimizer"))
+# Two steps are enough: the first one differs, and later ones inherit it. The largest error that it has by rounding,
+# measured on 8 ranks with torch 2.13.0 on a CPU: 0.006, a router's weight and a norm's optimizer state.
+_base = replace(
+    transformer_batch,
+    family=FAMILY,
+    steps=2,
+    expected="DIFFERENT",
+    differs=("grad", "param", "optimizer"),
+    differs_within=0.02,
+)
 
 # Both chunks' gradients are added before the cast and the reduction, where the eager reference adds after.
 early_accumulation = replace(

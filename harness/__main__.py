@@ -1,8 +1,20 @@
-"""`python -m harness`, the same as `bitproof`."""
+"""The program `bitproof`, also `python -m harness`: what must be in order before anything else is imported."""
 
 import sys
 
-from harness.cli import main
+from harness.program import interrupts, output
+
+
+def main() -> int:
+    """Run the command that the command line names; returns its exit status, which no signal changes any more."""
+    interrupts.end_at_once()
+    output.fill_closed_descriptors()
+    from harness import cli
+
+    status = cli.main()
+    interrupts.ignore()
+    return status
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,11 +15,30 @@ BitproofError
 
 from __future__ import annotations
 
+MAX_FACT = 16_384
+MAX_TRACEBACK = 65_536
+"""Characters of an error's part: somebody else's exception may hold a whole tensor, printed."""
+
+
+def bounded(text: str, limit: int, source: str | None = None) -> str:
+    """A long text's beginning and end, with a sentence about what was left out between, and where it is."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit // 4, limit - limit // 4
+    told = f"{len(text) - limit} characters left out" + (f"; {source}" if source else "")
+    return f"{text[:head]}\n... {told} ...\n{text[-tail:]}"
+
+
+def cut(text: str, limit: int) -> str:
+    """A long line's beginning."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
 
 class BitproofError(Exception):
     """An error that answers five questions: what, where, expected, how to fix, how to replay.
 
-    `what` is one sentence; every other part is optional and left out of the text when absent.
+    `what` is one sentence; every other part is optional and left out of the text when absent. A part that is very
+    long is shortened: errors travel between processes, and end in reports.
     """
 
     def __init__(
@@ -32,12 +51,10 @@ class BitproofError(Exception):
         fix: str | None = None,
         replay: str | None = None,
     ) -> None:
-        self.what = what
-        self.expected = expected
-        self.found = found
-        self.where = where
-        self.fix = fix
-        self.replay = replay
+        self.what = bounded(what, MAX_FACT)
+        self.expected, self.found, self.where, self.fix, self.replay = (
+            fact if fact is None else bounded(fact, MAX_FACT) for fact in (expected, found, where, fix, replay)
+        )
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -78,7 +95,7 @@ class RankError(BitproofError):
 
     def __init__(self, what: str, *, rank: int | None = None, traceback: str | None = None, **facts: str | None):
         self.rank = rank
-        self.traceback = traceback
+        self.traceback = traceback if traceback is None else bounded(traceback, MAX_TRACEBACK)
         super().__init__(what, **facts)
 
 

@@ -6,7 +6,8 @@ This is the numerical truth that the graph pass is held to, so it does as little
     call the module's own forward on the first half, then on the second
     concatenate what comes back along the same dim
 
-Whatever does not fit that contract is refused, with what was seen and what was expected.
+Whatever does not fit that contract is refused, with what was seen and what was expected. So is a module that was
+chosen and does not run: whoever calls its children, or nothing of it, leaves the step unchunked without a word.
 """
 
 # B batch, S sequence, D model dim
@@ -14,17 +15,21 @@ Whatever does not fit that contract is refused, with what was seen and what was 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from harness.case import Chunking
+from harness.case import Chunking, pattern_of
 from harness.errors import ChunkError
 from reference.layers.document_mask import mask_mod_of
+
+Inspect = Callable[[str, nn.Module, Callable[..., Any], Mapping[str, Any]], None]
 
 DIM_INDEX = {"batch": 0, "seq": 1}
 
@@ -36,15 +41,70 @@ def running_chunk() -> int | None:
     return _running_chunk.get()
 
 
-def chunk_modules(model: nn.Module, chunking: Chunking) -> list[str]:
-    """Make every module of `model` that matches `chunking.modules` run in two chunks; returns their names.
+class ChunkedModules:
+    """The modules that run in chunks, `names`, and what each step is to be held to: that they did, equally often."""
 
+    def __init__(self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None) -> None:
+        self.names = names
+        self._chunking = chunking
+        self._num_calls: Counter[str] = Counter()
+        self._of_first_step: dict[str, int] | None = None
+        self._called: set[str] = set()
+        self._hooks = [
+            module.register_forward_pre_hook(lambda module, _, name=name: self._called.add(name))
+            for name, module in model.named_modules()
+            if name
+        ]
+        """For the first step alone: an error names what does run."""
+        for name in names:
+            module = model.get_submodule(name)
+            module.forward = _ChunkedForward(name, module.forward, chunking.dim, self._count)
+            if inspect_module is not None:
+                module.forward.inspect = partial(inspect_module, name, module)
+
+    def end_step(self, index: int) -> dict[str, int]:
+        """How often each module ran in step `index`, in chunks every time.
+
+        Raises ChunkError, naming them, for modules that did not run, or not as often as in the first step.
+        """
+        num_calls = {name: self._num_calls[name] for name in self.names}
+        self._num_calls.clear()
+        while self._hooks:
+            self._hooks.pop().remove()
+        if idle := [name for name, calls in num_calls.items() if not calls]:
+            running = sorted({pattern_of(name) for name in self._called.difference(idle)})
+            raise ChunkError(
+                f"{', '.join(idle)} matches the chunking pattern {self._chunking.modules!r} but did not run in "
+                f"step {index}",
+                expected="a pattern of modules that the step calls: " + (", ".join(running) or "there are none"),
+                found="no call of " + ", ".join(idle),
+                fix="correct `modules` in the case's Chunking",
+            )
+        self._of_first_step = self._of_first_step or num_calls
+        if other := [name for name in self.names if num_calls[name] != self._of_first_step[name]]:
+            raise ChunkError(
+                f"{', '.join(other)} did not run as often in step {index} as in the first",
+                expected="calls: " + ", ".join(f"{name} {self._of_first_step[name]}" for name in other),
+                found="calls: " + ", ".join(f"{name} {num_calls[name]}" for name in other),
+                fix="chunk modules that every step calls equally often",
+            )
+        return num_calls
+
+    def _count(self, name: str) -> None:
+        self._num_calls[name] += 1
+
+
+def chunk_modules(model: nn.Module, chunking: Chunking, inspect_module: Inspect | None = None) -> ChunkedModules:
+    """Make every module of `model` that matches `chunking.modules` run in two chunks.
+
+    `inspect_module`, if given, is shown each module before its first chunk runs: its name, itself, its own forward,
+    and the arguments by name. It may raise.
     Raises ChunkError when nothing matches, and when a sequence is to be split through a module that
     mixes its positions.
     """
     names = [name for name, _ in model.named_modules() if name and chunking.root_of(name) == name]
     if not names:
-        known = sorted({_pattern_of(name) for name, _ in model.named_modules() if name})
+        known = sorted({pattern_of(name) for name, _ in model.named_modules() if name})
         raise ChunkError(
             f"the chunking pattern {chunking.modules!r} matches no module",
             expected="one of the model's module patterns: " + ", ".join(known),
@@ -58,23 +118,18 @@ def chunk_modules(model: nn.Module, chunking: Chunking) -> list[str]:
             found=f"only={chunking.only}",
             fix="correct `only` in the case's Chunking",
         )
-    for name in names:
-        module = model.get_submodule(name)
-        module.forward = _ChunkedForward(name, module.forward, chunking.dim)
-    return names
-
-
-def _pattern_of(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+    return ChunkedModules(model, chunking, names, inspect_module)
 
 
 class _ChunkedForward:
-    """A module's forward, run once a chunk."""
+    """A module's forward, run once a chunk. `on_call` is called with its name when both chunks have run."""
 
-    def __init__(self, name: str, forward: Callable[..., Any], dim: str) -> None:
+    def __init__(self, name: str, forward: Callable[..., Any], dim: str, on_call: Callable[[str], None]) -> None:
         self.name = name
         self.forward = forward
+        self.on_call = on_call
         self.dim = DIM_INDEX[dim]
+        self.inspect: Callable[..., None] | None = None
         self.signature = inspect.signature(forward)
         self.activation, *others = self.signature.parameters
         if dim == "seq" and any(_role(other) for other in others):
@@ -86,11 +141,23 @@ class _ChunkedForward:
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if running_chunk() is not None:
+            raise ChunkError(
+                f"cannot chunk {self.name}: it runs within another module that is chunked",
+                expected="chosen modules that do not call each other",
+                found=f"a call of {self.name} in chunk {running_chunk()}",
+                fix="correct `modules` in the case's Chunking, or name the outer modules in `only`",
+            )
         arguments = self.signature.bind(*args, **kwargs).arguments
         extent = self._checked_extent(arguments[self.activation])
+        if self.inspect is not None:
+            self.inspect(self.forward, arguments)
+            self.inspect = None
         halves = {name: self._halves(name, value, extent) for name, value in arguments.items()}
         outputs = [self._run(i, {name: pair[i] for name, pair in halves.items()}) for i in (0, 1)]
-        return self._join(outputs[0], outputs[1], extent // 2)
+        joined = self._join(outputs[0], outputs[1], extent // 2)
+        self.on_call(self.name)
+        return joined
 
     def _run(self, index: int, half: dict[str, Any]) -> Any:
         before = _running_chunk.set(index)

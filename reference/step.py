@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.case import Case, Kind
-from reference.chunking import chunk_modules, running_chunk
+from reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
 from reference.data import DOCUMENT_START, TextStream, text_source
 from reference.data import Step as StepInputs
 from reference.layers.document_mask import document_mask
@@ -87,6 +87,9 @@ class Trainer:
         self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
         self.gradients: GradientFunction = self.eager_gradients
         self.graph: Any = None  # what `gradients` runs, where that is a graph
+        self.chunks: ChunkedModules | None = None  # what eager runs in chunks
+        self.chunked: dict[str, int] | None = None
+        """How often a step runs each module that runs in chunks; None where none does, or no step was taken."""
 
     @staticmethod
     def running_chunk() -> int | None:
@@ -101,6 +104,8 @@ class Trainer:
         """Take training step `index` (from 0), handing every value to `observe` as it stands then."""
         inputs = StepInputs(*(x.to(self.device) for x in self.data.step(index)))
         loss, gradients = self.gradients(inputs)
+        if self.chunks is not None:
+            self.chunked = self.chunks.end_step(index)
         observe("loss", "loss", loss.detach())
         _observe_all(observe, "grad", gradients)
         self._observe_buffers(observe, "before_optimizer")
@@ -123,11 +128,21 @@ def _observe_all(observe: Observe, kind: Kind, tensors: Mapping[str, Tensor]) ->
         observe(kind, name, tensor.detach())
 
 
-def make_eager(case: Case, mesh: Mesh, device: torch.device, chunked: bool, wrap: WrapGradients) -> Trainer:
-    """The systems `eager` and, with `chunked`, `eager_chunked`. `wrap` may tamper with the gradients."""
+def make_eager(
+    case: Case,
+    mesh: Mesh,
+    device: torch.device,
+    chunked: bool,
+    wrap: WrapGradients,
+    inspect_module: Inspect | None = None,
+) -> Trainer:
+    """The systems `eager` and, with `chunked`, `eager_chunked`. `wrap` may tamper with the gradients.
+
+    `inspect_module` is shown each module that runs in chunks, before it first does.
+    """
     trainer = Trainer(case, mesh, device)
     if chunked:
         assert case.chunking is not None, "Case refuses eager_chunked without chunking"
-        chunk_modules(trainer.model, case.chunking)
+        trainer.chunks = chunk_modules(trainer.model, case.chunking, inspect_module)
     trainer.gradients = wrap(trainer.gradients)
     return trainer

@@ -6,19 +6,29 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.case import Case, Chunking, Model, Parallelism, Pipeline
+
+pytestmark = pytest.mark.ranks
+
 ROOT = Path(__file__).parents[1]
+SYSTEMS = ("eager_chunked", "graph")
+CHUNKED = {
+    "transformer_batch": ("layers.0", "layers.1", "layers.2"),
+    "moe_seq": ("layers.1.moe", "layers.2.moe"),
+}
 GRADIENT = "layers.1.moe.router.weight"
 
 
 def run(tmp_path, *arguments):
-    """Exit status and report of `bitproof run` with 4 ranks and 2 steps, and controls only where they are needed."""
-    command = [sys.executable, "-m", "harness", "run", "--world-size", "4", "--steps", "2", "--device", "cpu"]
+    """Exit status and report of `bitproof run` with 2 ranks and 2 steps, and controls only where they are needed."""
+    command = [sys.executable, "-m", "harness", "run", "--world-size", "2", "--steps", "2", "--device", "cpu"]
     command += ["--report-dir", str(tmp_path), *arguments]
-    command += [] if "--no-control" in arguments else ["--control", "when-different"]
+    command += [] if {"--no-control", "--control"} & set(arguments) else ["--control", "when-different"]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     report = tmp_path / "latest" / "report.json"
     return finished, json.loads(report.read_text()) if report.exists() else None
@@ -26,7 +36,7 @@ def run(tmp_path, *arguments):
 
 @pytest.mark.parametrize("case", ["transformer_batch", "moe_seq"])
 def test_the_chunked_graph_equals_the_chunked_eager_step(case, tmp_path):
-    finished, report = run(tmp_path, "-k", case)
+    finished, report = run(tmp_path, "-k", case, "--world-size", "4")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "EQUAL"
@@ -35,10 +45,42 @@ def test_the_chunked_graph_equals_the_chunked_eager_step(case, tmp_path):
     assert result["losses"]["reference"] == result["losses"]["candidate"]
     names = [entry["name"] for entry in result["passes"]]
     assert names == ["clean_up", "chunk", "concretize_symbols", "measure_memory"]
+    recordings = tmp_path / "latest" / "recordings" / case
+    chunked = [json.loads((recordings / side / "manifest.json").read_text())["chunked"] for side in SYSTEMS]
+    assert chunked == [{name: 1 for name in CHUNKED[case]}] * 2
+
+
+LAYERS = Chunking(dim="batch", modules="layers")
+IDLE = "layers matches the chunking pattern 'layers' but did not run in step 0"
+NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no call runs"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"candidate": "eager", "chunking": LAYERS}, IDLE),
+        ({"candidate": "eager", "chunking": replace(LAYERS, dim="seq")}, IDLE),
+        ({"reference": "eager", "chunking": LAYERS}, NOT_CALLED),
+        (
+            {"chunking": replace(LAYERS, modules="layers.*.attention"), "pipeline": Pipeline(overlap=True)},
+            "there is no all-to-all that overlap could hide",
+        ),
+    ],
+)
+def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, told, tmp_path):
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps(Case(name="idle", family="test", **changes).to_dict()))
+    finished, report = run(tmp_path, "--case", str(file))
+    assert finished.returncode == 3, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert result["verdict"] == "ERROR"
+    assert told in result["error"] and told in finished.stdout
 
 
 def test_one_flipped_bit_of_one_gradient_is_reported_at_its_step_rank_and_name(tmp_path):
-    finished, report = run(tmp_path, "-k", "moe_seq", "--inject", f"flip-bit:grad={GRADIENT},rank=3,step=1")
+    finished, report = run(
+        tmp_path, "-k", "moe_seq", "--world-size", "4", "--inject", f"flip-bit:grad={GRADIENT},rank=3,step=1"
+    )
     assert finished.returncode == 1, finished.stdout + finished.stderr
     [result] = report["cases"]
     first = result["first_divergence"]
@@ -64,16 +106,26 @@ def test_a_selection_of_nothing_is_a_wrong_call(tmp_path):
 
 
 EXAMPLES = "cases/examples/extra_passes.py"
+SMALL = Case(
+    name="small",
+    family="test",
+    chunking=Chunking(dim="batch", modules="layers.*.moe"),
+    model=Model(layers=1, dense_layers=0),
+    parallelism=Parallelism(world_size=2),
+    steps=1,
+)
+"""One layer, which is traced in a third of the time."""
 
 
-def run_example(tmp_path, function):
-    return run(
-        tmp_path, "-k", "moe_batch", "--world-size", "2", "--steps", "1", "--extra-pass", f"{EXAMPLES}:{function}"
-    )
+def run_small(tmp_path, extra_pass, *arguments):
+    """`run` of the small case with a pass of ours."""
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps(SMALL.to_dict()))
+    return run(tmp_path, "--steps", "1", "--case", str(file), "--extra-pass", extra_pass, *arguments)
 
 
 def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_path):
-    finished, report = run_example(tmp_path, "wait_late@after=chunk")
+    finished, report = run_small(tmp_path, f"{EXAMPLES}:wait_late@after=chunk")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "EQUAL"
@@ -82,18 +134,15 @@ def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_
     entry = result["passes"][names.index("wait_late")]
     assert (entry["nodes_before"], entry["changed"]) == (entry["nodes_after"], {})
     digest = hashlib.sha256((ROOT / EXAMPLES).read_bytes()).hexdigest()
-    manifest = json.loads((tmp_path / "latest/recordings/moe_batch/graph/manifest.json").read_text())
+    manifest = json.loads((tmp_path / "latest/recordings/small/graph/manifest.json").read_text())
     assert {"name": "wait_late", "settings": {"sha256": digest}} in manifest["graph"]["passes"]
     assert report["options"][-2:] == ["--extra-pass", f"{EXAMPLES}:wait_late@after=chunk"]
     assert (report["remarks"], result["stress"]) == ([], None)
 
 
 def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(tmp_path):
-    finished, report = run(
-        tmp_path,
-        *("-k", "moe_batch", "--world-size", "2", "--steps", "1", "--reference", "graph", "--no-control"),
-        *("--extra-pass", f"{EXAMPLES}:add_gradients_in_bfloat16", "--dump-graphs"),
-    )
+    rounding = f"{EXAMPLES}:add_gradients_in_bfloat16"
+    finished, report = run_small(tmp_path, rounding, "--reference", "graph", "--no-control", "--dump-graphs")
     assert finished.returncode == 1, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "DIFFERENT"
@@ -102,16 +151,16 @@ def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(
     assert report["remarks"] == ["--no-control: no system ran twice, so noise was not told from defects"]
     assert f"{report['remarks'][0]}\n" in finished.stdout and "--no-control" in report["options"]
     graphs = tmp_path / "latest" / "graphs"
-    [diff] = (graphs / "moe_batch").glob("*-add_gradients_in_bfloat16.diff")
+    [diff] = (graphs / "small").glob("*-add_gradients_in_bfloat16.diff")
     added = [line for line in diff.read_text().splitlines() if line.startswith("+")]
     assert any("dtype=torch.bfloat16" in line and "-> bfloat16[" in line for line in added)
-    assert not list((graphs / "moe_batch.reference").glob("*add_gradients*"))
-    assert len(list((graphs / "moe_batch" / "tlparse").iterdir())) == 1
+    assert not list((graphs / "small.reference").glob("*add_gradients*"))
+    assert len(list((graphs / "small" / "tlparse").iterdir())) == 1
 
 
 def test_an_extra_pass_that_raises_makes_the_case_an_error_that_names_it_with_its_traceback(tmp_path):
     (tmp_path / "mine.py").write_text("def drop(module):\n    raise ValueError('my mistake')\n")
-    finished, report = run(tmp_path, "-k", "moe_batch", "--world-size", "2", "--extra-pass", f"{tmp_path}/mine.py:drop")
+    finished, report = run_small(tmp_path, f"{tmp_path}/mine.py:drop")
     assert finished.returncode == 3, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "ERROR"
@@ -121,3 +170,55 @@ def test_an_extra_pass_that_raises_makes_the_case_an_error_that_names_it_with_it
     )
     assert traceback.startswith("Traceback (most recent call last):")
     assert "raise ValueError('my mistake')" in traceback and "mine.py" in traceback
+
+
+SWITCH = """
+import torch
+
+def switch(module):
+    torch.nn.functional.silu = torch.nn.functional.relu
+"""
+
+
+def test_what_an_extra_pass_changes_outside_of_the_graph_reaches_no_reference_no_control_and_no_other_case(tmp_path):
+    """Eager looks `silu` up when it calls it, the graph has its operator: only a leak can move a bit."""
+    (tmp_path / "mine.py").write_text(SWITCH)
+    finished, report = run(
+        tmp_path,
+        *("-k", "moe_batch or moe_seq", "--steps", "1", "--control", "always"),
+        *("--extra-pass", f"{tmp_path}/mine.py:switch"),
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    found = {result["name"]: (result["verdict"], result["control"]) for result in report["cases"]}
+    alike = ("EQUAL", {"reference": "EQUAL", "candidate": "EQUAL"})
+    assert found == {"moe_batch": alike, "moe_seq": alike}
+
+
+def test_an_extra_pass_that_ends_its_process_is_named_and_the_next_case_runs(tmp_path):
+    (tmp_path / "mine.py").write_text("import os\n\ndef leave(module):\n    os._exit(0)\n")
+    finished, report = run(
+        tmp_path, "-k", "moe_batch or moe_seq", "--steps", "1", "--extra-pass", f"{tmp_path}/mine.py:leave"
+    )
+    assert finished.returncode == 3, finished.stdout + finished.stderr
+    for result in report["cases"]:
+        assert result["error"] == (
+            "RankError: the process that makes the program of graph exited with status 0 before it finished, "
+            "in extra pass leave\n"
+            f"  came from: logs/{result['name']}/graph/trace.log"
+        )
+
+
+def test_an_extra_pass_that_never_ends_is_named_at_the_time_that_was_given(tmp_path):
+    (tmp_path / "mine.py").write_text("def spin(module):\n    while True:\n        pass\n")
+    finished, report = run_small(tmp_path, f"{tmp_path}/mine.py:spin", "--timeout", "30")
+    assert finished.returncode == 3, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    head, _, stack = result["error"].partition("\n\n")
+    assert head == (
+        "RankError: the program of graph was not finished: the case ran longer than 30 s\n"
+        "  expected: the step to be traced, and every pass to finish\n"
+        "  found: the passes had not finished: in extra pass spin\n"
+        "  came from: logs/small/graph/trace.log\n"
+        "  fix: see below where it was; if it was only slow, give a longer --timeout"
+    )
+    assert "mine.py" in stack.splitlines()[0]

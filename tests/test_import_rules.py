@@ -1,6 +1,8 @@
 """Who may import whom. ARCHITECTURE.md tells why."""
 
 import ast
+import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,28 +10,62 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOOR = {"harness", "harness.errors", "harness.case", "harness.records"}
-PASSES = {
-    "harness.graph.bucket",
-    "harness.graph.chunk",
-    "harness.graph.clean_up",
-    "harness.graph.concretize_symbols",
-    "harness.graph.isolate_process_groups",
-    "harness.graph.live_memory",
-    "harness.graph.offload",
-    "harness.graph.overlap",
-    "harness.graph.rematerialize",
-    "harness.graph.tag_memory",
+FLOOR = {
+    "harness",
+    "harness.errors",
+    "harness.checked",
+    "harness.case",
+    "harness.case.case",
+    "harness.case.shard",
+    "harness.records",
+    "harness.records.bisection",
+    "harness.records.comparison",
+    "harness.records.recording",
+    "harness.records.result",
+    "harness.ulps",
+    "harness.evidence",
+    "harness.torch_versions",
+    "harness.torch_compat",
 }
+
+# The house, from the ground up: a module imports from its own package and from lower floors, wherever in the file.
+FLOORS = (
+    {"harness", "harness.errors", "harness.torch_versions"},
+    {"harness.checked"},
+    {"harness.case", "harness.program", "harness.torch_compat", "harness.user_code"},
+    {"harness.ulps", "reference"},
+    {"harness.records"},
+    {"harness.options"},
+    {"harness.machine"},
+    {"harness.capture", "harness.evidence", "harness.graph"},
+    {"harness.compare", "harness.disturb", "harness.report", "harness.systems"},
+    {"harness.history", "harness.localize"},
+    {"harness.execute"},
+    {"cases"},
+    {"harness.commands"},
+    {"harness.cli"},
+    {"harness.__main__"},
+    {"bitproof"},
+    {"cases.examples"},
+)
+# Arrows up that are still there, as `importer -> imported`, with the reason for each.
+KNOWN: dict[str, str] = {}
 
 
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {module_name(path): path for top in ("harness", "reference", "cases") for path in (ROOT / top).rglob("*.py")}
+MODULES = {
+    module_name(path): path
+    for top in ("bitproof", "cases", "harness", "reference")
+    for path in (ROOT / top).rglob("*.py")
+}
+PASSES = {name for name in MODULES if name.rpartition(".")[0] == "harness.graph.passes"}
+PACKAGES = set().union(*FLOORS)
 
 
+@functools.cache
 def imports_of(name: str) -> set[str]:
     """Every module of the project that a module imports, wherever in the file."""
     found = set()
@@ -37,8 +73,22 @@ def imports_of(name: str) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+            modules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= modules if modules <= MODULES.keys() else modules | {node.module}
     return {imported for imported in found if imported in MODULES}
+
+
+def package_of(name: str) -> str:
+    """The innermost package with a floor of its own; the module itself, which no floor has, where there is none."""
+    parts = name.split(".")
+    packages = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    found = next((package for package in packages if package in PACKAGES), name)
+    return name if found == "harness" else found
+
+
+def floor_of(name: str) -> int:
+    """How high up a module lives."""
+    return next(floor for floor, packages in enumerate(FLOORS) if package_of(name) in packages)
 
 
 def within(name: str, package: str) -> bool:
@@ -56,8 +106,64 @@ def offenders(importers, forbidden) -> list[str]:
     )
 
 
+def arrows() -> dict[tuple[str, str], list[str]]:
+    """For every pair of packages of which one imports the other, the imports."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in sorted(MODULES):
+        for imported in sorted(imports_of(name)):
+            pair = package_of(name), package_of(imported)
+            if pair[0] != pair[1]:
+                found.setdefault(pair, []).append(f"{name} -> {imported}")
+    return found
+
+
+def circle_among(edges) -> list[str]:
+    """What is left of packages once all that import nothing, or only what is already gone, are taken away."""
+    left = {package for pair in edges for package in pair}
+    while free := {package for package in left if not any(p == package and q in left for p, q in edges)}:
+        left -= free
+    return sorted(left)
+
+
+def test_every_package_has_its_floor():
+    assert {package_of(name) for name in MODULES} == PACKAGES
+    assert sum(map(len, FLOORS)) == len(PACKAGES), "a package lives on one floor"
+
+
+def test_no_import_goes_up_or_to_a_neighbour():
+    found = {
+        arrow
+        for (importer, imported), imports in arrows().items()
+        if floor_of(importer) <= floor_of(imported)
+        for arrow in imports
+    }
+    assert sorted(found) == sorted(KNOWN)
+
+
+def test_there_is_no_circle_among_packages():
+    edges = [pair for pair, imports in arrows().items() if set(imports) - KNOWN.keys()]
+    assert circle_among(edges) == []
+
+
+def test_a_circle_is_seen():
+    assert circle_among([("a", "b"), ("b", "c"), ("c", "b"), ("b", "d")]) == ["a", "b", "c"]
+
+
 def test_the_floor_imports_nothing_above_itself():
     assert offenders(lambda name: name in FLOOR, lambda _, imported: imported not in FLOOR) == []
+
+
+def test_of_the_floor_one_module_alone_loads_torch():
+    """`torch_compat` is torch, as all of us must see it; the rest answers at once, and where there is no torch."""
+    for name in FLOOR - {"harness.torch_compat"}:
+        imported = {
+            alias.name if isinstance(node, ast.Import) else str(node.module)
+            for node in ast.walk(ast.parse(MODULES[name].read_text()))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in node.names
+        }
+        assert not {path for path in imported if within(path, "torch")}
+        assert "harness.torch_compat" not in imports_of(name)
 
 
 def test_the_reference_imports_only_itself_and_the_floor():
@@ -86,7 +192,7 @@ def test_only_the_pipeline_imports_passes():
 
 
 def test_only_the_worker_and_the_graph_step_know_the_reference():
-    allowed = {"harness.worker", "harness.graph_step"}
+    allowed = {"harness.execute.worker", "harness.systems.graph"}
     assert (
         offenders(
             lambda name: within(name, "harness") and name not in allowed,
@@ -110,13 +216,24 @@ def test_nothing_imports_the_command_line():
     assert offenders(is_outside, lambda _, imported: within(imported, "harness.cli")) == []
 
 
-@pytest.mark.parametrize("module", ["harness", "harness.cli", "harness.records", "cases"])
+def test_nothing_of_ours_imports_the_face_that_others_see():
+    imports = re.compile(r"^\s*(from|import) bitproof\b", re.MULTILINE)
+    ours = {name: path for name, path in MODULES.items() if not within(name, "bitproof")}
+    assert {name for name, path in ours.items() if imports.search(path.read_text())} == {
+        "cases.examples.compiled",
+        "cases.examples.fsdp2_loop",
+    }, "the examples are written as a user would"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("module", ["bitproof", "harness", "harness.cli", "harness.records", "cases"])
 def test_importing_loads_neither_torch_nor_pandas(module):
-    code = f"import sys, {module}; print(sorted({{'torch', 'pandas', 'pyarrow', 'numpy'}} & sys.modules.keys()))"
+    heavy = {"torch", "pandas", "pyarrow", "numpy", "pydantic"}
+    code = f"import sys, {module}; print(sorted({heavy} & sys.modules.keys()))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert answer.stdout.strip() == "[]"
 
 
 def test_the_rules_see_imports():
-    assert "harness.graph.chunk" in imports_of("harness.graph.pipeline")
-    assert "reference.step" in imports_of("harness.graph_step")
+    assert "harness.graph.passes.chunk" in imports_of("harness.graph.pipeline")
+    assert "reference.step" in imports_of("harness.systems.graph")

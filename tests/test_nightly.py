@@ -56,6 +56,7 @@ def commands(script: str) -> list[list[str]]:
     return [shlex.split(re.split(r" \|\| | > ", line)[0])[1:] for line in lines]
 
 
+@pytest.mark.ranks
 def test_every_shell_step_is_a_script():
     scripts = [step["run"] for step in STEPS if "run" in step]
     assert len(scripts) > 8

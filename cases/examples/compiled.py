@@ -17,10 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.case import Case
-from harness.compiler import compiler_problem
-from harness.errors import MachineError
-from reference.parallel.mesh import Mesh
+from bitproof import Case, MachineError, Mesh, compiler_problem
 
 DIM = 48
 

@@ -22,8 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from harness.case import Case
-from reference.parallel.mesh import Mesh
+from bitproof import Case, Mesh
 
 VOCABULARY, DIM = 64, 32
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """`bfloat16` for torch.bfloat16, and so on."""
     return str(dtype).removeprefix("torch.")

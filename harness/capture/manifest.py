@@ -1,4 +1,4 @@
-"""A recording's manifest: everything that can change a bit, as plain JSON values."""
+"""A recording's manifest, made: everything that can change a bit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import functools
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from harness.capture.machine import describe_machine
 from harness.case import Case
-from harness.devices import Placement
+from harness.machine.describe import describe_machine
+from harness.machine.determinism import Readings
+from harness.machine.devices import Placement
+from harness.records import GraphIdentity, MachineFacts, Manifest, Switch
 
 _PREFIXES = ("OMP_", "MKL_", "ATEN_", "ONEDNN_", "DNNL_", "CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
 _OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
@@ -25,44 +28,47 @@ def build_manifest(
     arm: str,
     placement: Placement,
     *,
-    determinism: dict[str, Any],
-    graph: dict[str, Any] | None,
+    determinism: Mapping[str, Switch],
+    graph: GraphIdentity | None,
     fault: str | None,
     systems: list[dict[str, Any]],
-    stress: dict[str, Any] | None = None,
+    stress: dict[str, int | float] | None = None,
     values: Sequence[str] = (),
-) -> dict[str, Any]:
-    """One recording's manifest. `systems` holds, rank by rank, what each system says of itself (its data's sha256).
+    chunked: dict[str, int] | None = None,
+    switches: Readings = MappingProxyType({}),
+) -> Manifest:
+    """One recording's manifest, with what is known of this machine and process. `systems` are its `ranks`.
 
-    `stress` is what the run was disturbed by; None for a plain one. `values` are the patterns of the tensors whose
-    values are kept, which change no bit.
+    `switches` has the readings of the lowest rank on which a switch changed.
     """
     from harness.capture.digest import ALGORITHM
 
-    return {
-        "case": case.to_dict(),
-        "system": system,
-        "arm": arm,
-        "world_size": case.parallelism.world_size,
-        "steps": case.steps,
-        "device": placement.device,
-        "backend": placement.backend,
-        "shared_gpus": placement.shared,
-        "machine": machine(),
-        "commit": commit(),
-        "environment": environment_variables(),
-        "determinism": determinism,
-        "graph": graph,
-        "fault": fault,
-        "ranks": systems,
-        "stress": stress,
-        "digest": ALGORITHM,
-        "values": list(values),
-    }
+    return Manifest(
+        case=case.to_dict(),
+        system=system,
+        arm=arm,
+        world_size=case.parallelism.world_size,
+        steps=case.steps,
+        device=placement.device,
+        backend=placement.backend,
+        shared_gpus=placement.shared,
+        machine=machine(),
+        commit=commit(),
+        environment=environment_variables(),
+        determinism=dict(determinism),
+        switches={when: dict(found) for when, found in switches.items()},
+        graph=graph,
+        fault=fault,
+        ranks=systems,
+        stress=stress,
+        chunked=chunked,
+        digest=ALGORITHM,
+        values=list(values),
+    )
 
 
 @functools.cache
-def machine() -> dict[str, Any]:
+def machine() -> MachineFacts:
     """Versions and hardware. Makes no CUDA context: a GPU is named by its driver's own list."""
     import torch
 

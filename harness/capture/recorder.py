@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.capture.digest import digest, plain
+from harness.capture.digest import digest_and_constant, plain
 from harness.capture.dtypes import dtype_name
 from harness.capture.selection import chooser
 from harness.capture.values import copy_value
@@ -49,7 +49,8 @@ class Recorder:
                 expected=f"each name once a step, of a kind among {', '.join(KINDS)}",
                 fix="call observe once for each tensor",
             )
-        self.rows[key] = Record(digest(tensor), dtype_name(tensor.dtype), tuple(tensor.shape), _loss(kind, tensor))
+        digest, constant = digest_and_constant(tensor)
+        self.rows[key] = Record(digest, dtype_name(tensor.dtype), tuple(tensor.shape), _loss(kind, tensor), constant)
         if self.keep == key:
             self.kept = copy_value(plain(tensor))
         if self._is_chosen(key):

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from harness.capture.columns import column
 from harness.capture.selection import are_patterns
 from harness.case import KINDS
 from harness.errors import RecordingError
-from harness.records import SCHEMA, Key, Record, Recording
+from harness.records import SCHEMA, Key, Manifest, Record, Recording
 
 MANIFEST = "manifest.json"
 DIGESTS = "digests.parquet"
@@ -40,10 +41,17 @@ _COLUMNS = pa.schema(
         pa.field("name", pa.string(), nullable=False),
         pa.field("digest", pa.string(), nullable=False),
         pa.field("dtype", pa.string(), nullable=False),
-        pa.field("shape", pa.list_(pa.int32()), nullable=False),
+        pa.field("shape", pa.list_(pa.int64()), nullable=False),
         pa.field("value", pa.string()),
+        pa.field("content", pa.string()),
     ]
 )
+_FIRST_COLUMNS = pa.schema(
+    [*list(_COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), _COLUMNS.field("value")]
+)
+"""What recordings had before they told of NaN and zeros."""
+
+_OPTIONAL = ("value", "content")
 _REQUIRED: dict[str, type] = {
     "schema": int,
     "case": dict,
@@ -63,24 +71,24 @@ _MAX_NAME = 1000
 _BATCH_ROWS = 10_000
 
 
-def write_recording(folder: Path, manifest: dict[str, Any], rows: Iterable[tuple[Key, Record]]) -> None:
+def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
     """Write a whole recording at `folder`, replacing one that is there. Rows keep their order."""
     _write_folder(folder, manifest, _table(rows))
 
 
-def join_parts(folder: Path, manifest: dict[str, Any], parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
+def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
     """Write the ranks' parts, in the order given, as one recording; their files of `values` move into it."""
     _write_folder(folder, manifest, pa.concat_tables([_read_table(part) for part in parts]), values)
 
 
-def checked_values_path(folder: Path, manifest: dict[str, Any], rank: int) -> Path:
+def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
     """One rank's file of values, once it is seen to be the one that the manifest was written with."""
     path = _values_path(folder, rank)
-    known = manifest.get("values_sha256")
-    if not isinstance(known, list) or len(known) != manifest["world_size"]:
+    known = manifest.values_sha256
+    if known is None or len(known) != manifest.world_size:
         raise RecordingError(
             f"{folder} holds no values",
-            expected=f"values of {manifest['world_size']} ranks, which a case with close_within records",
+            expected=f"values of {manifest.world_size} ranks, which a case with a bound records",
             fix="record the system again, with --values or a bound in the case",
         )
     _refuse_link(path.parent)
@@ -112,10 +120,10 @@ def read_recording(folder: Path) -> Recording:
     manifest = read_manifest(folder)
     path = folder / DIGESTS
     _check_file(path, _MAX_DIGESTS_BYTES)
-    if (found := _sha256(path)) != manifest["digests_sha256"]:
+    if (found := _sha256(path)) != manifest.digests_sha256:
         raise RecordingError(
             f"{path} is damaged, or not the one that {MANIFEST} beside it was written with",
-            expected=f"sha256 {manifest['digests_sha256']}",
+            expected=f"sha256 {manifest.digests_sha256}",
             found=f"sha256 {found}",
             fix="record the system again",
         )
@@ -124,7 +132,8 @@ def read_recording(folder: Path) -> Recording:
     columns = table.to_pydict()
     keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
     shapes = map(tuple, columns["shape"])
-    records = dict(zip(keys, map(Record, columns["digest"], columns["dtype"], shapes, columns["value"]), strict=True))
+    rows = map(Record, columns["digest"], columns["dtype"], shapes, columns["value"], columns["content"])
+    records = dict(zip(keys, rows, strict=True))
     if len(records) != table.num_rows:
         raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
     return Recording(manifest, records)
@@ -146,8 +155,15 @@ def put_in_place(new: Path, folder: Path) -> None:
 
 
 def warm_up() -> None:
-    """Make pyarrow import what it imports on first use, pandas above all: 0.1 s that each forked rank would pay."""
-    pq.write_table(_table([]), pa.BufferOutputStream())
+    """Have what writing and reading a table load on first use, for which each forked rank would pay."""
+    written = pa.BufferOutputStream()
+    pq.write_table(_table([]), written)
+    pq.ParquetFile(pa.BufferReader(written.getvalue())).read(use_threads=False)
+
+
+def warm_up_checks() -> None:
+    """Have what checking a recording loads on first use: pandas, since pyarrow looks whether it is given any."""
+    pc.greater_equal(column([], _COLUMNS.field("step")), 0)
 
 
 def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
@@ -155,14 +171,14 @@ def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
     for key, record in rows:
         for name, value in (key._asdict() | record._asdict()).items():
             columns[name].append(value)
-    return pa.table(columns, schema=_COLUMNS)
+    return pa.Table.from_arrays([column(columns[field.name], field) for field in _COLUMNS], schema=_COLUMNS)
 
 
 def _values_path(folder: Path, rank: int) -> Path:
     return folder / VALUES / f"rank{rank}.safetensors"
 
 
-def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table, values: Sequence[Path] = ()) -> None:
+def _write_folder(folder: Path, manifest: Manifest, table: pa.Table, values: Sequence[Path] = ()) -> None:
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
@@ -170,8 +186,8 @@ def _write_folder(folder: Path, manifest: dict[str, Any], table: pa.Table, value
     partial.mkdir()
     try:
         pq.write_table(table, partial / DIGESTS, compression="zstd")
-        about = {"schema": SCHEMA} | manifest | {"digests_sha256": _sha256(partial / DIGESTS)}
-        about.pop("values_sha256", None)  # of another folder, if the manifest was read from one
+        about = {"schema": SCHEMA} | manifest.to_dict() | {"digests_sha256": _sha256(partial / DIGESTS)}
+        del about["values_sha256"]  # of another folder, if the manifest was read from one
         for rank, source in enumerate(values):
             path = _values_path(partial, rank)
             path.parent.mkdir(exist_ok=True)
@@ -190,13 +206,13 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sha256_of_manifest(manifest: dict[str, Any]) -> str:
+def _sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
     """The sha256 of what a manifest says, however it is laid out in its file."""
     content = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Read and check a recording's manifest alone. Raises RecordingError when it is missing, damaged or hostile."""
     path = folder / MANIFEST
     _check_file(path, _MAX_MANIFEST_BYTES)
@@ -230,10 +246,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             found=f"sha256 {found}",
             fix="record the system again",
         )
-    return manifest
+    return Manifest.of(manifest, where=str(path))
 
 
-def _manifest_checks(manifest: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """What else a manifest must be, so that no later reader works without end."""
     steps, world_size = manifest["steps"], manifest["world_size"]
     is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= _MAX_STEPS_OF_RANKS
@@ -277,7 +293,7 @@ def _read_table(path: Path) -> pa.Table:
     _check_file(path, _MAX_DIGESTS_BYTES)
     try:
         with pq.ParquetFile(path) as file:
-            if not file.schema_arrow.equals(_COLUMNS):
+            if not (file.schema_arrow.equals(_COLUMNS) or file.schema_arrow.equals(_FIRST_COLUMNS)):
                 found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
                 expected = ", ".join(f"{field.name}: {field.type}" for field in _COLUMNS)
                 raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
@@ -289,34 +305,39 @@ def _read_table(path: Path) -> pa.Table:
                 num_bytes += batch.nbytes
                 if num_bytes > _MAX_DIGESTS_BYTES:
                     raise RecordingError(f"{path} is too large", expected=f"{_MAX_DIGESTS_BYTES} bytes at most")
-        table = pa.Table.from_batches(batches, schema=_COLUMNS)
+            table = pa.Table.from_batches(batches, schema=file.schema_arrow)
+        if "content" not in table.column_names:
+            table = table.append_column(_COLUMNS.field("content"), pa.nulls(len(table), pa.string())).cast(_COLUMNS)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     return table
 
 
-def _check_values(path: Path, table: pa.Table, manifest: dict[str, Any]) -> None:
+def _check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
     """Every value in its range, so that no later reader has to doubt one."""
     is_loss = pc.equal(table["kind"], "loss")
     checks = {
-        f"step in 0..{manifest['steps'] - 1}": _within(table["step"], manifest["steps"]),
-        f"rank in 0..{manifest['world_size'] - 1}": _within(table["rank"], manifest["world_size"]),
+        f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),
+        f"rank in 0..{manifest.world_size - 1}": _within(table["rank"], manifest.world_size),
         f"kind among {', '.join(KINDS)}": pc.is_in(table["kind"], value_set=pa.array(KINDS)),
-        f"name of 1 to {_MAX_NAME} printable characters": _matches(table["name"], rf"^[[:print:]]{{1,{_MAX_NAME}}}$"),
+        f"name of 1 to {_MAX_NAME} printable characters": _are_printable(table["name"]),
         "name that leads nowhere else": pc.invert(_matches(table["name"], r"(^|/)\.\.(/|$)")),
         "digest of 32 hexadecimal digits": _matches(table["digest"], r"^[0-9a-f]{32}$"),
         "dtype by its name": _matches(table["dtype"], r"^[a-z][a-z0-9_]{0,40}$"),
         "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), 0),
         "a value for each loss and for nothing else": pc.equal(is_loss, pc.is_valid(table["value"])),
+        "content, if told, as nan or zero": pc.is_in(table["content"].drop_null(), value_set=pa.array(["nan", "zero"])),
         "losses as hexadecimal floats": pa.array([_is_hex_float(v) for v in table["value"].drop_null().to_pylist()]),
     }
     for expected, passed in checks.items():
         nulls = passed.null_count > 0
         if nulls or (len(passed) and not pc.all(passed).as_py()):
             raise RecordingError(f"{path} holds a value out of range", expected=expected)
-    if any(column.null_count for name, column in zip(_COLUMNS.names, table.columns, strict=True) if name != "value"):
-        raise RecordingError(f"{path} holds a null", expected="nulls nowhere but in value")
+    if any(
+        column.null_count for name, column in zip(_COLUMNS.names, table.columns, strict=True) if name not in _OPTIONAL
+    ):
+        raise RecordingError(f"{path} holds a null", expected=f"nulls nowhere but in {' and '.join(_OPTIONAL)}")
 
 
 def _within(column: pa.ChunkedArray, end: int) -> Any:
@@ -325,6 +346,13 @@ def _within(column: pa.ChunkedArray, end: int) -> Any:
 
 def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
     return pc.match_substring_regex(column, pattern)
+
+
+def _are_printable(column: pa.ChunkedArray) -> Any:
+    """In any script: letters beyond ASCII are letters. Control, format and unassigned characters are none."""
+    sizes = pc.utf8_length(column)
+    fits = pc.and_(pc.greater_equal(sizes, 1), pc.less_equal(sizes, _MAX_NAME))
+    return pc.and_(fits, pc.invert(_matches(column, r"[\p{C}\p{Zl}\p{Zp}]")))
 
 
 def _is_hex_float(text: str) -> bool:

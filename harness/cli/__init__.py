@@ -1,35 +1,75 @@
-"""The command line, a module a group of commands. Exit status: 0 as expected, 1 not, 2 wrong call, 3 not judged.
+"""The command line, a module a command. Exit status: 0 as expected, 1 not, 2 wrong call, 3 not judged.
+
+`cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs it.
 
 Loads neither torch nor pandas: `bitproof list` answers at once, and ranks start from a clean process.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 
 # isort: off
 # Commands are listed in the order of these imports.
-from harness.cli import listing, running, searching, shrinking, recording  # noqa: F401
-from harness.cli import reporting, merging, history, machine  # noqa: F401
+from harness.cli import listing, run, localize, bisect, shrink, record  # noqa: F401
+from harness.cli import report, merge, history, doctor  # noqa: F401
 
 # isort: on
 from harness.cli.app import app
-from harness.errors import BitproofError
-from harness.report.status import SUCCESS, UNJUDGED, error_status
+from harness.errors import BitproofError, UsageError
+from harness.execute.transport import follows, let_rank_0_tell
+from harness.program import interrupts
+from harness.program.output import SafeStream, safe_output
+from harness.program.own_packages import claim, remark
+from harness.report.status import SUCCESS, UNJUDGED, error_status, worst
+
+WRITING = ("run", "record", "shrink", "bisect", "localize", "merge", "history add")
+"""The commands that leave files behind. What all others do is print."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status. A user's mistake is told in words, our own as a traceback."""
+    """Run one command and return its exit status. A user's mistake is told in words, our own as a traceback.
+
+    Where nobody can read what is printed, a command that writes files goes on and keeps its status; one that only
+    prints ends with 3. A reader that leaves early, such as `head`, has read enough: that changes no status.
+    """
+    claim()
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    with safe_output() as printed:
+        try:
+            with interrupts.raising():
+                status = _run(words)
+                if status != SUCCESS:
+                    let_rank_0_tell()
+        except interrupts.Interrupt:
+            print(interrupts.MESSAGE, file=sys.stderr)
+            status = UNJUDGED
+        printed.flush()
+        return status if printed.lost is None else worst([status, _tell_lost(printed, words)])
+
+
+def _run(words: list[str]) -> int:
+    if (told := remark()) and os.environ.get("RANK", "0") == "0":  # once, where torchrun started many of us
+        print(told, file=sys.stderr)
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="bitproof")
+        app(args=words, prog_name="bitproof")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else SUCCESS if end.code is None else UNJUDGED
     except BitproofError as error:
-        print(error, file=sys.stderr)
+        if not (follows() and isinstance(error, UsageError)):  # the call is wrong on every rank, and rank 0 says why
+            print(error, file=sys.stderr)
         return error_status(error)
     except Exception:
         traceback.print_exc()
         return UNJUDGED
     return SUCCESS
+
+
+def _tell_lost(printed: SafeStream, words: list[str]) -> int:
+    """Say that standard output was lost; returns what that alone comes to."""
+    assert printed.lost is not None
+    print(f"bitproof: standard output cannot be written: {printed.lost.strerror}", file=sys.stderr)
+    return SUCCESS if words[:1] and {words[0], " ".join(words[:2])} & set(WRITING) else UNJUDGED

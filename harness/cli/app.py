@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from harness.case import Case
-from harness.select import select
+from harness.case.select import select
 
 app = typer.Typer(
     name="bitproof",

@@ -9,8 +9,8 @@ import typer
 
 from harness.case import Case
 from harness.cli.app import Expression, app, selected_cases
-from harness.plugins import describe
-from harness.systems import BUILT_IN, registered
+from harness.systems.registry import BUILT_IN, registered
+from harness.user_code.plugins import describe
 
 
 @app.command("list")

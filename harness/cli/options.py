@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from harness.case import Case
-from harness.case_file import read_case
+from harness.case.case_file import read_case
 from harness.cli.app import selected_cases
+from harness.commands.run import Changes, change_case, check_data, named_case
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
-from harness.run import Changes, change_case, named_case
-
-if TYPE_CHECKING:
-    from harness.run_options import RunOptions
 
 
 class Device(StrEnum):
@@ -32,6 +29,16 @@ class Control(StrEnum):
 
     ALWAYS = "always"
     WHEN_DIFFERENT = "when-different"
+
+
+MAX_SECONDS = 1e9
+
+
+def check_seconds(value: float) -> float:
+    """The value of --timeout. Raises BadParameter for a time that no clock can wait for."""
+    if not value <= MAX_SECONDS:  # nor is NaN
+        raise typer.BadParameter(f"{value} is not a number of seconds up to {MAX_SECONDS:g}.")
+    return value
 
 
 CaseName = Annotated[
@@ -69,9 +76,7 @@ BaselineDir = Annotated[
 
 def make_changes(*, data: Path | None = None, **values: Any) -> Changes:
     """What a command line changes about a case. Raises UsageError for a file of data that is not there."""
-    if data is not None and not data.is_file():
-        raise UsageError("there is no such data file", expected="a text file", found=str(data))
-    return Changes(data=None if data is None else str(data), **values)
+    return Changes(data=check_data(data), **values)
 
 
 def find_case(name: str, changes: Changes) -> Case:
@@ -86,28 +91,3 @@ def chosen_baseline_dir(baseline: bool, baseline_dir: Path | None) -> Path | Non
     if baseline_dir is not None and not baseline:
         raise UsageError("--baseline-dir says nothing without --baseline", fix="add --baseline")
     return (baseline_dir or Path("baselines")) if baseline else None
-
-
-def replay_options(changes: Changes, run: RunOptions) -> list[str]:
-    """The options that a replay of one case must repeat: those that were not left at their default."""
-    values = {
-        "--candidate": changes.candidate,
-        "--reference": changes.reference,
-        "--steps": changes.steps,
-        "--world-size": changes.world_size,
-        "--data": changes.data,
-        "--inject": run.inject,
-        "--device": None if run.device == Device.AUTO else run.device,
-        "--control": Control.WHEN_DIFFERENT.value if run.control == "when_different" else None,
-        "--stress-threads": run.stress.num_threads if run.stress and run.stress.num_threads > 1 else None,
-    }
-    flags = {
-        "--early-grad-accumulation": changes.early_grad_accumulation,
-        "--no-control": run.control == "never",
-        "--stress": run.stress is not None,
-        "--baseline": run.baseline_dir is not None,
-    }
-    options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-    options += [name for name, is_given in flags.items() if is_given]
-    options += ["--baseline-dir", str(run.baseline_dir)] if run.baseline_dir else []
-    return options + [part for text in run.extra_passes for part in ("--extra-pass", text)]

@@ -6,6 +6,7 @@ Bits decide, never values: -0.0 differs from 0.0, a NaN equals a NaN of the same
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 ULP_DTYPES = ("float16", "bfloat16", "float32", "float64")
 NUM_SAMPLES = 8
+SLICE = 1 << 22
+"""Elements that are compared at a time."""
 
 _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 
@@ -45,17 +48,25 @@ class BitDifference:
         return self.elements_differing == 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComparedBits:
+    """How two values differ, None for other dtypes or shapes, and the digests of both."""
+
+    difference: BitDifference | None
+    digests: tuple[str, str]
+
+
 def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
     """Whether two tensors agree in dtype, in shape and in every bit. Layout and device do not count."""
     import torch
 
     if tensor_type(reference) != tensor_type(candidate):
         return False
-    return torch.equal(_element_bytes(reference), _element_bytes(candidate))
+    return all(torch.equal(left, right) for _, left, right in _slices(reference, candidate))
 
 
 def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
-    """Compare two tensors element by element, in row-major order.
+    """Compare two tensors element by element, in row-major order, where the first one lies, a slice at a time.
 
     Raises RecordingError when dtype or shape differ: then elements have no partners.
     """
@@ -67,26 +78,23 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
             expected=tensor_type(reference),
             found=tensor_type(candidate),
         )
-    reference_bytes, candidate_bytes = _element_bytes(reference), _element_bytes(candidate)
-    differs = (reference_bytes != candidate_bytes).any(dim=1)
-    num_differing = int(differs.sum())
-    max_ulp = max_ulp_distance(reference, candidate)
-    histogram = None if max_ulp is None else name_counts(ulp_counts(reference, candidate))
-    if not num_differing:
-        return BitDifference(elements=differs.numel(), elements_differing=0, max_ulp=max_ulp, histogram=histogram)
-    samples = []
-    for first in differs.nonzero()[:NUM_SAMPLES, 0]:
-        index = tuple(int(i) for i in torch.unravel_index(first, reference.shape))
-        samples.append((index, _hex(reference_bytes[first]), _hex(candidate_bytes[first])))
-    first_index, reference_bits, candidate_bits = samples[0]
+    num_differing, max_ulp = 0, max_ulp_distance(reference, candidate)
+    samples: list[tuple[tuple[int, ...], str, str]] = []
+    for start, left, right in _slices(reference, candidate):
+        differs = (left != right).any(dim=1)
+        num_differing += int(differs.sum())
+        for place in differs.nonzero()[: NUM_SAMPLES - len(samples), 0].tolist():
+            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(start + place), reference.shape))
+            samples.append((index, _hex(left[place]), _hex(right[place])))
+    first_index, reference_bits, candidate_bits = samples[0] if samples else (None, None, None)
     return BitDifference(
-        elements=differs.numel(),
+        elements=reference.numel(),
         elements_differing=num_differing,
         max_ulp=max_ulp,
         first_index=first_index,
         reference_bits=reference_bits,
         candidate_bits=candidate_bits,
-        histogram=histogram,
+        histogram=None if max_ulp is None else name_counts(ulp_counts(reference, candidate)),
         samples=tuple(samples),
     )
 
@@ -100,12 +108,13 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
     """
     import torch
 
-    if str(reference.dtype).removeprefix("torch.") not in ULP_DTYPES:
+    if not _has_ulps(reference):
         return None
-    if not reference.numel():
-        return 0
-    # Take the unsigned maximum.
-    return int((ulp_distances(reference, candidate) ^ torch.iinfo(torch.int64).min).max()) + 2**63
+    largest = 0
+    for _, left, right in _typed_slices(reference, candidate):
+        # Take the unsigned maximum.
+        largest = max(largest, int((ulp_distances(left, right) ^ torch.iinfo(torch.int64).min).max()) + 2**63)
+    return largest
 
 
 def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
@@ -120,23 +129,24 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """How many elements fall into each of `records.BUCKETS`: int64 of shape [buckets]."""
+    """How many elements fall into each of `records.BUCKETS`: int64 of shape [buckets], on the CPU."""
     import torch
 
     counts = torch.zeros(len(BUCKETS), dtype=torch.int64)
     if bits_equal(reference, candidate):
         counts[0] = reference.numel()
         return counts
-    if str(reference.dtype).removeprefix("torch.") in ULP_DTYPES:
-        distances = ulp_distances(reference, candidate).reshape(-1)
-        unlike = is_unlike(reference, candidate).reshape(-1)
-        index = torch.bucketize(distances, torch.tensor(_BUCKET_ENDS))
-        index[distances < 0] = len(BUCKETS) - 2  # 2^63 and more wrapped around: float64s of opposite signs
-    else:
-        unlike = reference.reshape(-1) != candidate.reshape(-1)
-        index = torch.zeros_like(unlike, dtype=torch.int64)
-    index[unlike] = len(BUCKETS) - 1
-    return counts + torch.bincount(index, minlength=len(BUCKETS))
+    for _, left, right in _typed_slices(reference, candidate):
+        if _has_ulps(left):
+            distances, unlike = ulp_distances(left, right), is_unlike(left, right)
+            index = torch.bucketize(distances, torch.tensor(_BUCKET_ENDS, device=left.device))
+            index[distances < 0] = len(BUCKETS) - 2  # 2^63 and more wrapped around: float64s of opposite signs
+        else:
+            unlike = left != right
+            index = torch.zeros_like(unlike, dtype=torch.int64)
+        index[unlike] = len(BUCKETS) - 1
+        counts += torch.bincount(index.cpu(), minlength=len(BUCKETS))
+    return counts
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
@@ -155,23 +165,36 @@ def tensor_type(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
+def _has_ulps(tensor: Tensor) -> bool:
+    return str(tensor.dtype).removeprefix("torch.") in ULP_DTYPES
+
+
 def _ordered(tensor: Tensor) -> Tensor:
     """Floats as int64s that sort in the total order: a negative float's magnitude bits are flipped."""
     import torch
 
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    bits = tensor.detach().cpu().contiguous().view(integer)
+    bits = tensor.detach().contiguous().view(integer)
     magnitude = torch.iinfo(integer).max
     return torch.where(bits < 0, bits ^ magnitude, bits).to(torch.int64)
 
 
-def _element_bytes(tensor: Tensor) -> Tensor:
-    """Every element's bytes as memory holds them: uint8 of shape [elements, bytes an element]."""
-    import torch
+def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Both tensors' bytes, at most SLICE elements at a time: the first element's number, and uint8 of shape
+    [elements, bytes an element] twice, on the reference's device. So a GPU's tensor is never fetched whole.
+    """
+    from harness.capture.digest import octets
 
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    row = plain.as_strided((plain.numel(),), (1,))  # a dim of size 1 may keep any stride, even when contiguous
-    return row.view(torch.uint8).reshape(-1, tensor.element_size())
+    size, rows = reference.element_size(), (octets(reference.detach()), octets(candidate.detach()))
+    for start in range(0, reference.numel(), SLICE):
+        left, right = (row[start * size : (start + SLICE) * size].view(-1, size) for row in rows)
+        yield start, left, right.to(left.device)
+
+
+def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """As `_slices`, with the elements themselves, of shape [elements]."""
+    for start, left, right in _slices(reference, candidate):
+        yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]
 
 
 def _hex(element: Tensor) -> str:

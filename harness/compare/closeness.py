@@ -1,4 +1,4 @@
-"""How close two recordings are in value: the evidence for CLOSE.
+"""How close two recordings are in value: the evidence for CLOSE, and for a DIFFERENT that is as large as expected.
 
 Bits have been compared before; here every recorded tensor's values are read, rank by rank, and each is
 checked against its digest, so that the values measured are those that were recorded.
@@ -30,19 +30,25 @@ from harness.errors import RecordingError
 from harness.records import Closeness, Key, Recording
 
 
-def measure(reference: Path, candidate: Path, bound: float) -> Closeness:
-    """Compare the values of two recordings with the same keys. Raises RecordingError when one lacks evidence."""
+def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
+    """Compare the values of two recordings with the same keys, of one step or all.
+
+    Raises RecordingError when one lacks evidence.
+    """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}
     keys = recordings["reference"].records.keys()
     if keys != recordings["candidate"].records.keys() or not keys:
         raise RecordingError("two recordings without the same tensors have no values to compare")
+    measured = [key for key in keys if step is None or key.step == step]
+    if not measured:
+        raise RecordingError(f"two recordings have no values of step {step} to compare")
     errors: dict[Key, float] = {}
     counts: dict[str, Tensor] = {}
-    for rank in sorted({key.rank for key in keys}):
+    for rank in sorted({key.rank for key in measured}):
         with ExitStack() as files:
             opened = [files.enter_context(_opened(folders[side], recordings[side], rank)) for side in folders]
-            for key in (key for key in keys if key.rank == rank):
+            for key in (key for key in measured if key.rank == rank):
                 left, right = (
                     values.read_recorded(key, recording.records[key])
                     for values, recording in zip(opened, recordings.values(), strict=True)

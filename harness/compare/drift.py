@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -19,16 +18,13 @@ from harness.capture.values import open_values_of
 from harness.compare.bits import bit_difference, tensor_type, ulp_counts
 from harness.compare.verdict import computation_order
 from harness.errors import RecordingError
-from harness.records import BUCKETS, Key, Record, Recording
+from harness.records import BUCKETS, Drift, Key, Record, Recording
 
 
-def measure_drift(reference: Path, candidate: Path) -> list[dict[str, Any]]:
+def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
     """An entry for each (kind, name) that differs anywhere, in the order of computation.
 
-    `step` and `rank` are of its first differing record and `records` counts those. Of `measured` records both
-    sides keep the value: `elements`, `elements_differing` and `histogram` (elements that differ, by ULPs) are
-    over all of them, `max_ulp` is the largest of them, and the bits are of the first of them. What no value tells
-    is None. Raises RecordingError when values are damaged or others than were recorded.
+    What no value tells is None. Raises RecordingError when values are damaged or others than were recorded.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))
@@ -39,9 +35,9 @@ def measure_drift(reference: Path, candidate: Path) -> list[dict[str, Any]]:
         if key in records and _identity(record) != _identity(records[key])
     }
     order = computation_order(recordings[0].records)
-    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    entries: dict[tuple[str, str], Drift] = {}
     for key in sorted(differing, key=order):
-        entries.setdefault((key.kind, key.name), _new_entry(key, *differing[key]))["records"] += 1
+        entries.setdefault((key.kind, key.name), _new_entry(key, *differing[key])).records += 1
     for key, left, right in _kept_pairs(sorted(differing, key=lambda key: (key.rank, order(key))), folders, recordings):
         _add_values(entries[key.kind, key.name], left, right)
     return list(entries.values())
@@ -51,30 +47,25 @@ def _identity(record: Record) -> tuple[str, str, tuple[int, ...]]:
     return record.digest, record.dtype, record.shape
 
 
-def _new_entry(key: Key, reference: Record, candidate: Record) -> dict[str, Any]:
-    return {
-        "kind": key.kind,
-        "name": key.name,
-        "step": key.step,
-        "rank": key.rank,
-        "records": 0,
-        "measured": 0,
-        "elements_differing": None,
-        "elements": None,
-        "max_ulp": None,
-        "reference_bits": None,
-        "candidate_bits": None,
-        "reference_type": f"{reference.dtype}{list(reference.shape)}",
-        "candidate_type": f"{candidate.dtype}{list(candidate.shape)}",
-        "histogram": {},
-    }
+def _new_entry(key: Key, reference: Record, candidate: Record) -> Drift:
+    return Drift(
+        kind=key.kind,
+        name=key.name,
+        step=key.step,
+        rank=key.rank,
+        records=0,
+        measured=0,
+        reference_type=f"{reference.dtype}{list(reference.shape)}",
+        candidate_type=f"{candidate.dtype}{list(candidate.shape)}",
+        histogram={},
+    )
 
 
 def _kept_pairs(
     keys: list[Key], folders: tuple[Path, Path], recordings: tuple[Recording, Recording]
 ) -> Iterator[tuple[Key, Tensor, Tensor]]:
     """The values of `keys`, sorted by rank, that both recordings keep."""
-    if not all(recording.manifest.get("values_sha256") for recording in recordings):
+    if not all(recording.manifest.values_sha256 for recording in recordings):
         return
     for rank in dict.fromkeys(key.rank for key in keys):
         with ExitStack() as files:
@@ -92,25 +83,19 @@ def _kept_pairs(
                     yield key, left, right
 
 
-def _add_values(entry: dict[str, Any], reference: Tensor, candidate: Tensor) -> None:
+def _add_values(entry: Drift, reference: Tensor, candidate: Tensor) -> None:
     if tensor_type(reference) != tensor_type(candidate):
         return  # elements have no partners
     difference = bit_difference(reference, candidate)
     if difference.is_equal:
-        raise RecordingError(f"{entry['kind']} {entry['name']} has one value and two digests")
-    if not entry["measured"]:
-        entry |= {
-            "elements": 0,
-            "elements_differing": 0,
-            "max_ulp": difference.max_ulp,
-            "reference_bits": difference.reference_bits,
-            "candidate_bits": difference.candidate_bits,
-        }
-    entry["measured"] += 1
-    entry["elements"] += difference.elements
-    entry["elements_differing"] += difference.elements_differing
+        raise RecordingError(f"{entry.kind} {entry.name} has one value and two digests")
+    if not entry.measured:
+        entry.reference_bits, entry.candidate_bits = difference.reference_bits, difference.candidate_bits
+    entry.measured += 1
+    entry.elements = (entry.elements or 0) + difference.elements
+    entry.elements_differing = (entry.elements_differing or 0) + difference.elements_differing
     if difference.max_ulp is not None:
-        entry["max_ulp"] = max(entry["max_ulp"] or 0, difference.max_ulp)
+        entry.max_ulp = max(entry.max_ulp or 0, difference.max_ulp)
     counts = dict(zip(BUCKETS, ulp_counts(reference, candidate).tolist(), strict=True))
-    totals = {bucket: entry["histogram"].get(bucket, 0) + counts[bucket] for bucket in BUCKETS[1:]}
-    entry["histogram"] = {bucket: count for bucket, count in totals.items() if count}
+    totals = {bucket: entry.histogram.get(bucket, 0) + counts[bucket] for bucket in BUCKETS[1:]}
+    entry.histogram = {bucket: count for bucket, count in totals.items() if count}

@@ -7,19 +7,34 @@ from typing import Any
 
 from harness.case import Case
 from harness.compare.verdict import Judgement
-from harness.errors import BitproofError, MachineError, RankError, RecordingError
+from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, MachineError, RankError, RecordingError, bounded
+from harness.evidence import contradiction
 from harness.records import CaseResult, Verdict
+
+MAX_ERROR = 2 * MAX_TRACEBACK
+"""Characters of a result's error: what was told, a traceback, and what a search for the cause adds."""
 
 
 def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """A judged case. `facts` are CaseResult's remaining fields: losses, seconds, passes, memory."""
+    """A judged case. `facts` are CaseResult's remaining fields: losses, seconds, passes, memory.
+
+    A verdict that the result's own numbers contradict is withdrawn: the case is UNVERIFIED.
+    """
     judged = {name: getattr(judgement, name) for name in judgement.__dataclass_fields__}
-    return _result(case, device=device, backend=backend, **judged, **facts)
+    result = _result(case, device=device, backend=backend, **judged, **facts)
+    if found := contradiction(result):
+        text = (
+            f"the verdict {result.verdict} is withdrawn, as {found.field} is {found.found}, expected {found.expected}"
+        )
+        result.verdict, result.error = Verdict.UNVERIFIED, "\n".join(filter(None, (result.error, text)))
+    return result
 
 
 def result_of_error(case: Case, error: BaseException, *, device: str, backend: str, **facts: Any) -> CaseResult:
     """A case that failed. RecordingError and MachineError leave it UNVERIFIED, anything else is an ERROR."""
-    text = str(error) if isinstance(error, BitproofError) else f"{type(error).__name__}: {error}"
+    text = (
+        str(error) if isinstance(error, BitproofError) else f"{type(error).__name__}: {bounded(str(error), MAX_FACT)}"
+    )
     if isinstance(error, RankError) and error.traceback:
         text += f"\n\n{error.traceback}"
     verdict = Verdict.UNVERIFIED if isinstance(error, (RecordingError, MachineError)) else Verdict.ERROR
@@ -37,5 +52,6 @@ def complete(
     ]
 
 
-def _result(case: Case, **facts: Any) -> CaseResult:
+def _result(case: Case, *, error: str | None = None, **facts: Any) -> CaseResult:
+    facts["error"] = error if error is None else bounded(error, MAX_ERROR)
     return CaseResult(case=case, steps=case.steps, world_size=case.parallelism.world_size, **facts)

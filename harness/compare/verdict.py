@@ -2,67 +2,50 @@
 
 EQUAL needs whole evidence: at every step, on every rank, at least a loss, a gradient, a parameter and
 an optimizer state, the same names at every step, all seen on both sides, and every digest the same.
-Whatever is missing makes the verdict UNVERIFIED, even where what is there agrees or differs.
+Whatever is missing makes the verdict UNVERIFIED, even where what is there agrees or differs; so does agreement
+that shows nothing (`vacuity.py`), where nothing differs. CLOSE needs the same evidence, some bits that differ, a case
+that states a bound, and the values of every tensor, measured to be within it.
 
-CLOSE needs the same evidence, some bits that differ, a case that states a bound, and the values of
-every tensor, measured to be within it.
-
-1. Refuse recordings that were not made from this case.
+1. Refuse recordings that were not made from this case (`same_case.py`), or of systems that chunked other modules.
 2. Pair records; name the gaps.
 3. Compare dtype and shape, then digests.
 4. Find the first divergence in the order in which a step computes.
 5. Let the controls speak: a system that differs from itself proves nothing about another.
-6. Where the case states a bound, let the values decide between CLOSE and DIFFERENT.
+6. Where the case states a bound, let the values decide: CLOSE or DIFFERENT, or a DIFFERENT of the expected size.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from harness.case import KINDS, Case, Kind
 from harness.compare.align import NUM_NAMED, Alignment, align
+from harness.compare.chunked import unlike_chunks
+from harness.compare.same_case import contradictions, unlike_digests
+from harness.compare.vacuity import vacuous_steps, vacuous_tensors
 from harness.records import (
     MAX_DIFFERING,
+    REQUIRED_KINDS,
     Closeness,
+    Comparison,
     Differing,
     Divergence,
     Key,
     Record,
     Recording,
+    Role,
+    TensorDifference,
     Verdict,
     group_keys,
     zero_counts,
 )
 
-REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 BEFORE_OPTIMIZER = "@before_optimizer"
 AFTER_OPTIMIZER = "@after_optimizer"
-
-# What may differ between the cases of two comparable recordings: names and expectations move no bit.
-LABELS = ("name", "family", "reference", "candidate", "expected", "differs", "close_within", "requires")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What two recordings came to. `reason` says why the verdict is UNVERIFIED, else None.
-
-    `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
-    sentence for each pair whose dtype or shape differ. `differing` and `differing_left_out` are as in CaseResult.
-    """
-
-    verdict: Verdict
-    compared: dict[str, int] = field(default_factory=zero_counts)
-    mismatched: dict[str, int] = field(default_factory=zero_counts)
-    differing_kinds: tuple[Kind, ...] = ()
-    first_divergence: Divergence | None = None
-    layout_mismatches: tuple[str, ...] = ()
-    reason: str | None = None
-    differing: Differing = field(default_factory=dict)
-    differing_left_out: int = 0
+VACUOUS = "what agrees shows nothing, so it is no evidence"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +57,19 @@ class Judgement:
     mismatched: dict[str, int]
     differing_kinds: tuple[Kind, ...]
     first_divergence: Divergence | None
-    control: dict[str, str | None]
+    control: dict[Role, str | None]
     error: str | None
     closeness: Closeness | None = None
-    stress: dict[str, str | None] | None = None
+    stress: dict[Role, str | None] | None = None
     differing: Differing = field(default_factory=dict)
     differing_left_out: int = 0
+    remarks: tuple[str, ...] = ()
 
 
 class Repeat(NamedTuple):
     """A system's run compared with another of its runs: a plain one, or one under stress."""
 
-    side: Literal["reference", "candidate"]
+    side: Role
     stressed: bool
     comparison: Comparison
 
@@ -102,8 +86,8 @@ class Repeat(NamedTuple):
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
     """Compare two recordings of `case`. EQUAL, DIFFERENT or UNVERIFIED; never raises for what is missing."""
-    reasons = [*_contradictions("reference", reference, case), *_contradictions("candidate", candidate, case)]
-    if reasons := [*reasons, *_unlike_digests(reference, candidate)]:
+    reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
+    if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
     alignment = align(reference.records.items(), candidate.records.items())
     gaps = [*alignment.gaps, *_uncovered(alignment, case), *_unusable(alignment, case)]
@@ -123,7 +107,16 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         reason=_tell("the evidence is incomplete", gaps) if gaps else None,
         differing=group_keys(shown),
         differing_left_out=len(ordered) - len(shown),
+        vacuous=tuple(vacuous_steps(alignment.pairs, case)),
+        remarks=tuple(vacuous_tensors(alignment.pairs)),
     )
+
+
+def demand_substance(comparison: Comparison) -> Comparison:
+    """The comparison, its EQUAL withdrawn where what agrees shows nothing."""
+    if comparison.verdict == Verdict.EQUAL and comparison.vacuous:
+        return replace(comparison, verdict=Verdict.UNVERIFIED, reason=_tell(VACUOUS, comparison.vacuous))
+    return comparison
 
 
 def judge(
@@ -148,6 +141,8 @@ def judge(
     ran = repeats(controls, stresses)
     unverified = [repeat for repeat in ran if repeat.comparison.verdict == Verdict.UNVERIFIED]
     unstable = [repeat for repeat in ran if repeat.comparison.verdict not in (Verdict.EQUAL, Verdict.UNVERIFIED)]
+    if not unstable:  # that a system differs from itself says more than that what agrees shows nothing
+        comparison = demand_substance(comparison)
 
     texts = [comparison.reason] if comparison.reason else []
     texts += [_tell_repeat(repeat, getattr(case, repeat.side)) for repeat in unverified + unstable]
@@ -161,9 +156,11 @@ def judge(
     else:
         verdict = comparison.verdict
     first = unstable[0].divergence() if verdict == Verdict.NONDETERMINISTIC else comparison.first_divergence
-    if verdict == Verdict.DIFFERENT and case.close_within is not None and not comparison.layout_mismatches:
-        verdict, text = _decide(case.close_within, closeness)
+    if verdict == Verdict.DIFFERENT and case.bound is not None and not comparison.layout_mismatches:
+        verdict, text = _decide(case.bound, case.close_within is not None, closeness)
         texts += [text] if text else []
+    if verdict == Verdict.CLOSE and comparison.vacuous:
+        verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),
@@ -176,6 +173,7 @@ def judge(
         stress=_verdicts(stresses) if any(stresses.values()) else None,
         differing=comparison.differing,
         differing_left_out=comparison.differing_left_out,
+        remarks=comparison.remarks,
     )
 
 
@@ -193,43 +191,8 @@ def repeats(controls: Comparisons, stresses: Comparisons) -> list[Repeat]:
     ]
 
 
-def _verdicts(comparisons: Comparisons) -> dict[str, str | None]:
+def _verdicts(comparisons: Comparisons) -> dict[Role, str | None]:
     return {side: comparison.verdict.value if comparison else None for side, comparison in comparisons.items()}
-
-
-# 1. Refuse recordings that were not made from this case.
-
-
-def _contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]:
-    """Where a recording's manifest says that it was made from something other than `case`."""
-    recorded = recording.manifest.get("case")
-    if not isinstance(recorded, dict):
-        yield f"the {side} manifest does not say which case it recorded"
-        return
-    expected = {"case": case.to_dict(), "steps": case.steps, "world_size": case.parallelism.world_size}
-    found = {"steps": case.steps, "world_size": case.parallelism.world_size, **recording.manifest}
-    for path, (want, have) in leaf_differences({name: (expected[name], found[name]) for name in expected}):
-        yield f"the {side} was recorded with {path}={have!r}, the case says {want!r}"
-
-
-def _unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Digests of two kinds: equal bits have unequal ones, so they say nothing about each other."""
-    kinds = [recording.manifest.get("digest", "unnamed") for recording in (reference, candidate)]
-    if kinds[0] != kinds[1]:
-        yield f"the reference has digests of kind {kinds[0]}, the candidate of kind {kinds[1]}: record both again"
-
-
-def leaf_differences(values: dict[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Paths of JSON values, such as `case.batch.seq_len`, at which two trees differ."""
-    for name, (left, right) in values.items():
-        path = f"{prefix}{name}"
-        if path.removeprefix("case.") in LABELS:
-            continue
-        if isinstance(left, dict) and isinstance(right, dict):
-            names = [*left, *(name for name in right if name not in left)]
-            yield from leaf_differences({name: (left.get(name), right.get(name)) for name in names}, f"{path}.")
-        elif json.dumps(left, default=repr) != json.dumps(right, default=repr):
-            yield path, (left, right)
 
 
 # 2. Name the gaps.
@@ -325,8 +288,7 @@ def _diverge(key: Key, reference: Record, candidate: Record) -> Divergence:
         rank=key.rank,
         kind=key.kind,
         name=key.name,
-        reference_type=_type(reference),
-        candidate_type=_type(candidate),
+        tensor=TensorDifference(reference_type=_type(reference), candidate_type=_type(candidate)),
     )
 
 
@@ -348,11 +310,12 @@ def _tell_repeat(repeat: Repeat, system: str) -> str:
 # 6. Where the case states a bound, let the values decide.
 
 
-def _decide(bound: float, closeness: Closeness | None) -> tuple[Verdict, str | None]:
+def _decide(bound: float, may_be_close: bool, closeness: Closeness | None) -> tuple[Verdict, str | None]:
+    """CLOSE within the bound, where the case may be; else DIFFERENT, with a word where it is beyond the bound."""
     if closeness is None or closeness.bound != bound:
         return Verdict.UNVERIFIED, f"bits differ, and no values were measured against the case's bound of {bound:g}"
     if closeness.is_within:
-        return Verdict.CLOSE, None
+        return Verdict.CLOSE if may_be_close else Verdict.DIFFERENT, None
     key, error = closeness.first_beyond, closeness.first_beyond_error
     assert key is not None
     size = "infinite" if error is None else f"{error:.3g}"

@@ -28,16 +28,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from unittest import mock
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from harness.compiler import compiler_problem
 from harness.errors import BitproofError, MachineError, PassError
 from harness.graph.operators import operator_name
+from harness.machine.compiler import compiler_problem
+from harness.torch_compat import (
+    HigherOrderOperator,
+    compile_whole_graph,
+    compiling,
+    group_of_size,
+    inductor_settings,
+    is_inductor_error,
+    lowering_decompositions,
+    register_group,
+    symbolic_graph,
+    unregister_group,
+)
 
 Step = Callable[[list[Any]], Any]
 RegionOf = Callable[[Node], str | None]
@@ -115,12 +126,10 @@ def _remove(folder: str, owner: int) -> None:
 
 def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
     """The whole graph as one compiled function."""
-    from torch._inductor.compile_fx import compile_fx_inner
-
     values = _input_values(module)
     lowered = _functional(module, values)
-    with _tracing(values):
-        compiled = cast(Any, compile_fx_inner(lowered, values))
+    with compiling(values[0].fake_mode):
+        compiled = compile_whole_graph(lowered, values)
     return compiled, {"nodes_compiled": len(lowered.graph.nodes)}
 
 
@@ -141,7 +150,7 @@ def compile_regions(module: GraphModule, region_of: RegionOf | None) -> tuple[Gr
     for node, region in regions.items():
         node.meta["custom"] = {"compile_with_inductor": {"inductor_region": region}}
     values, names = _input_values(module), {node.name for node in regions}
-    with _tracing(values):
+    with compiling(values[0].fake_mode):
         compiled = regional_inductor(module, *values)
     left = [node.name for node in compiled.graph.nodes if node.op != "placeholder" and node.name in names]
     assert not left, f"not compiled: {left}"
@@ -169,17 +178,12 @@ def _unshare_nested_graphs(module: GraphModule) -> None:
 
 def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
     """The graph in the operators that Inductor lowers, in-place writes as copies at its end."""
-    from torch._dispatch.python import enable_python_dispatcher
-    from torch._inductor.decomposition import select_decomp_table
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     def run(*inputs: Any) -> Any:
         return Interpreter(module).run(*inputs, enable_io_processing=False)
 
     functional = torch.func.functionalize(run, remove="mutations")
-    traced = make_fx(functional, decomposition_table=select_decomp_table(), _error_on_data_dependent_ops=False)
-    with values[0].fake_mode, enable_python_dispatcher():
-        return cast(GraphModule, traced(*values))
+    return symbolic_graph(functional, values[0].fake_mode, lowering_decompositions())(*values)
 
 
 def _input_values(module: GraphModule) -> list[Any]:
@@ -198,22 +202,10 @@ def _copied(module: GraphModule) -> GraphModule:
 
 
 @contextmanager
-def _tracing(values: list[Any]) -> Iterator[None]:
-    """What Inductor asks for the fake tensors' mode, and so for the symbols of data-dependent sizes."""
-    from torch._guards import TracingContext, tracing
-
-    with tracing(TracingContext(values[0].fake_mode)):
-        yield
-
-
-@contextmanager
 def _settings(folder: str) -> Iterator[None]:
     """Inductor set up to be deterministic and to keep its files in `folder`."""
-    from torch._inductor import config
-
-    known = {name: value for name, value in SETTINGS.items() if hasattr(config, name)}
     places = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
-    with mock.patch.dict(os.environ, places), config.patch(known), warnings.catch_warnings():
+    with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of what it uses itself
         yield
 
@@ -221,25 +213,21 @@ def _settings(folder: str) -> Iterator[None]:
 @contextmanager
 def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
     """Process groups that Inductor can ask for their size. Compiled code asks by name when it runs."""
-    from torch._C._distributed_c10d import ProcessGroup, _register_process_group, _unregister_process_group
-
     with ExitStack() as registered:
         # Held here, because torch's registry holds groups by weak references alone.
-        groups = {name: cast(Any, ProcessGroup)(0, size) for name, size in sizes.items()}
+        groups = {name: group_of_size(size) for name, size in sizes.items()}
         for name, group in groups.items():
-            _register_process_group(cast(Any, name), group)
-            registered.callback(_unregister_process_group, cast(Any, name))
+            register_group(name, group)
+            registered.callback(unregister_group, name)
         yield
 
 
 def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
     """What Inductor refuses: on a CPU FlexAttention, which it compiles on CUDA; else the graph."""
-    from torch._inductor.exc import InductorError
-
     has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = f"{type(error).__name__}: {lines[0] if lines else ''}"
-    if has_flex and on_cpu and isinstance(error, InductorError):
+    if has_flex and on_cpu and is_inductor_error(error):
         return MachineError(
             "Inductor compiles no training step with FlexAttention on a CPU",
             expected="a GPU",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from harness.graph.trace import ChunkSymbol, Guard
 class PassContext:
     """The settings of one case's pipeline. `expert_groups` names the groups whose collectives may run once a chunk,
     among them those that isolation may make. `groups` is what is known of every group, and grows as passes add some.
+    `module_calls` has the model's modules and how often the traced step called each.
 
     `facts` is where a pass puts what the report should say of it, as JSON values; the runner empties it
     before each pass.
@@ -26,4 +28,5 @@ class PassContext:
     memory: Memory = field(default_factory=Memory)
     pipeline: Pipeline = field(default_factory=Pipeline)
     groups: GroupTable = field(default_factory=GroupTable)
+    module_calls: Mapping[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)

@@ -24,13 +24,12 @@ from typing import Any, Self
 
 import sympy
 import torch
-from torch._logging import trace_structured
-from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
 from torch.fx import GraphModule, Node
 
 from harness.graph import symbols
 from harness.graph.origin import origin_of
 from harness.graph.writer import CHUNK_KEY
+from harness.torch_compat import LazyTraceHandler, OpOverload, TorchLogsFormatter, trace_artifact, trace_log
 
 
 class GraphDump:
@@ -64,7 +63,7 @@ class GraphDump:
             diff = difflib.unified_diff(self._lines, lines, f"{self._label}.txt", f"{label}.txt", lineterm="")
             (self._folder / f"{label}.diff").write_text("".join(f"{line}\n" for line in diff))
         with _attached(self._trace):
-            _trace_artifact(label, "\n".join(lines))
+            trace_artifact(label, "\n".join(lines))
         self._label, self._lines, self._count = label, lines, self._count + 1
 
     def _tell(self, module: GraphModule) -> Iterator[str]:
@@ -113,7 +112,7 @@ def _call(node: Node) -> str:
 
 
 def _operator(target: Any) -> str:
-    return str(target) if isinstance(target, (str, torch._ops.OpOverload)) else getattr(target, "__name__", str(target))
+    return str(target) if isinstance(target, (str, OpOverload)) else getattr(target, "__name__", str(target))
 
 
 def _tell_output(node: Node, names: Sequence[str]) -> Iterator[str]:
@@ -174,12 +173,3 @@ def _attached(handler: logging.Handler) -> Iterator[None]:
     finally:
         trace_log.removeHandler(handler)
         handler.flush()
-
-
-def _trace_artifact(name: str, text: str) -> None:
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": name, "encoding": "string"},
-        payload_fn=lambda: text,
-        expect_trace_id=False,
-    )

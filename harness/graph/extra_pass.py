@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
@@ -33,7 +32,9 @@ from harness.graph.options import PassSpec
 from harness.graph.origin import META_KEY, UNKNOWN
 from harness.graph.verify import verify_order
 from harness.graph.writer import layout_key
-from harness.user_file import run_file
+from harness.program.own_packages import fix_of_clash
+from harness.torch_compat import FakeTensor, FakeTensorMode
+from harness.user_code.user_file import run_file
 
 
 class ExtraPass:
@@ -45,6 +46,11 @@ class ExtraPass:
         self.spec = spec
         self._function = function
         self._takes_context = len(inspect.signature(function).parameters) > 1
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What, besides the graph, decides what the pass does."""
+        return {"sha256": self.sha256}
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
         """Run the function, then see to metadata and to code that it left stale."""
@@ -66,7 +72,17 @@ class ExtraPass:
 def load_pass(spec: PassSpec) -> ExtraPass:
     """Load the function. Raises UsageError when there is none; what its module raises is raised as it is."""
     if spec.file is not None:
-        module, sha256 = run_file(spec.file)
+        try:
+            module, sha256 = run_file(spec.file)
+        except ImportError as error:
+            if not (fix := fix_of_clash(error.name)):
+                raise
+            raise UsageError(
+                f"the file of extra pass {spec.function} cannot be imported",
+                found=f"{type(error).__name__}: {error}",
+                where=str(spec.file),
+                fix=fix,
+            ) from error
     else:
         try:
             module = importlib.import_module(spec.source)
@@ -74,7 +90,8 @@ def load_pass(spec: PassSpec) -> ExtraPass:
             raise UsageError(
                 f"the module of extra pass {spec.function} cannot be imported",
                 found=f"{type(error).__name__}: {error}",
-                fix="run from the folder that holds it, install it, or name a file: path/to/file.py:function",
+                fix=fix_of_clash(error.name)
+                or "run from the folder that holds it, install it, or name a file: path/to/file.py:function",
             ) from error
     function = getattr(module, spec.function, None)
     if not inspect.isfunction(function):

@@ -1,7 +1,7 @@
 """What fake tensors lack: shapes of a grouped matrix product in float32.
 
-torch 2.13 multiplies groups in float32, but its shape function takes bfloat16 alone
-(`_meta_grouped_mm_common` in torch/_meta_registrations.py). A float32 product gets the layout that a bfloat16
+torch multiplies groups in float32, but its shape function takes bfloat16 alone (2.11 to 2.15,
+`_meta_grouped_mm_common` in torch/_meta_registrations.py). A float32 product gets the layout that a bfloat16
 one has, whose rows may be padded to 16 bytes: no difference to rows of a multiple of 8 elements, as experts
 have. Importing this module is what teaches it; `fake_mode` does.
 """
@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_impls import register_op_impl
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from harness.torch_compat import FakeTensorMode, OpOverload, register_op_impl
 
 
 def _is_grouped_mm(operator: OpOverload) -> bool:

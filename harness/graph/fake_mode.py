@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from harness.graph import fake_kernels as fake_kernels  # what torch's fake tensors lack
 from harness.graph import symbols
+from harness.torch_compat import FakeTensorMode, promise
 
 
 def step_fake_mode(shape_env: ShapeEnv, **options: Any) -> FakeTensorMode:
@@ -49,8 +49,8 @@ class _Dispatch:
         if splits not in self._num_rows:
             with self._shape_env.ignore_fresh_unbacked_symbols():
                 rest = self._shape_env.create_unbacked_symint()
-            torch._check(first >= 0)
-            torch._check(rest >= 0)
+            promise(first >= 0)
+            promise(rest >= 0)
             self._num_rows[splits] = first + rest
         with self._mode:
             return x.new_empty((self._num_rows[splits], *x.shape[1:]))

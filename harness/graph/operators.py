@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+
+from harness.torch_compat import schema_of
 
 aten = torch.ops.aten
 
@@ -53,6 +55,14 @@ COMPUTE_HEAVY = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"} |
 UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 """Names of operators, without overload, whose output is whatever memory held."""
 
+_FUNCTIONAL_CHECKS = {
+    "_functional_assert_async",
+    "_functional_assert_scalar",
+    "_functional_sym_constrain_range",
+    "_functional_sym_constrain_range_for_size",
+}
+"""Names of operators, without overload, that assert, and return a token for what must run later."""
+
 _FUNCTIONAL = "_c10d_functional"
 COLLECTIVE_NAMESPACES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
 
@@ -66,6 +76,31 @@ def name_of(target: Any) -> str:
     """An operator without its overload: mm of aten.mm.default, flex_attention of a higher-order one."""
     packet = getattr(target, "overloadpacket", target)
     return getattr(packet, "__name__", str(packet))
+
+
+def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
+    """The graph that a higher-order call runs, and the operand for each of its placeholders, in order.
+
+    None for any other call, and for one that runs several graphs, or hands on its operands in a way of its own.
+    """
+    places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and graph_of(x) is not None]
+    if len(places) != 1 or node.kwargs:
+        return None
+    [place] = places
+    nested = graph_of(node.args[place])  # type: ignore[arg-type]
+    assert nested is not None
+    operands = [x for x in node.args[place + 1 :] if not isinstance(x, str)]  # some name the graph next to it
+    count = sum(inner.op == "placeholder" for inner in nested.graph.nodes)
+    return (nested, operands) if place == 0 and len(operands) == count else None
+
+
+def graph_of(node: Node) -> GraphModule | None:
+    """The nested graph that a node stands for."""
+    owner = node.graph.owning_module
+    if node.op != "get_attr" or owner is None:
+        return None
+    found = dict(owner.named_modules()).get(str(node.target))
+    return found if isinstance(found, GraphModule) else None
 
 
 def is_collective(node: Node) -> bool:
@@ -98,7 +133,7 @@ def is_random(node: Node) -> bool:
     """
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments}  # type: ignore[union-attr]
+    defaults = {argument.name: argument.default_value for argument in schema_of(node.target).arguments}
     return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get("dropout_p") != 0.0
 
 
@@ -157,7 +192,7 @@ def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
     """The nodes among the arguments of these names, lists of tensors included."""
     if not names:
         return []
-    declared = (argument.name for argument in node.target._schema.arguments)  # type: ignore[union-attr]
+    declared = (argument.name for argument in schema_of(node.target).arguments)
     given = dict(zip(declared, node.args, strict=False)) | node.kwargs
     found: list[Node] = []
     map_arg([given.get(name) for name in names], found.append)
@@ -167,7 +202,7 @@ def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
 @functools.cache
 def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> tuple[str, ...]:
     """The names of an operator's arguments that its result may alias, or, with `written`, that it writes."""
-    schema = getattr(target, "_schema", None)
+    schema = schema_of(target)
     infos = {argument.name: argument.alias_info for argument in schema.arguments} if schema else {}
     return tuple(name for name, info in infos.items() if info is not None and (info.is_write or not written))
 
@@ -177,4 +212,16 @@ def has_effects(node: Node) -> bool:
 
     A collective whose result nobody waits for has no effect here: all ranks run one graph, so all drop it.
     """
-    return bool(written_arguments(node)) or is_random(node)
+    return bool(written_arguments(node)) or is_random(node) or is_check(node)
+
+
+def is_check(node: Node) -> bool:
+    """Whether a call may raise for what its arguments hold, and is made for that alone.
+
+    So is an operator that returns nothing and writes nothing: `_assert_async`, `_assert_scalar`,
+    `sym_constrain_range`, `_linalg_check_errors`; and what asserts and passes a token on.
+    """
+    schema = schema_of(node.target)
+    if schema is None:
+        return False
+    return operator_name(node) in _FUNCTIONAL_CHECKS or (not schema.returns and not schema.is_mutable)

@@ -9,11 +9,10 @@ import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.case import Case
 from harness.errors import CaseError, UsageError
-from harness.user_file import file_of
+from harness.user_code.user_file import file_of
 
 SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
@@ -25,14 +24,6 @@ class GraphOptions:
 
     extra_passes: tuple[str, ...] = ()
     dump_dir: Path | None = None
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> GraphOptions:
-        """The options as they travel between processes."""
-        dump_dir = values["dump_dir"]
-        return GraphOptions(
-            extra_passes=tuple(values["extra_passes"]), dump_dir=None if dump_dir is None else Path(dump_dir)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

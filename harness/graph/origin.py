@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,6 +26,9 @@ from torch import nn
 from torch.fx import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+import harness
+from harness.torch_compat import last_sequence_number, sequence_number_of
+
 Direction = Literal["forward", "backward"]
 
 META_KEY = "origin"
@@ -32,7 +36,10 @@ META_KEY = "origin"
 RECOMPUTED_KEY = "recomputed"
 """Where a node's metadata says that backward repeats a forward call with it."""
 
-_NOT_THE_USERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, __file__))
+CALLS_KEY = "calls"
+"""Where a forward node's metadata has the calls of named modules within which it was made: see `calls_of`."""
+
+_NOT_THE_USERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__))
 
 
 class Origin(NamedTuple):
@@ -49,17 +56,37 @@ class Origin(NamedTuple):
 UNKNOWN = Origin(None, "forward")
 
 
+class ModuleCall(NamedTuple):
+    """One call of a module in a step, after `earlier` others of it."""
+
+    module: str
+    earlier: int
+
+
 def origin_of(node: Node) -> Origin:
     """A node's origin, as recorded when it was traced; passes copy it to what they write."""
     return node.meta.get(META_KEY, UNKNOWN)
 
 
-class OriginRecorder:
-    """Stamps the nodes of one trace. Use `recording` around forward and `before_backward` after it."""
+def calls_of(node: Node) -> tuple[ModuleCall, ...]:
+    """The module calls within which a forward node was traced, outermost first; nothing is known of other nodes."""
+    calls: tuple[ModuleCall, ...] = node.meta.get(CALLS_KEY, ())
+    return calls
 
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
+
+class OriginRecorder:
+    """Stamps the nodes of one trace. Use `recording` around forward and `before_backward` after it.
+
+    `num_calls` is how often each module of the model was called, by name; the root, which has none, is left out.
+    `name` is the model's own, where it is a module of a larger one.
+    """
+
+    def __init__(self, model: nn.Module, name: str = "") -> None:
+        self._name = name
+        self._names = {module: below for below, module in model.named_modules(prefix=name)}
+        self.num_calls: Counter[str] = Counter()
         self._running: list[str] = []
+        self._calls: list[tuple[ModuleCall, ...]] = [()]
         self._backward: Origin | None = None
         self._in_backward = False
         self._sequence_numbers: list[int] = []
@@ -85,7 +112,7 @@ class OriginRecorder:
         """Hook every autograd node that backward from `loss` will run."""
         self._in_backward = True
         for autograd_node in _reachable(loss.grad_fn) if loss.grad_fn else ():
-            origin = self._forward_origin(autograd_node._sequence_nr())
+            origin = self._forward_origin(sequence_number_of(autograd_node))
             autograd_node.register_prehook(self._setter(origin))
             autograd_node.register_hook(self._setter(None))
 
@@ -94,6 +121,8 @@ class OriginRecorder:
             node = create_node(*args, **kwargs)
             if node.op not in ("placeholder", "output"):
                 node.meta[META_KEY] = self._current()
+                if self._calls[-1] and not self._in_backward:
+                    node.meta[CALLS_KEY] = self._calls[-1]
             return node
 
         return stamped
@@ -101,9 +130,9 @@ class OriginRecorder:
     def _current(self) -> Origin:
         if self._in_backward:
             return self._backward or Origin(None, "backward")
-        module = self._running[-1] if self._running else ""
+        module = self._running[-1] if self._running else self._name
         origin = Origin(module, "forward", innermost_user_line(sys._getframe(2)))
-        number = torch.autograd._get_sequence_nr() - 1  # of the autograd node this operator has just made
+        number = last_sequence_number()  # of the autograd node this operator has just made
         if not self._sequence_numbers or number > self._sequence_numbers[-1]:
             self._sequence_numbers.append(number)
             self._origins.append(origin)
@@ -121,10 +150,16 @@ class OriginRecorder:
         return set_origin
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
+        name = self._names.get(module)
+        self._running.append(name if name is not None else self._running[-1] if self._running else self._name)
+        call = (ModuleCall(name, self.num_calls[name]),) if name else ()
+        self._calls.append((*self._calls[-1], *call))
+        if name:
+            self.num_calls[name] += 1
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         self._running.pop()
+        self._calls.pop()
 
 
 def _reachable(root: Any) -> list[Any]:
@@ -150,4 +185,4 @@ def user_line(path: str, line: int) -> str | None:
     """A line outside torch, this package and generated code, as folder/folder/file.py:line; else None."""
     if path.startswith((*_NOT_THE_USERS, "<")):
         return None
-    return f"{'/'.join(path.rsplit('/', 3)[1:])}:{line}"
+    return f"{'/'.join([part for part in path.split('/') if part][-3:])}:{line}"

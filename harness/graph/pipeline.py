@@ -1,38 +1,40 @@
 """The graph pipeline: which passes run, in which order, each verified, timed and told.
 
-This is the only module that knows the passes by name.
+This is the only module that knows the passes by name, and a row of its column all that there is to know of one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
 
-from harness.errors import BitproofError, CaseError, PassError
-from harness.graph.bucket import bucket
-from harness.graph.chunk import chunk
-from harness.graph.clean_up import clean_up
+from harness.case import Chunking, Memory
+from harness.errors import BitproofError, CaseError
 from harness.graph.collector import collector_paused
-from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
 from harness.graph.extra_pass import ExtraPass
-from harness.graph.isolate_process_groups import isolate_process_groups
-from harness.graph.live_memory import measure_memory
-from harness.graph.offload import offload
 from harness.graph.operators import operator_name
-from harness.graph.overlap import overlap
-from harness.graph.rematerialize import rematerialize
-from harness.graph.tag_memory import tag_memory
-from harness.graph.verify import verify
+from harness.graph.passes.bucket import bucket
+from harness.graph.passes.chunk import chunk
+from harness.graph.passes.clean_up import clean_up
+from harness.graph.passes.concretize_symbols import concretize_symbols
+from harness.graph.passes.isolate_process_groups import isolate_process_groups
+from harness.graph.passes.measure_memory import measure_memory
+from harness.graph.passes.offload import offload
+from harness.graph.passes.overlap import overlap
+from harness.graph.passes.rematerialize import rematerialize
+from harness.graph.passes.tag_memory import tag_memory
+from harness.graph.stages import OPEN, RESOLVED, Stage
+from harness.graph.verify import Facts
+from harness.records import PassReport
 
 log = logging.getLogger(__name__)
 
@@ -40,43 +42,57 @@ Pass = Callable[[GraphModule, PassContext], GraphModule]
 Observe = Callable[[str, GraphModule], None]
 
 
-@dataclass(frozen=True)
-class PassReport:
-    """What one pass did: seconds it took, verification left out, nodes before and after, and its own facts.
-
-    `settings` is what decides what it does, as JSON values: it stands in a recording's manifest. `changed`
-    has, for each operator whose number changed, how many calls there were before and after.
-    """
-
-    name: str
-    seconds: float
-    nodes_before: int
-    nodes_after: int
-    settings: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    changed: dict[str, list[int]] = field(default_factory=dict)
-
-
 BLOCKS = "layers.*"
 """The modules that activations are saved between and parameters are bucketed by."""
 
 
-def build_pipeline(context: PassContext) -> list[Pass]:
+@dataclass(frozen=True)
+class Row:
+    """A line of the column: a pass, and all that the column says of it.
+
+    `is_wanted` says whether the case asks for it. `follows` is what of the case's settings it reads in its context,
+    and `bound` are settings that it is given here: both stand in a recording's manifest. `leaves` is the stage that
+    the graph is in from there on, None for the one that the pass found it in.
+    """
+
+    run: Callable[..., GraphModule]
+    is_wanted: bool = True
+    follows: Chunking | Memory | None = None
+    bound: Mapping[str, Any] = field(default_factory=dict)
+    leaves: Stage | None = None
+
+    @property
+    def __name__(self) -> str:
+        """The pass's own name, by which reports and errors call it."""
+        return self.run.__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What, besides the graph, decides what the pass does."""
+        return (dataclasses.asdict(self.follows) if self.follows else {}) | dict(self.bound)
+
+    def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
+        """Run the pass."""
+        return self.run(module, context, **self.bound)
+
+
+def build_pipeline(context: PassContext) -> list[Row]:
     """The passes of a case, in order. What a pass is told beyond the case's own settings is bound here."""
-    policy, options = context.memory.policy, context.pipeline
-    column: list[tuple[bool, Pass]] = [
-        (True, clean_up),
-        (policy != "none", _bind(tag_memory, blocks=BLOCKS)),
-        (policy == "offload", _bind(offload, blocks=BLOCKS)),
-        (policy != "none", rematerialize),
-        (context.chunking is not None, chunk),
-        (options.isolate_groups, isolate_process_groups),
-        (options.bucket, _bind(bucket, blocks=BLOCKS)),
-        (options.overlap, overlap),
-        (True, concretize_symbols),
-        (True, measure_memory),
+    chunking, memory, options = context.chunking, context.memory, context.pipeline
+    by_blocks = {"blocks": BLOCKS}
+    column = [
+        Row(clean_up),
+        Row(tag_memory, memory.policy != "none", follows=memory, bound=by_blocks),
+        Row(offload, memory.policy == "offload", follows=memory, bound=by_blocks),
+        Row(rematerialize, memory.policy != "none", follows=memory),
+        Row(chunk, chunking is not None, follows=chunking, leaves=RESOLVED),
+        Row(isolate_process_groups, options.isolate_groups),
+        Row(bucket, options.bucket, bound=by_blocks),
+        Row(overlap, options.overlap),
+        Row(concretize_symbols, leaves=RESOLVED),
+        Row(measure_memory),
     ]
-    return [run_pass for is_wanted, run_pass in column if is_wanted]
+    return [row for row in column if row.is_wanted]
 
 
 def apply_until(column: Sequence[Pass], until: str | None) -> list[Pass]:
@@ -97,50 +113,45 @@ def apply_until(column: Sequence[Pass], until: str | None) -> list[Pass]:
     return list(column[: names.index(until) + 1])
 
 
-def _bind(run_pass: Callable[..., GraphModule], **settings: Any) -> Pass:
-    """A pass with its settings, under its own name."""
-    return functools.update_wrapper(functools.partial(run_pass, **settings), run_pass)
-
-
-# After these, no value carries the chunk symbol.
-_RESOLVING = (chunk, concretize_symbols)
-
-# Which of the context's settings a pass follows. All passes of memory policies follow one.
-_FOLLOWED = {"chunk": "chunking", "tag_memory": "memory", "offload": "memory", "rematerialize": "memory"}
-
-
 @collector_paused()
 def run_pipeline(
-    module: GraphModule, passes: Sequence[Pass], context: PassContext, observe: Observe | None = None
+    module: GraphModule,
+    passes: Sequence[Pass],
+    context: PassContext,
+    observe: Observe | None = None,
+    enter: Callable[[str], None] = lambda place: None,
 ) -> tuple[GraphModule, list[PassReport]]:
-    """Run the passes in order, verifying the graph after each. A failure names its pass.
+    """Run the passes in order, checking the graph's stage after each. A failure names its pass.
 
-    `observe` sees the graph as it was traced, and then what each pass left, before it is verified.
+    A pass is a row of the column, a user's own, or any function of that form: such a one has no settings, and leaves
+    the graph in the stage that it found it in.
+
+    `observe` sees the graph as it was traced, and then what each pass left, before it is verified. `enter` is told of
+    each pass before it runs.
     """
     reports: list[PassReport] = []
-    resolved = None
-    interface, counts = _interface(module), _count_operators(module)
+    stage, facts, counts = OPEN, Facts.of(module), _count_operators(module)
     observe = observe or (lambda name, module: None)
     observe("traced", module)
     for run_pass in passes:
         name, num_nodes = run_pass.__name__, len(module.graph.nodes)
         context.facts.clear()
+        enter(f"in {'extra ' * isinstance(run_pass, ExtraPass)}pass {name}")
         with _blaming(name):
             start = time.perf_counter()
             module = run_pass(module, context)
             seconds = time.perf_counter() - start
         observe(name, module)
         with _blaming(name):
-            resolved = context.chunk_symbol.symbol if run_pass in _RESOLVING else resolved
-            verify(module, resolved)
-            _verify_interface(interface, _interface(module))
+            stage = getattr(run_pass, "leaves", None) or stage
+            facts = stage.check(module, facts, context.chunk_symbol)
         counts_before, counts = counts, _count_operators(module)
         report = PassReport(
             name=name,
             seconds=seconds,
             nodes_before=num_nodes,
             nodes_after=len(module.graph.nodes),
-            settings=_settings(run_pass, context),
+            settings=getattr(run_pass, "settings", {}),
             facts=dict(context.facts),
             changed=_changes(counts_before, counts),
         )
@@ -162,22 +173,6 @@ def _blaming(name: str) -> Iterator[None]:
         raise
 
 
-def _interface(module: GraphModule) -> tuple[int, int]:
-    """How many inputs and outputs the graph has."""
-    outputs = [argument for node in module.graph.find_nodes(op="output") for argument in node.args]
-    num_outputs = sum(len(values) if isinstance(values, (list, tuple)) else 1 for values in outputs)
-    return len(module.graph.find_nodes(op="placeholder")), num_outputs
-
-
-def _verify_interface(before: tuple[int, int], after: tuple[int, int]) -> None:
-    if after != before:
-        raise PassError(
-            "the graph is called in another way than the traced one",
-            expected="{} inputs and {} outputs".format(*before),
-            found="{} inputs and {} outputs".format(*after),
-        )
-
-
 def _count_operators(module: GraphModule) -> Counter[str]:
     return Counter(operator_name(node) for node in module.graph.nodes if node.op == "call_function")
 
@@ -185,12 +180,3 @@ def _count_operators(module: GraphModule) -> Counter[str]:
 def _changes(before: Counter[str], after: Counter[str]) -> dict[str, list[int]]:
     names = sorted(before.keys() | after.keys())
     return {name: [before[name], after[name]] for name in names if before[name] != after[name]}
-
-
-def _settings(run_pass: Pass, context: PassContext) -> dict[str, Any]:
-    """What, besides the graph, decides what a pass does."""
-    if isinstance(run_pass, ExtraPass):
-        return {"sha256": run_pass.sha256}
-    bound: dict[str, Any] = getattr(run_pass, "keywords", {})
-    followed = _FOLLOWED.get(run_pass.__name__)
-    return (dataclasses.asdict(getattr(context, followed)) if followed else {}) | bound

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from harness.errors import ChunkError
+from harness.torch_compat import has_open_sizes
 
 SYMBOLIC_SCALARS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -26,7 +27,7 @@ def free_symbols(value: Any) -> set[sympy.Symbol]:
     if isinstance(value, SYMBOLIC_SCALARS):
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
-        if not value._has_symbolic_sizes_strides:
+        if not has_open_sizes(value):
             return set()  # asked of every value after every pass, and nearly all are concrete
         return set().union(*(free_symbols(size) for size in (*value.shape, *_strides(value))))
     if isinstance(value, (tuple, list)):

@@ -8,33 +8,41 @@ on its value, so whatever a chunk influences carries the symbol, and nothing els
 2. Run forward and backward under make_fx, every node stamped with its origin.
 3. Refuse a step that fixed the symbol: `x.view(128, -1)` on 4 sequences of 32 tokens traces, as 4 sequences.
 4. Refuse nested graphs, which higher-order operators run, that do what passes would not see.
-5. Keep the conditions that tracing deferred: `concretize_symbols` checks each with real numbers.
+5. Keep the conditions that tracing deferred: `concretize_symbols` checks those over the chunked dim alone with
+   real numbers, and calls in the graph those over data (see runtime_checks.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import sympy
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 
 from harness.errors import TraceError
 from harness.graph import operators, symbols
 from harness.graph.fake_mode import step_fake_mode
 from harness.graph.origin import OriginRecorder, user_line
+from harness.graph.runtime_checks import written_checks
+from harness.torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    lazily_compiled,
+    open_dim,
+    swapped_state,
+    symbolic_graph,
+    untested_release,
+)
 
 log = logging.getLogger(__name__)
 
@@ -70,15 +78,41 @@ class StepGraph:
 
 @dataclass
 class JointGraph(StepGraph):
-    """A traced step of which a dim is left open."""
+    """A traced step of which a dim is left open.
+
+    `module_calls` has every module of the model by name, and how often the step called it: 0 for one that did not run.
+    """
 
     chunk_symbol: ChunkSymbol
     guards: list[Guard] = field(default_factory=list)
+    module_calls: dict[str, int] = field(default_factory=dict)
 
 
 LossFunction = Callable[..., Tensor]
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
+    """Let a TraceError name torch's version first of all, where that was never tested."""
+
+    @functools.wraps(trace)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return trace(*args, **kwargs)
+        except TraceError as error:
+            if (untested := untested_release()) is None:
+                raise
+            facts = {name: getattr(error, name) for name in ("expected", "found", "where", "replay")}
+            fix = f"install a tested version, or, if it is not to blame: {error.fix}"
+            raise TraceError(f"{untested}; on it: {error.what}", fix=fix, **facts) from error
+
+    return told
+
+
+@_tells_untested_release
 def trace_joint_step(
     model: nn.Module,
     loss_function: LossFunction,
@@ -104,33 +138,35 @@ def trace_joint_step(
     recorder = OriginRecorder(model)
 
     def joint_step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
-        with _swapped_state(model, dict(zip(names, state_tensors, strict=True))):
+        with swapped_state(model, dict(zip(names, state_tensors, strict=True))):
             loss = loss_function(*input_tensors)
             recorder.before_backward(loss)
             parameters = state_tensors[: len(parameter_names)]
             return [loss, *torch.autograd.grad(loss, parameters, torch.full_like(loss, gradient_seed))]
 
+    symbol = symbols.expression(fake_inputs[0].shape[chunk_dim])
+    assert fake_mode.shape_env is not None
+    checks = written_checks(fake_mode.shape_env, symbol)
+
     def recorded(*args: Any) -> list[Tensor]:
-        with recorder.recording(cast(Any, get_proxy_mode()).tracer):
+        with recorder.recording(cast(Any, get_proxy_mode()).tracer), checks:
             return joint_step(*args)
 
-    symbol = symbols.expression(fake_inputs[0].shape[chunk_dim])
     try:
-        with fake_mode, torch.autograd.set_multithreading_enabled(False), _use_lazy_graph_module(True):
-            module = make_fx(recorded, _error_on_data_dependent_ops=False)(fake_state, fake_inputs)
+        with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
+            module = symbolic_graph(recorded, fake_mode)(fake_state, fake_inputs)
+    except TraceError:
+        raise
     except Exception as error:
-        raise TraceError(
-            f"cannot trace the training step with dim {chunk_dim} of its inputs left open",
-            expected="code that does not branch on, or bake in, the size of that dim",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            where=_innermost_user_line(error),
-            fix="write the size as x.shape[...], never as int(...) or in an `if`",
-        ) from error
+        what = f"cannot trace the training step with dim {chunk_dim} of its inputs left open"
+        raise _refusal(what, "that dim", error) from error
     # make_fx has the graph called with its two lists; passes write graphs that are called with each tensor.
     module.graph.set_codegen(CodeGen())
     module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
+    for check in filter(operators.is_check, module.graph.nodes):
+        check.meta.setdefault("val", None)
     guards = _deferred_guards(fake_mode.shape_env, symbol)
     _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
     _refuse_opaque_nested_graphs(module)
@@ -142,6 +178,7 @@ def trace_joint_step(
         num_inputs=len(inputs),
         chunk_symbol=ChunkSymbol(symbol, extent),
         guards=guards,
+        module_calls={name: recorder.num_calls[name] for name, _ in model.named_modules() if name},
     )
 
 
@@ -165,7 +202,7 @@ def trace_fixed_step(
     def step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
         with (
             recorder.recording(cast(Any, get_proxy_mode()).tracer),
-            _swapped_state(model, dict(zip(state, state_tensors, strict=True))),
+            swapped_state(model, dict(zip(state, state_tensors, strict=True))),
         ):
             loss = loss_function(*input_tensors)
             recorder.before_backward(loss)
@@ -174,9 +211,58 @@ def trace_fixed_step(
 
     fake_state = [_fake_state(fake_mode, x, device) for x in state.values()]
     fake_inputs = [_fake_state(fake_mode, x, device) for x in inputs]
-    with fake_mode, torch.autograd.set_multithreading_enabled(False), _use_lazy_graph_module(True):
-        module = make_fx(step, _error_on_data_dependent_ops=False)(fake_state, fake_inputs)
+    with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
+        module = symbolic_graph(step, fake_mode)(fake_state, fake_inputs)
     return StepGraph(module, names, list(state)[len(names) :], len(inputs))
+
+
+@_tells_untested_release
+def trace_forward(
+    name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
+) -> tuple[GraphModule, sympy.Symbol]:
+    """Trace what one module's `forward` does with tensors among `arguments`, their dim `chunk_dim` left open.
+
+    `name` is the module's; the first argument is what is chunked. Returns the graph and the dim's symbol. An argument
+    that is no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError.
+    """
+    extent = next(iter(arguments.values())).shape[chunk_dim]
+    fake_mode = step_fake_mode(shape_env=ShapeEnv())
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    fake_state = [_fake_state(fake_mode, x.detach(), x.device) for x in state.values()]
+    tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
+    fake_inputs: list[Tensor] = [
+        _fake_input(fake_mode, x, chunk_dim, extent, i, x.device)
+        if x.dim() > chunk_dim and x.shape[chunk_dim] == extent
+        else _fake_state(fake_mode, x, x.device)
+        for i, x in enumerate(tensors.values())
+    ]
+    recorder = OriginRecorder(module, name)
+
+    def run(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> Any:
+        given = dict.fromkeys(arguments) | dict(zip(tensors, input_tensors, strict=True))
+        with (
+            recorder.recording(cast(Any, get_proxy_mode()).tracer),
+            swapped_state(module, dict(zip(state, state_tensors, strict=True))),
+        ):
+            return forward(**given)
+
+    try:
+        with torch.no_grad(), lazily_compiled():
+            graph = symbolic_graph(run, fake_mode)(fake_state, fake_inputs)
+    except Exception as error:
+        what = f"cannot tell whether {name} mixes what its chunks hold apart, as its forward cannot be traced"
+        raise _refusal(what, f"dim {chunk_dim}", error) from error
+    return graph, symbols.expression(fake_inputs[0].shape[chunk_dim])
+
+
+def _refusal(what: str, dim: str, error: Exception) -> TraceError:
+    return TraceError(
+        what,
+        expected=f"code that does not branch on, or bake in, the size of {dim}",
+        found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        where=_innermost_user_line(error),
+        fix="write the size as x.shape[...], never as int(...) or in an `if`",
+    )
 
 
 def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:
@@ -200,28 +286,9 @@ def _fake_state(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> T
 def _fake_input(
     fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
 ) -> FakeTensor:
-    from torch._dynamo.source import LocalSource
-
-    sizes = [DimDynamic.STATIC] * x.dim()
-    sizes[dim] = DimDynamic.UNBACKED
-    # torch 2.11 knows no bounds on unbacked dims; they only let tracing rule out sizes 0 and 1 earlier.
-    known = {f.name for f in dataclasses.fields(StatelessSymbolicContext)}
-    options: dict[str, Any] = {"shape_ids": {dim: "chunk"}, "unbacked_bounds": {dim: (max(extent // 2, 1), extent)}}
-    context: Any = StatelessSymbolicContext(sizes, **{k: v for k, v in options.items() if k in known})
-    assert fake_mode.shape_env is not None
-    with fake_mode.shape_env.ignore_fresh_unbacked_symbols():
-        placeholder = torch.empty(x.shape, dtype=x.dtype, device=device)
-        return fake_mode.from_tensor(
-            placeholder, source=LocalSource(f"input_{index}", is_input=True), symbolic_context=context
-        )
-
-
-@contextmanager
-def _swapped_state(model: nn.Module, state: dict[str, Tensor]) -> Any:
-    from torch.nn.utils import stateless
-
-    with stateless._reparametrize_module(model, state, tie_weights=True):
-        yield
+    placeholder = torch.empty(x.shape, dtype=x.dtype, device=device)
+    bounds = max(extent // 2, 1), extent
+    return open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
@@ -267,7 +334,7 @@ def _hidden_effect(nested: GraphModule, node: Node) -> str | None:
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
-    """Every deferred runtime assertion that involves the chunk symbol alone."""
+    """Every deferred runtime assertion that involves the chunk symbol alone; those over data are calls by now."""
     assert shape_env is not None
     return [
         Guard(check.expr, _innermost((frame.filename, frame.lineno) for frame in check.stack.summary()))

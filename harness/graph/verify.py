@@ -1,19 +1,16 @@
-"""What must hold of the graph between any two passes.
+"""The rules that a graph is held to between passes: each a function of what a pass did, which raises PassError.
 
-1. Nodes stand in topological order, and are of the kinds that passes know.
-2. Every call has a `val` and an origin.
-3. No argument is a symbolic number: when the graph runs, only nodes have values.
-4. Every symbol in a value comes from a graph input, or from an earlier operator that may make one: one that
-   reads data, or an uneven all-to-all (see fake_mode.py).
-5. A symbol that has been resolved is carried by no value.
-
-Rules 3 to 5 hold for graph modules nested in the graph too. Each rule reads every node once, and a value
-that many nodes share is looked at once: what verification costs grows with the graph, not faster.
+`stages.py` says which of them hold where. Each reads every node once, and a value that many nodes share is looked
+at once: what verification costs grows with the graph, not faster. Nested graph modules are held to the rules about
+symbols too.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import sympy
 from torch.fx import Graph, GraphModule, Node
@@ -26,23 +23,66 @@ _NONE: set[sympy.Symbol] = set()
 _KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 
-def verify(module: GraphModule, resolved: sympy.Symbol | None = None) -> None:
-    """Raise PassError, naming the node, unless the rules hold. `resolved` is a symbol that is a number by now."""
-    verify_order(module.graph)
-    for node in module.graph.nodes:
-        if node.op == "call_function" and not ("val" in node.meta and META_KEY in node.meta):
-            raise PassError(
-                f"node `{node.name}` ({node.target}) lacks metadata",
-                expected=f"'val' and {META_KEY!r} in node.meta",
-                found=", ".join(sorted(node.meta)) or "nothing",
-            )
-    for name, nested in module.named_modules():
-        if isinstance(nested, GraphModule):
-            _verify_symbols(nested.graph, resolved, f" of nested graph {name}" if name else "")
+class Facts(NamedTuple):
+    """What no pass may change of a graph: how many inputs and outputs it has, and what it asserts while it runs.
+
+    `checks` are operators, with their messages.
+    """
+
+    num_inputs: int
+    num_outputs: int
+    checks: frozenset[str]
+
+    @staticmethod
+    def of(module: GraphModule) -> Facts:
+        """Read a graph, before a pass may change it in place."""
+        outputs = [argument for node in module.graph.find_nodes(op="output") for argument in node.args]
+        num_outputs = sum(len(values) if isinstance(values, (list, tuple)) else 1 for values in outputs)
+        checks = frozenset(
+            " ".join([operators.operator_name(node), *(repr(x) for x in node.args if isinstance(x, str))])
+            for node in module.graph.nodes
+            if node.op == "call_function" and operators.is_check(node)
+        )
+        return Facts(len(module.graph.find_nodes(op="placeholder")), num_outputs, checks)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a pass did: the graph that it left, and the facts of it and of the graph before.
+
+    `chunk_symbol` is what is a number once it is resolved.
+    """
+
+    module: GraphModule
+    before: Facts
+    after: Facts
+    chunk_symbol: sympy.Symbol | None
+
+    @cached_property
+    def graphs(self) -> list[tuple[str, Graph]]:
+        """The graph and those nested in it, each with words for an error that say which it is."""
+        return [
+            (f" of nested graph {name}" if name else "", nested.graph)
+            for name, nested in self.module.named_modules()
+            if isinstance(nested, GraphModule)
+        ]
+
+    @cached_property
+    def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
+        """The nodes of each graph whose values carry symbols, with these."""
+        return [(of, _carriers(graph)) for of, graph in self.graphs]
+
+
+Rule = Callable[[Change], None]
+
+
+def in_order(change: Change) -> None:
+    """Nodes stand in topological order, and are of the kinds that passes know."""
+    verify_order(change.module.graph)
 
 
 def verify_order(graph: Graph) -> None:
-    """Rule 1. Raises PassError."""
+    """`in_order`, of a graph alone."""
     try:
         graph.lint()
     except (RuntimeError, ValueError) as error:
@@ -58,30 +98,85 @@ def verify_order(graph: Graph) -> None:
             )
 
 
-def _verify_symbols(graph: Graph, resolved: sympy.Symbol | None, of: str) -> None:
-    known: dict[int, set[sympy.Symbol]] = {}
-    defined: set[sympy.Symbol] = set()
-    for node in graph.nodes:
-        if _is_symbolic(node.args) or _is_symbolic(list(node.kwargs.values())):
+def has_metadata(change: Change) -> None:
+    """Every call has a `val` and an origin."""
+    for node in change.module.graph.nodes:
+        if node.op == "call_function" and not ("val" in node.meta and META_KEY in node.meta):
             raise PassError(
-                f"node `{node.name}`{of} ({node.target}) has a symbolic number among its arguments",
-                expected="numbers, or nodes that compute them",
-                found=f"args {node.args}, kwargs {dict(node.kwargs)}",
-                where=symbols.source_of(node),
+                f"node `{node.name}` ({node.target}) lacks metadata",
+                expected=f"'val' and {META_KEY!r} in node.meta",
+                found=", ".join(sorted(node.meta)) or "nothing",
             )
+
+
+def reads_nodes(change: Change) -> None:
+    """No argument is a symbolic number: when the graph runs, only nodes have values."""
+    for of, graph in change.graphs:
+        for node in graph.nodes:
+            if _is_symbolic(node.args) or _is_symbolic(list(node.kwargs.values())):
+                raise PassError(
+                    f"node `{node.name}`{of} ({node.target}) has a symbolic number among its arguments",
+                    expected="numbers, or nodes that compute them",
+                    found=f"args {node.args}, kwargs {dict(node.kwargs)}",
+                    where=symbols.source_of(node),
+                )
+
+
+def is_resolved(change: Change) -> None:
+    """No value carries the chunk symbol: it is a number by now."""
+    symbol = change.chunk_symbol
+    for of, carriers in change.carriers:
+        for node, carried in carriers:
+            if symbol in carried:
+                raise _stray(node, of, f"no size that depends on {symbol}, which is a number by now")
+
+
+def defines_symbols(change: Change) -> None:
+    """Every symbol in a value comes from a graph input, or from an earlier operator that may make one.
+
+    Such an operator reads data, or is an uneven all-to-all (see fake_mode.py).
+    """
+    for of, carriers in change.carriers:
+        defined: set[sympy.Symbol] = set()
+        for node, carried in carriers:
+            if node.op == "placeholder" or operators.makes_symbols(node):
+                defined |= carried
+            elif not carried <= defined:
+                unknown = ", ".join(sorted(map(str, carried - defined)))
+                raise _stray(node, of, f"an input or an earlier operator that defines {unknown}")
+
+
+def is_called_alike(change: Change) -> None:
+    """The graph has as many inputs and outputs as it was traced with."""
+    if change.after[:2] != change.before[:2]:
+        raise PassError(
+            "the graph is called in another way than the traced one",
+            expected="{} inputs and {} outputs".format(*change.before),
+            found="{} inputs and {} outputs".format(*change.after),
+        )
+
+
+def keeps_checks(change: Change) -> None:
+    """What the graph asserts while it runs, it still asserts."""
+    if dropped := sorted(change.before.checks - change.after.checks):
+        raise PassError(
+            "the graph no longer checks what the traced one does, so it would run on where eager raises",
+            expected="every assertion of the graph before this pass",
+            found="without " + ", ".join(dropped),
+            fix="keep calls of aten._assert_async, aten._assert_scalar and their like: they have no readers",
+        )
+
+
+def _carriers(graph: Graph) -> list[tuple[Node, set[sympy.Symbol]]]:
+    known: dict[int, set[sympy.Symbol]] = {}
+    found = []
+    for node in graph.nodes:
         value = node.meta.get("val")
         if id(value) not in known:
             known[id(value)] = symbols.free_symbols(value) or _NONE
-        carried = known[id(value)]
-        if not carried:
-            continue
-        if resolved in carried:
-            raise _stray(node, of, f"no size that depends on {resolved}, which is a number by now")
-        if node.op == "placeholder" or operators.makes_symbols(node):
-            defined |= carried
-        elif not carried <= defined:
-            unknown = ", ".join(sorted(map(str, carried - defined)))
-            raise _stray(node, of, f"an input or an earlier operator that defines {unknown}")
+        if carried := known[id(value)]:
+            found.append((node, carried))
+    return found
 
 
 def _is_symbolic(argument: Any) -> bool:

@@ -13,20 +13,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from harness.graph import operators, symbols
 from harness.graph.fake_mode import step_fake_mode
 from harness.graph.origin import META_KEY, Origin
+from harness.torch_compat import FakeTensor, LazyGraphModule, forget_memos
 
 CHUNK_KEY = "chunk"
 """Where a node's metadata says which chunk (0 or 1) it computes; absent on what is computed once."""
-
-_MEMORIES = [name for name in vars(FakeTensor) if name.endswith("_memo")]
 
 
 class GraphWriter:
@@ -96,7 +93,7 @@ class GraphWriter:
         for node in self.graph.nodes:
             if node.op == "get_attr" and node.target not in attributes:
                 attributes[node.target] = getattr(self.source, node.target)
-        return _LazyGraphModule(attributes, self.graph)
+        return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
         """`value` with the chunk symbol replaced by `extent`, in sizes and strides, as a fake of this graph."""
@@ -170,8 +167,7 @@ def _without_memory(node: Node) -> Any:
     """A node's value, which other nodes may share: a fake tensor remembers the symbols that were read from it."""
     value = node.meta["val"]
     if isinstance(value, FakeTensor):
-        for memo in _MEMORIES:
-            setattr(value, memo, None)
+        forget_memos(value)
     return value
 
 

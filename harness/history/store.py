@@ -67,10 +67,16 @@ class Night:
 def add_runs(path: Path, run_dirs: Sequence[Path]) -> list[tuple[str, bool]]:
     """Add runs to the history at `path`, all or none; returns each run's id and whether it is new there.
 
-    Raises RecordingError for a report that cannot be read, or a file that is no history.
+    Raises RecordingError for a report that cannot be read, or a file that is no history, and UsageError for one whose
+    folder cannot be made.
     """
     reports = [_read_report(run_dir) for run_dir in run_dirs]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            "the history's folder cannot be made", expected="--db FILE in a folder", found=f"{error.strerror}: {path}"
+        ) from error
     with _opened(path, writes=True) as connection:
         return [(report.run_id, _add(connection, report)) for report in reports]
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.case.select import compile_expression
 from harness.errors import UsageError
 from harness.history.store import Night, Outcome
 from harness.records import Verdict
 from harness.report import text
-from harness.select import compile_expression
 
 DEFINITIONS = {
     "since": "the first night of the current result",

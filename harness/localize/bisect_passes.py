@@ -20,88 +20,54 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from harness.case import Case, Chunking
-from harness.case_run import CaseRun
 from harness.compare.verdict import compare
-from harness.devices import Placement
 from harness.errors import BitproofError, CaseError, RecordingError
-from harness.records import CaseResult, Divergence, Recording, Verdict
-from harness.run_options import OnEvent, RunOptions
-from harness.session import Desk
+from harness.options import Role, RunOptions
+from harness.records import TRACE, Bisection, CaseResult, Probe, Recording, Verdict
+from harness.systems.registry import BUILT_IN
 
 CHUNK = "chunk"
-TRACE = "trace"
-"""What the empty prefix is called."""
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """One run of a prefix of the column, or of some of the chunked regions. `reference` is what it was compared with.
+class Run(Protocol):
+    """A case that can be run whole, or one system of it at a time. The search runs nothing in any other way."""
 
-    `seconds` are its own, with those of a reference that had to be recorded for it.
-    """
+    def result(self) -> CaseResult:
+        """Run all of it, and judge."""
+        ...
 
-    applied: str
-    reference: str
-    verdict: Verdict
-    seconds: float
+    def record(self, role: Role, arm: str) -> Any:
+        """Run one of its systems."""
+        ...
 
-
-@dataclass(kw_only=True)
-class Bisection:
-    """What a search found, as far as it got.
-
-    `suspects` are the passes that may be to blame; one is left at the end, "trace" where tracing alone differs.
-    `equal` is the pass with which the longest prefix found EQUAL ends. `result` is the case's own, `region_result`
-    that of the one region that differs alone. `problem` says why the search ended early.
-    """
-
-    suspects: tuple[str, ...] = ()
-    equal: str | None = None
-    probes: list[Probe] = field(default_factory=list)
-    regions: tuple[str, ...] = ()
-    region_probes: list[Probe] = field(default_factory=list)
-    result: CaseResult | None = None
-    region_result: CaseResult | None = None
-    problem: str | None = None
-    region_problem: str | None = None
-
-    @property
-    def blamed(self) -> str | None:
-        """The pass to blame, "trace" for none of them, None where there is no answer."""
-        return self.suspects[0] if len(self.suspects) == 1 and self.problem is None else None
-
-    @property
-    def region(self) -> str | None:
-        """The chunked region that differs alone, if one was found."""
-        return self.regions[0] if self.region_result is not None else None
-
-    @property
-    def divergence(self) -> Divergence | None:
-        """Where the systems first part: in the one region, if that was found."""
-        result = self.region_result or self.result
-        return result.first_divergence if result else None
+    def recording(self, role: Role) -> Recording:
+        """What the first run of one system left."""
+        ...
 
 
 def check_case(case: Case) -> None:
     """Raise CaseError for a case in which there are no passes to tell apart."""
     if case.candidate != "graph" or case.reference == "graph":
+        is_own = case.candidate in BUILT_IN and case.reference in BUILT_IN
         raise CaseError(
             f"case {case.name} has no passes to tell apart",
             expected="the candidate graph, and a reference that has none",
             found=f"reference {case.reference}, candidate {case.candidate}",
-            fix="choose another case, or give --candidate graph",
+            fix="choose another case, or give --candidate graph"
+            if is_own
+            else "what passes a system runs by itself is not known here: bitproof localize tells the call to blame",
         )
 
 
 def any_difference(case: Case) -> Case:
     """The case with no other expectation than that all bits agree."""
-    return replace(case, expected="EQUAL", differs=(), close_within=None)
+    return replace(case, expected="EQUAL", differs=(), close_within=None, differs_within=None)
 
 
 def halve(suspects: Sequence[T], differs: Callable[[Sequence[T]], bool]) -> Iterator[Sequence[T]]:
@@ -118,18 +84,14 @@ class Bisector:
     def __init__(
         self,
         case: Case,
-        placement: Placement,
-        desk: Desk,
         options: RunOptions,
-        on_event: OnEvent = lambda event: None,
+        run_of: Callable[[Case, RunOptions], Run],
         on_probe: Callable[[Probe], None] = lambda probe: None,
     ) -> None:
         self.case = any_difference(case)
         self.options = options
         self.found = Bisection()
-        self._placement = placement
-        self._desk = desk
-        self._on_event = on_event
+        self._run_of = run_of
         self._on_probe = on_probe
         self._column: tuple[str, ...] = ()
         self._references: dict[str, Recording] = {}
@@ -154,13 +116,13 @@ class Bisector:
         # Graphs are written in passing: whoever asks for the pass wants to see what it did.
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
-        self._note(self.found.probes, "the whole column", self.case, result.verdict, result.seconds.get("total", 0.0))
+        self._note(self.found.probes, "the whole column", self.case, result.verdict, result.seconds.total or 0.0)
         if result.verdict == Verdict.EQUAL:
             return False
         if result.verdict != Verdict.DIFFERENT or result.first_divergence is None:
             self.found.problem = f"the case itself is {result.verdict}\n{result.error}"
             return False
-        self._column = (TRACE, *(entry["name"] for entry in result.passes))
+        self._column = (TRACE, *(entry.name for entry in result.passes))
         self.found.suspects = self._column
         self._num_steps = result.first_divergence.step + 1
         self._references[self.case.reference] = run.recording("reference")
@@ -201,7 +163,7 @@ class Bisector:
             raise RecordingError(f"{applied}: there is not enough to compare", found=comparison.reason)
         return comparison.verdict
 
-    def _reference(self, case: Case, run: CaseRun) -> Recording:
+    def _reference(self, case: Case, run: Run) -> Recording:
         """The case's reference: recorded now, or the recording that an earlier run left."""
         if case.chunking and case.chunking.only:
             run.record("reference", "first")
@@ -220,7 +182,7 @@ class Bisector:
             found.region_problem = f"whether {self.case.reference} can chunk one region alone is not known"
             return
         prefix = self._prefix(self._column.index(CHUNK))
-        [roots] = [entry["facts"]["modules"] for entry in found.result.passes if entry["name"] == CHUNK]
+        [roots] = [entry.facts["modules"] for entry in found.result.passes if entry.name == CHUNK]
         found.regions = tuple(roots)
 
         together = found.regions
@@ -241,7 +203,7 @@ class Bisector:
         case = self._region(prefix, chunking, found.regions)
         result = self._run_of(case, self.options).result()
         applied = f"chunk in {found.regions[0]}, by itself"
-        self._note(found.region_probes, applied, case, result.verdict, result.seconds.get("total", 0.0))
+        self._note(found.region_probes, applied, case, result.verdict, result.seconds.total or 0.0)
         if result.verdict == Verdict.DIFFERENT:
             self._tell_pass(result)
             found.region_result = result
@@ -260,9 +222,6 @@ class Bisector:
         if result is not None and result.first_divergence is not None and self.found.blamed != TRACE:
             result.first_divergence.pass_ = self.found.blamed
 
-    def _run_of(self, case: Case, options: RunOptions) -> CaseRun:
-        return CaseRun(case, self._placement, self._desk, options, self._on_event)
-
     def _note(self, probes: list[Probe], applied: str, case: Case, verdict: Verdict, seconds: float) -> None:
         probes.append(Probe(applied=applied, reference=case.reference, verdict=verdict, seconds=seconds))
         self._on_probe(probes[-1])
@@ -274,11 +233,10 @@ def shared_reference(recording: Recording, case: Case) -> Recording:
     No prefix can change its bits, so its manifest may say this case's. Raises RecordingError for one with a graph.
     """
     manifest = recording.manifest
-    if manifest["graph"] is not None:
-        raise RecordingError("a reference that has passes must be recorded for each prefix", found=manifest["system"])
-    recorded = manifest["case"]
-    pipeline = recorded["pipeline"] | {"until": case.pipeline.until}
+    if manifest.graph is not None:
+        raise RecordingError("a reference that has passes must be recorded for each prefix", found=manifest.system)
+    pipeline = manifest.case["pipeline"] | {"until": case.pipeline.until}
     return Recording(
-        manifest | {"steps": case.steps, "case": recorded | {"steps": case.steps, "pipeline": pipeline}},
+        replace(manifest, steps=case.steps, case=manifest.case | {"steps": case.steps, "pipeline": pipeline}),
         {key: record for key, record in recording.records.items() if key.step < case.steps},
     )

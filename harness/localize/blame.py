@@ -1,13 +1,16 @@
 """Which call is to blame: the first, in execution order, whose inputs agree and whose output does not.
 
 1. A call of the candidate agrees when the reference called the same operator in the same direction and
-   got the same outputs; chunk 0 may not stand for chunk 1, but what runs once may stand for either. The
-   module does not count: passes write joins and sums of their own. A call of an operator that the
-   reference never called agrees when the reference computed its values in some other way.
+   got the same outputs; chunk 0 may not stand for chunk 1, but what runs once may stand for either, and so
+   may a call whose direction is not known. The module does not count: passes write joins and sums of their
+   own. A call of an operator that the reference never called agrees when the reference computed its values
+   in some other way; so does a view, when its input agrees and any view of the reference came to its outputs.
 2. Start at the tensors that differ, and walk back from each call to those that computed its inputs, as
-   long as some input does not agree. A call whose inputs all agree is a root. Values that differ and
-   reach no result are never visited, so what a pass adds raises no suspicion by itself. A view
-   is passed over in favor of the call that reads it, where the reference has no such call.
+   long as some input does not agree: to the call that left an input in its memory, and, where that is
+   not known, to the last one that gave such a value. A call whose inputs all agree is a root. Values that
+   differ and reach no result are never visited, so what a pass adds raises no suspicion by itself. A view
+   is passed over in favor of the call that reads it, where the reference has no such call; one that keeps
+   all elements in their order is always passed over, as no value in it can be wrong.
 3. A collective's inputs are those of all ranks that took part: a rank that received bad rows is not to
    blame, nor is the collective; the rank that sent them is.
 4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed.
@@ -21,9 +24,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from harness.localize.calls import Call, Place
+from harness.records import BlamedCall, Neighbour
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
@@ -107,20 +111,20 @@ def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) ->
     return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
 
 
-def facts_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> dict[str, Any]:
-    """What a report says of the call to blame, by the names of a Divergence's fields; `told` words what is wrong."""
+def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
+    """What a report says of the call to blame; `told` words what is wrong with it."""
     call = culprit.call
-    return {
-        "module": call.place.module,
-        "direction": call.place.direction,
-        "chunk": call.place.chunk,
-        "operator": call.operator,
-        "how": told[culprit.how],
-        "node": call.node,
-        "source": call.source,
-        "operator_rank": culprit.rank,
-        "operator_ranks": ", ".join(map(str, culprit.ranks)),
-    }
+    return BlamedCall(
+        operator=call.operator,
+        how=told[culprit.how],
+        module=call.place.module,
+        direction=call.place.direction,
+        chunk=call.place.chunk,
+        node=call.node,
+        source=call.source,
+        rank=culprit.rank,
+        ranks=", ".join(map(str, culprit.ranks)),
+    )
 
 
 NUM_NEIGHBOURS = 3
@@ -128,7 +132,7 @@ NUM_NEIGHBOURS = 3
 
 def neighbours_of(
     culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
-) -> list[dict[str, Any]]:
+) -> list[Neighbour]:
     """The blamed call, and the calls before and after it on its rank, in execution order.
 
     `agrees` says of each whether the other side has its outputs where they belong (rule 1); of a view that the
@@ -142,15 +146,15 @@ def neighbours_of(
     assert index is not None, "a culprit is in one of the logs"
     agrees = _agreements(mine, _Reference(other))
     return [
-        {
-            "operator": call.operator,
-            "module": call.place.module,
-            "direction": call.place.direction,
-            "chunk": call.place.chunk,
-            "source": call.source,
-            "agrees": agrees[number],
-            "is_culprit": number == index,
-        }
+        Neighbour(
+            operator=call.operator,
+            module=call.place.module,
+            direction=call.place.direction,
+            chunk=call.place.chunk,
+            source=call.source,
+            agrees=agrees[number],
+            is_culprit=number == index,
+        )
         for number, call in list(enumerate(mine))[max(0, index - NUM_NEIGHBOURS) : index + NUM_NEIGHBOURS + 1]
     ]
 
@@ -197,7 +201,10 @@ class _Log:
         self._latest: dict[str, int] = {}
         self._bad: list[tuple[int, ...]] = []
         for index, call in enumerate(calls):
-            found = [self._latest[value] for value in call.inputs if value in self._latest]
+            producers = call.producers or (None,) * len(call.inputs)
+            pairs = zip(call.inputs, producers, strict=True)
+            given = (self._latest.get(value) if producer is None else producer for value, producer in pairs)
+            found = [producer for producer in given if producer is not None]
             self._bad.append(tuple(producer for producer in found if not self._agrees[producer]))
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
@@ -217,7 +224,8 @@ class _Log:
         found, pending = set(), list(self._bad[index])
         while pending:
             producer = pending.pop()
-            if self._is_new(index) and self.calls[producer].view:
+            view = self.calls[producer]
+            if view.view and (self._is_new(index) or _keeps_order(view)):
                 pending += self._bad[producer]
             else:
                 found.add(producer)
@@ -260,25 +268,33 @@ class _Reference:
     def __init__(self, calls: Sequence[Call]) -> None:
         self.log = calls
         self.values = {value for call in calls for value in (*call.inputs, *call.outputs)}
-        self._chunks: dict[tuple[str, str, tuple[str, ...]], set[int | None]] = defaultdict(set)
-        self._indices: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._places: dict[tuple[str, tuple[str, ...]], set[Place]] = defaultdict(set)
+        self._views: dict[tuple[str, ...], set[Place]] = defaultdict(set)
+        self._indices: dict[str, list[int]] = defaultdict(list)
+        self._directions: dict[str, set[str | None]] = defaultdict(set)
         self._producers: dict[str, int] = {}
         for index, call in enumerate(calls):
             for value in (*call.aliases, *call.outputs):
                 self._producers.setdefault(value, index)
-            self._chunks[*_kind(call), call.outputs].add(call.place.chunk)
-            self._indices[_kind(call)].append(index)
+            self._places[call.operator, call.outputs].add(call.place)
+            self._indices[call.operator].append(index)
+            self._directions[call.operator].add(call.place.direction)
+            if call.view:
+                self._views[call.outputs].add(call.place)
 
     def knows(self, call: Call) -> bool:
         """Whether the reference has this call's outputs where they belong."""
         if not self.calls(call):
             return all(value in self.values for value in call.outputs)
-        chunks = self._chunks.get((*_kind(call), call.outputs), set())
-        return bool(chunks) and (call.place.chunk is None or None in chunks or call.place.chunk in chunks)
+        places = set(self._places.get((call.operator, call.outputs), ()))
+        if call.view and self.values.issuperset(call.inputs):
+            places |= self._views.get(call.outputs, set())
+        return any(_fits(place, call.place) for place in places)
 
     def calls(self, call: Call) -> bool:
         """Whether the reference calls such an operator at all."""
-        return _kind(call) in self._indices
+        directions = self._directions.get(call.operator, set())
+        return bool(directions) and (call.place.direction is None or not directions.isdisjoint(_told(call)))
 
     def producer(self, value: str) -> int | None:
         """The first call that gave a value."""
@@ -286,17 +302,36 @@ class _Reference:
 
     def partner(self, call: Call, turn: int) -> tuple[int | None, bool]:
         """The call that `call`, the turn-th of its operator at its place, should equal; whether its inputs do."""
-        indices = [i for i in self._indices.get(_kind(call), ()) if _fits(self.log[i].place, call.place)]
+        indices = [i for i in self._indices.get(call.operator, ()) if _fits(self.log[i].place, call.place)]
         for index in indices:
             if sorted(self.log[index].inputs) == sorted(call.inputs):
                 return index, True
+        if any(self.log[i].place.direction is None for i in indices) or call.place.direction is None:
+            return self._nearest(indices, call), False
         indices = [i for i in indices if self.log[i].place.module == call.place.module]
         return (indices[turn] if turn < len(indices) else None), False
 
+    def _nearest(self, indices: Sequence[int], call: Call) -> int | None:
+        """Of the calls at these indices the first that shares most inputs with `call`; None when none shares any."""
+        shared = {index: len(set(self.log[index].inputs) & set(call.inputs)) for index in indices}
+        best = max(shared, key=lambda index: (shared[index], -index), default=None)
+        return best if best is not None and shared[best] else None
 
-def _kind(call: Call) -> tuple[str, str]:
-    return call.place.direction, call.operator
+
+def _told(call: Call) -> tuple[str | None, None]:
+    """The directions that may stand for a call's own."""
+    return call.place.direction, None
 
 
 def _fits(first: Place, second: Place) -> bool:
-    return None in (first.chunk, second.chunk) or first.chunk == second.chunk
+    """Whether two calls may be the same: of one direction and one chunk, as far as both are known."""
+    directions, chunks = (first.direction, second.direction), (first.chunk, second.chunk)
+    return all(None in pair or pair[0] == pair[1] for pair in (directions, chunks))
+
+
+_ORDER_KEEPING = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze"}
+
+
+def _keeps_order(call: Call) -> bool:
+    """Whether a view has its input's elements in their order; one of another dtype has other elements."""
+    return call.operator != "view.dtype" and call.operator.partition(".")[0] in _ORDER_KEEPING

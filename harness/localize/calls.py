@@ -12,12 +12,13 @@ from harness.errors import RecordingError
 class Place(NamedTuple):
     """Where in a step a call belongs. Passes may move a call, but not to another place.
 
-    `direction` is "forward", "backward", or "update" for what follows the gradients; `module` is a fully
-    qualified name, "" for the root, None for what no module owns; `chunk` is 0, 1, or None for what runs once.
+    `direction` is "forward", "backward", or "update" for what follows the gradients, None where nothing tells;
+    `module` is a fully qualified name, "" for the root, None for what no module owns; `chunk` is 0, 1, or None for
+    what runs once.
     """
 
     module: str | None
-    direction: str
+    direction: str | None
     chunk: int | None = None
 
 
@@ -26,6 +27,8 @@ class Call(NamedTuple):
 
     `outputs` are taken after the call, and, of a collective, after its wait; what is written in place counts.
     `aliases` are the other tensors over a storage that the call wrote, as they are after it. A `view` computes nothing.
+    `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
+    have histories of their own. None, or nothing, where that is not known.
     `node` and `source` name the graph's node and the user's line, where known.
     """
 
@@ -38,11 +41,12 @@ class Call(NamedTuple):
     collective: bool = False
     aliases: tuple[str, ...] = ()
     view: bool = False
+    producers: tuple[int | None, ...] = ()
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"
         chunk = "" if self.place.chunk is None else f", chunk {self.place.chunk}"
-        return f"{self.operator} of {module} ({self.place.direction}{chunk})"
+        return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk})"
 
 
 def calls_to_text(calls: Iterable[Call]) -> str:
@@ -61,5 +65,9 @@ def calls_from_text(text: str, where: str) -> list[Call]:
 def _call(values: list[Any]) -> Call:
     call = Call(*values)
     return call._replace(
-        place=Place(*call.place), inputs=tuple(call.inputs), outputs=tuple(call.outputs), aliases=tuple(call.aliases)
+        place=Place(*call.place),
+        inputs=tuple(call.inputs),
+        outputs=tuple(call.outputs),
+        aliases=tuple(call.aliases),
+        producers=tuple(call.producers),
     )

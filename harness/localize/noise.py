@@ -10,14 +10,12 @@ far its outputs lie apart.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from harness.compare.verdict import computation_order
-from harness.localize.blame import HOW_ITSELF, Culprit, facts_of, find_culprit
+from harness.localize.blame import HOW_ITSELF, Culprit, call_of, find_culprit
 from harness.localize.calls import Call
 from harness.localize.replay import (
     OUTPUT,
-    RECORD,
     OutputSite,
     Replay,
     archive_of,
@@ -26,8 +24,7 @@ from harness.localize.replay import (
     read_steps,
 )
 from harness.localize.search import Search
-from harness.records import Divergence, Key, Record
-from harness.run_options import ROLES, Role
+from harness.records import ROLES, Divergence, Key, Record, Role, TensorDifference
 
 Logs = dict[Role, list[list[Call]]]
 
@@ -55,8 +52,7 @@ class NoiseSearch(Search):
             return first, f"the difference of the {self.role} from itself did not come again in two replays"
         found = min(parted, key=computation_order(parted))
         if key in parted and key.step == found.step:
-            bits, _ = self._bits(1, key.rank, RECORD)
-            first = replace(first, **bits)
+            first = self._with_bits(first)
         ranks = range(self.num_ranks)
         logs: Logs = {side: [self._log_until(side, rank, found.step) for rank in ranks] for side in ROLES}
         differing: dict[int, list[tuple[str, str]]] = {}
@@ -70,8 +66,8 @@ class NoiseSearch(Search):
         index = culprit.reference if culprit.candidate is None else culprit.candidate
         assert index is not None, "a culprit is a call of some log"
         step, begin = self._step_of(log_of, culprit.rank, index)
-        first = replace(first, **facts_of(culprit, HOW_ITSELF), **self._bits_of_noise(culprit, logs, step, begin))
-        return first, _tell(key, found, step)
+        call = replace(call_of(culprit, HOW_ITSELF), output=self._bits_of_noise(culprit, logs, step, begin))
+        return replace(first, call=call), _tell(key, found, step)
 
     def _replay(self, side: Role, number: int, replay: Replay) -> str | None:
         turn = 2 * number + 1 + ROLES.index(side)  # 3 to 6: a search between two systems may have had 1 and 2
@@ -91,24 +87,24 @@ class NoiseSearch(Search):
         archive = archive_of(self._archives(side, 1), rank)
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
-    def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> dict[str, Any]:
+    def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> TensorDifference | None:
         """How the outputs of the blamed call, of a step whose log begins at `begin`, differ in two more replays.
 
-        Nothing where it is no call that gives another output from the same inputs, or did not do so again.
+        None where it is no call that gives another output from the same inputs, or did not do so again.
         """
         rank, index = culprit.rank, culprit.candidate
         if index is None or index >= len(logs["reference"][rank]):
-            return {}
+            return None
         position = _first_difference(logs["reference"][rank][index], logs["candidate"][rank][index])
         if position is None:
-            return {}
+            return None
         for side in ROLES:
             self._replay(side, 2, Replay(step=step, log=True, output=OutputSite(rank, index - begin, position)))
         again = [read_log(archive_of(self._archives(side, 2), rank))[index - begin :] for side in ROLES]
         if not all(again) or _first_difference(again[0][0], again[1][0]) != position:
-            return {}
+            return None
         bits, _ = self._bits(2, rank, OUTPUT)
-        return {f"output_{name}": value for name, value in bits.items()}
+        return bits
 
     def _step_of(self, side: Role, rank: int, index: int) -> tuple[int, int]:
         """The step of the first replay of a side in which a rank made a call, and where that step's log begins."""

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.errors import RecordingError
 from harness.localize.calls import Call, calls_from_text, calls_to_text
@@ -48,19 +48,6 @@ class Replay:
     every_step: bool = False
     stressed: bool = False
 
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Replay:
-        """Read what a request holds."""
-        record, output = values["record"], values["output"]
-        return Replay(
-            step=values["step"],
-            log=values["log"],
-            record=Key(*record) if record else None,
-            output=OutputSite(*output) if output else None,
-            every_step=values["every_step"],
-            stressed=values["stressed"],
-        )
-
     def watches(self, step: int) -> bool:
         """Whether a step's calls are watched."""
         return self.every_step or step == self.step
@@ -81,7 +68,10 @@ class Remains:
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
         """Take in the log of one more step."""
         before = len(self.calls)
-        self.calls += calls
+        self.calls += [
+            call._replace(producers=tuple(None if index is None else before + index for index in call.producers))
+            for call in calls
+        ]
         self.steps.append((step, len(self.calls) - before))
 
 
@@ -122,7 +112,7 @@ def read_records(path: Path) -> dict[Key, Record]:
     """What a rank observed in a replay, in order. Raises RecordingError when it is missing or damaged."""
     try:
         items = [json.loads(line) for line in _read(path, RECORDS).decode().splitlines()]
-        return {Key(*key): Record(digest, dtype, tuple(shape), value) for key, (digest, dtype, shape, value) in items}
+        return {Key(*key): Record(digest, dtype, tuple(shape), *told) for key, (digest, dtype, shape, *told) in items}
     except (ValueError, TypeError) as error:
         raise RecordingError("the records of a replay are damaged", found=str(error), where=str(path)) from error
 

@@ -6,20 +6,19 @@ differing record; one fetches the blamed call's output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from harness.compare.bits import ComparedBits
 from harness.errors import BitproofError
-from harness.localize.blame import Culprit, facts_of, find_culprit, neighbours_of
+from harness.localize.blame import Culprit, call_of, find_culprit, neighbours_of
 from harness.localize.calls import Call
 from harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
-from harness.records import Divergence, Key, Recording
-from harness.run_options import ROLES, Role
+from harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
-Ask = Callable[[dict[str, Any]], dict[str, Any]]
-"""Ask the host one of its requests."""
+CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
+"""Compare what archives, one of each side, hold under a name."""
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
 """Replay a system, for the given time, into a folder; returns the digest of the record that it kept."""
@@ -42,7 +41,7 @@ class Search:
     folder: Path
     num_ranks: int
     run_replay: RunReplay
-    ask: Ask
+    compare_bits: CompareBits
 
     def explain(self, first: Divergence) -> Divergence:
         """`first`, with the bits that differ and the call to blame.
@@ -53,16 +52,24 @@ class Search:
         for role in ROLES:
             if self._replay(role, 1, Replay(step=key.step, log=True, record=key)) != self._digest(role, key):
                 raise UnrepeatableError(role, key)
-        if first.reference_type == first.candidate_type:  # elements of other types or shapes have no partners
-            bits, _ = self._bits(1, key.rank, RECORD)
-            first = replace(first, **bits)
+        if first.tensor.reference_type == first.tensor.candidate_type:  # other elements have no partners
+            first = self._with_bits(first)
         logs = {role: self._logs(role) for role in ROLES}
         differing = _differing(self.recordings["reference"], self.recordings["candidate"], key.step)
         culprit = find_culprit(logs["reference"], logs["candidate"], differing)
         if culprit is None:
             return first
-        first = replace(first, neighbours=neighbours_of(culprit, logs["reference"], logs["candidate"]))
-        return replace(first, **facts_of(culprit), **self._bits_of_output(culprit, logs, key.step))
+        neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
+        output = self._bits_of_output(culprit, logs, key.step)
+        return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
+
+    def _with_bits(self, first: Divergence) -> Divergence:
+        """`first`, with how its tensor differs in the first replays."""
+        bits, _ = self._bits(1, first.rank, RECORD)
+        if bits is None:
+            return first
+        types = {name: getattr(first.tensor, name) for name in ("reference_type", "candidate_type")}
+        return replace(first, tensor=replace(bits, **types))
 
     def _digest(self, role: Role, key: Key) -> str:
         return self.recordings[role].records[key].digest
@@ -77,39 +84,43 @@ class Search:
         """The first replay's calls, rank by rank."""
         return [read_log(archive_of(self._archives(role, 1), rank)) for rank in range(self.num_ranks)]
 
-    def _bits_of_output(self, culprit: Culprit, logs: dict[Role, list[list[Call]]], step: int) -> dict[str, Any]:
-        """How the blamed call's output differs; nothing where it has no partner, or did not come again.
+    def _bits_of_output(
+        self, culprit: Culprit, logs: dict[Role, list[list[Call]]], step: int
+    ) -> TensorDifference | None:
+        """How the blamed call's output differs; None where it has no partner, or did not come again.
 
         What no record shows may vary, such as rows that nobody reads: that is no reason to doubt the verdict.
         """
         if culprit.reference is None or culprit.candidate is None:
-            return {}
+            return None
         indices: dict[Role, int] = {"reference": culprit.reference, "candidate": culprit.candidate}
         outputs = [logs[role][culprit.rank][index].outputs for role, index in indices.items()]
         position = next((i for i, pair in enumerate(zip(*outputs, strict=False)) if pair[0] != pair[1]), None)
         if position is None:
-            return {}
+            return None
         for role, index in indices.items():
             self._replay(role, 2, Replay(step=step, output=OutputSite(culprit.rank, index, position)))
         bits, digests = self._bits(2, culprit.rank, OUTPUT)
         if digests != [output[position] for output in outputs]:
-            return {}
-        return {f"output_{name}": value for name, value in bits.items()}
+            return None
+        return bits
 
-    def _bits(self, number: int, rank: int, name: str) -> tuple[dict[str, Any], list[str]]:
-        """How the values differ that a replay of each system left, and their digests."""
-        archives = {role: str(archive_of(self._archives(role, number), rank)) for role in ROLES}
-        answer = self.ask({"request": "bits", "name": name} | archives)
-        names = (
-            "elements_differing",
-            "elements",
-            "max_ulp",
-            "reference_bits",
-            "candidate_bits",
-            "histogram",
-            "samples",
+    def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
+        """How the values differ that a replay of each system left, and their digests; None for other types."""
+        answer = self.compare_bits({role: archive_of(self._archives(role, number), rank) for role in ROLES}, name)
+        bits = answer.difference
+        if bits is None:
+            return None, list(answer.digests)
+        found = TensorDifference(
+            elements_differing=bits.elements_differing,
+            elements=bits.elements,
+            max_ulp=bits.max_ulp,
+            reference_bits=bits.reference_bits,
+            candidate_bits=bits.candidate_bits,
+            histogram=bits.histogram,
+            samples=[Sample(list(index), *pair) for index, *pair in bits.samples],
         )
-        return {name: answer["bits"][name] for name in names if answer["bits"]}, answer["digests"]
+        return found, list(answer.digests)
 
 
 def _differing(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:

@@ -7,6 +7,9 @@
 What cannot be, such as an odd batch that is to be split, is left out without a run, and nothing is tried twice.
 The order is fixed, so the same case shrinks to the same case.
 
+A system that is not built in may ignore what a case says of model and batch. A smaller size that leaves every loss as
+it was, bit for bit, and everything that differs, was ignored: it stays as it is, and is told as such.
+
 Two runs fail the same way when they show the same `Symptom`. It leaves out what shrinking changes:
 numbers of layers, names of nodes, ranks, steps.
 """
@@ -20,10 +23,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from harness.case import DIM_MULTIPLE, Case
+from harness.disturb.faults import check_fault, parse_fault
 from harness.errors import UsageError
-from harness.faults import check_fault, parse_fault
 from harness.graph.options import check_extra_passes
 from harness.records import CaseResult, Verdict
+from harness.systems.registry import BUILT_IN
 
 FEWEST_RANKS = 2
 """On one rank no collective moves anything: what is left there is no longer a distributed step."""
@@ -49,7 +53,8 @@ class Symptom(NamedTuple):
         first = f"{self.verdict.value}, first in a {self.kind}"
         if self.operator is None:
             return first
-        return f"{first}, by {self.operator} of {self.module or 'the step itself'} ({self.direction})"
+        direction = self.direction or "direction not known"
+        return f"{first}, by {self.operator} of {self.module or 'the step itself'} ({direction})"
 
 
 def symptom_of(result: CaseResult) -> Symptom | None:
@@ -59,8 +64,10 @@ def symptom_of(result: CaseResult) -> Symptom | None:
     first = result.first_divergence
     if result.verdict != Verdict.DIFFERENT or first is None:
         return None
-    module = None if first.module is None else re.sub(r"\d+", "*", first.module)
-    return Symptom(Verdict.DIFFERENT, first.kind, first.operator, first.direction, module)
+    if (call := first.call) is None:
+        return Symptom(Verdict.DIFFERENT, first.kind)
+    module = None if call.module is None else re.sub(r"\d+", "*", call.module)
+    return Symptom(Verdict.DIFFERENT, first.kind, call.operator, call.direction, module)
 
 
 def _unspecific(error: str) -> str:
@@ -142,7 +149,21 @@ def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Sho
         for dimension in DIMENSIONS:
             while search.improve(dimension):
                 pass
+    if search.ignored:
+        names = ", ".join(sorted(name.rpartition(".")[2] for name in search.ignored))
+        systems = " and ".join(dict.fromkeys((start.case.reference, start.case.candidate)))
+        show(f"left as they were, since {systems} ignore them: {names}")
     return search.smallest
+
+
+def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseResult) -> bool:
+    """Whether a run with other sizes shows that neither system follows them; a built-in one follows all."""
+    if {case.reference, case.candidate} & set(BUILT_IN) or not any(before.losses.values()):
+        return False
+    if not all(name.startswith(("model.", "batch.")) for name in changes):
+        return False
+    names = ("losses", "compared", "mismatched", "differing", "differing_left_out")
+    return all(getattr(before, name) == getattr(after, name) for name in names)
 
 
 Dimension = Callable[[Trial, CaseResult], Iterator[Changes]]
@@ -158,6 +179,7 @@ class _Search:
     budget: Budget
     show: Show
     tried: set[Trial] = field(default_factory=set)
+    ignored: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.tried.add(self.smallest)
@@ -165,6 +187,8 @@ class _Search:
     def improve(self, dimension: Dimension) -> bool:
         """Take the first change along a dimension that fails the same way; whether there is one."""
         for changes in dimension(self.smallest, self.result):
+            if self.ignored.issuperset(changes):
+                continue
             try:
                 trial = change(self.smallest, changes)
                 trial.check()
@@ -175,17 +199,20 @@ class _Search:
             if self.budget.is_spent:
                 return False
             self.tried.add(trial)
-            if self._fails_the_same_way(trial):
+            if self._fails_the_same_way(trial, changes):
                 return True
         return False
 
-    def _fails_the_same_way(self, trial: Trial) -> bool:
+    def _fails_the_same_way(self, trial: Trial, changes: Changes) -> bool:
         self.budget.spent += 1
         began = self.budget.elapsed
         result = self.run(trial)
         symptom = symptom_of(result)
         same = symptom == self.symptom
         found = "fails the same way" if same else str(symptom) if symptom else result.verdict.value
+        if same and _is_ignored(trial.case, changes, self.result, result):
+            same, found = False, "no bit changes, so it is ignored"
+            self.ignored |= changes.keys()
         what = ", ".join(f"{name} {was} -> {now}" for name, was, now in differences(self.smallest, trial))
         now = self.budget.elapsed
         self.show(f"[{now:6.1f} s] try {self.budget.spent}: {what}: {found} ({now - began:.1f} s)")

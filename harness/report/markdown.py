@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.records import BUCKETS, CaseResult, Divergence, Report
+from harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report
 from harness.report import text
 from harness.report.status import exit_status
+from harness.report.wire import FlatDivergence
 
 MAX_ERROR_CHARS = 16_000
 MAX_BYTES = 1_000_000
@@ -49,10 +50,10 @@ def render(report: Report) -> str:
     return "\n\n".join([*head, *_details(report, room), foot]) + "\n"
 
 
-def summarize(results: Sequence[CaseResult], environment: dict[str, Any] | None = None) -> str:
+def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | None = None) -> str:
     """The summary of some results outside a run, such as a failing test's text."""
     return render(
-        Report(run_id="", exit_status=exit_status(results), environment=environment or {}, cases=list(results))
+        Report(run_id="", exit_status=exit_status(results), environment=dict(environment or {}), cases=list(results))
     )
 
 
@@ -149,45 +150,45 @@ def _case_details(report: Report, result: CaseResult) -> str:
         parts.append(f"### Seconds\n\n{_table(('part', 'seconds'), rows)}")
     if result.passes:
         headers = ("pass", "seconds", "nodes before", "nodes after")
-        passes = [(p["name"], f"{p['seconds']:.3f}", p["nodes_before"], p["nodes_after"]) for p in result.passes]
+        passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]
         parts += [f"### Passes\n\n{_table(headers, passes)}", *_pass_details(result.passes)]
     where = f"{result.world_size} ranks, {result.steps} steps, {result.device}, {result.backend}"
-    return "\n\n".join([where, *parts])
+    return "\n\n".join([where, *(f"**{_cell(_brief(remark))}**" for remark in result.remarks), *parts])
 
 
 def _divergence(first: Divergence) -> str:
     """What is known of the first differing tensor and the call to blame, each with how far the sides are apart."""
-    facts = first.to_dict()
-    known = [(name, value) for name, value in facts.items() if isinstance(value, (str, int))]
+    flat = FlatDivergence.of(first)
+    known = [(name.rstrip("_"), value) for name, value in vars(flat).items() if isinstance(value, (str, int))]
     parts = [_table(("what", "value"), [(name, _brief(value)) for name, value in known])]
-    if first.neighbours:
-        parts.append(f"Calls around the blamed one:\n\n{_table(text.NEIGHBOURS, text.neighbour_rows(first))}")
+    if rows := text.neighbour_rows(first.call):
+        parts.append(f"Calls around the blamed one:\n\n{_table(text.NEIGHBOURS, rows)}")
     sides = (
-        ("of the tensor", first.histogram, first.samples, first.reference_type),
-        ("of the blamed call's output", first.output_histogram, first.output_samples, None),
+        ("of the tensor", first.tensor),
+        ("of the blamed call's output", first.call.output if first.call else None),
     )
-    for what, histogram, samples, tensor_type in sides:
-        if histogram:
-            parts.append(f"Elements {what} by ULPs:\n\n{_histogram({'elements': histogram})}")
-        if rows := text.sample_rows(samples, tensor_type):
+    for what, difference in sides:
+        if difference and difference.histogram:
+            parts.append(f"Elements {what} by ULPs:\n\n{_histogram({'elements': difference.histogram})}")
+        if rows := text.sample_rows(difference):
             headers = ("index", "reference", "candidate", "reference value", "candidate value")
             parts.append(f"The first elements {what} that differ:\n\n{_table(headers, rows)}")
     return "\n\n".join(parts)
 
 
-def _pass_details(passes: Iterable[dict[str, Any]]) -> Iterator[str]:
+def _pass_details(passes: Iterable[PassReport]) -> Iterator[str]:
     """What each pass was told, what it has to tell, and which operators it added or took away, folded."""
     for entry in passes:
-        known = {name: entry.get(name) or {} for name in ("settings", "facts")}
+        known = {"settings": entry.settings, "facts": entry.facts}
         tables = [f"{name}:\n\n{_values(values)}" for name, values in known.items() if values]
-        if changed := entry.get("changed"):
+        if changed := entry.changed:
             rows = [(name, before, after, f"{after - before:+d}") for name, (before, after) in changed.items()]
             tables.append(f"calls:\n\n{_table(('operator', 'before', 'after', 'change'), rows)}")
         if tables:
-            yield _fold(f"pass {entry['name']}", "\n\n".join(tables))
+            yield _fold(f"pass {entry.name}", "\n\n".join(tables))
 
 
-def _values(values: dict[str, Any]) -> str:
+def _values(values: Mapping[str, Any]) -> str:
     """Nested JSON values as one table, by their paths; what is too long for people is cut with a word about it."""
     rows = [(_brief(path), _short(value)) for path, value in text.leaves(values)]
     left_out = len(rows) - MAX_VALUES
@@ -216,6 +217,11 @@ def _histogram(found: Mapping[str, Mapping[str, int]]) -> str:
 
 def _sentence(value: str) -> str:
     return f"{value[0].upper()}{_cell(value[1:])}."
+
+
+def warm_up() -> None:
+    """Have what tables are made with loaded."""
+    _table(("",), [])
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -8,17 +8,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from harness.records import CaseResult
+from harness.records import CaseResult, Event
 from harness.report import text
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SECONDS_BETWEEN_STEP_LINES = 5.0
-
-Event = dict[str, Any]
 
 
 class Progress(Protocol):
@@ -48,11 +46,11 @@ PHASES = {"prepare": "trace and rewrite the graph", "prepared": "graph is ready"
 
 def describe_event(event: Event) -> str:
     """An event as a phrase: `moe_seq graph (control): start ranks`."""
-    arm = f" ({event['arm']})" if event.get("arm") not in (None, "first") else ""
-    phase = str(event.get("phase", event["event"]))
-    what = f"step {event['step'] + 1} of {event['steps']}" if phase == "step" else PHASES.get(phase, phase)
-    system = f" {event['system']}" if event.get("system") else ""
-    return f"{event.get('case', '')}{system}{arm}: {what}"
+    arm = f" ({event.arm})" if event.arm != "first" else ""
+    step = f"step {event.step + 1} of {event.steps}"
+    what = step if event.event == "step" else PHASES.get(event.event, event.event)
+    system = f" {event.system}" if event.system else ""
+    return f"{event.case}{system}{arm}: {what}"
 
 
 def describe_result(result: CaseResult) -> str:
@@ -70,7 +68,7 @@ class PlainProgress:
         self.clock = clock
         self.started = clock()
         self.num_finished = 0
-        self.last_step_line: dict[Any, float] = {}
+        self.last_step_line: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -80,11 +78,11 @@ class PlainProgress:
 
     def on_event(self, event: Event) -> None:
         """Print a phase at once, a step when the last step line of its case is old enough."""
-        if event["event"] == "step":
+        if event.event == "step":
             now = self.clock()
-            if now - self.last_step_line.get(event.get("case"), self.started) < SECONDS_BETWEEN_STEP_LINES:
+            if now - self.last_step_line.get(event.case, self.started) < SECONDS_BETWEEN_STEP_LINES:
                 return
-            self.last_step_line[event.get("case")] = now
+            self.last_step_line[event.case] = now
         self._print(describe_event(event))
 
     def on_result(self, result: CaseResult) -> None:
@@ -123,11 +121,12 @@ class LiveProgress:
 
     def on_event(self, event: Event) -> None:
         """Move the bar of the event's case."""
-        name = str(event.get("case", ""))
+        name = event.case
         if name not in self.current:
             self.current[name] = self.progress.add_task(name, total=None)
-        counts = {"completed": event["step"] + 1, "total": event["steps"]} if event["event"] == "step" else {}
-        self.progress.update(self.current[name], description=describe_event(event), **counts)
+        self.progress.update(self.current[name], description=describe_event(event))
+        if event.event == "step":
+            self.progress.update(self.current[name], completed=event.step + 1, total=event.steps)
 
     def on_result(self, result: CaseResult) -> None:
         """Replace the case's bar by a line that stays."""

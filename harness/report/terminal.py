@@ -31,6 +31,8 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     for result in report.cases:
         if result.closeness:
             console.print(f"{result.case.name}: {text.closeness(result)}", markup=False, soft_wrap=True)
+        for remark in result.remarks:
+            console.print(f"{result.case.name}: {remark}", markup=False, soft_wrap=True)
         if result.baseline:
             lines = "\n".join(text.baselines(result))
             console.print(f"{result.case.name}: {lines}", markup=False, soft_wrap=True)
@@ -41,7 +43,12 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     console.print()
     for result in report.cases:
         if not result.as_expected:
-            console.print("\n".join(_paragraph(report, result)), markup=False, soft_wrap=True)
+            console.print("\n".join([*tell_case(report, result), ""]), markup=False, soft_wrap=True)
+
+
+def warm_up() -> None:
+    """Have what the table is printed with loaded."""
+    from rich import box, console, table, text  # noqa: F401
 
 
 def _table(report: Report) -> object:
@@ -71,7 +78,8 @@ def _table(report: Report) -> object:
     return table
 
 
-def _paragraph(report: Report, result: CaseResult) -> list[str]:
+def tell_case(report: Report, result: CaseResult) -> list[str]:
+    """What came of one case, as lines: verdicts, where it first differs, what is to blame, errors, how to replay it."""
     lines = [f"{result.case.name}: {text.outcome(result)}, expected {text.expectation(result)}"]
     if result.first_divergence:
         lines.append(f"  first divergence: {text.locate(result.first_divergence, result.case)}")
@@ -79,4 +87,4 @@ def _paragraph(report: Report, result: CaseResult) -> list[str]:
             lines.append(f"  to blame: {blamed}")
     if result.error:
         lines += [f"  {line}" for line in text.shorten(result.error, MAX_ERROR_CHARS).splitlines()]
-    return [*lines, f"  replay: {text.replay_command(report, result)}", ""]
+    return [*lines, f"  replay: {text.replay_command(report, result)}"]

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import shlex
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from harness.case import Case
-from harness.records import BaselineStatus, CaseResult, Divergence, Report, Verdict
+from harness.errors import bounded
+from harness.records import (
+    ROLES,
+    BaselineStatus,
+    BlamedCall,
+    CaseResult,
+    Divergence,
+    Drift,
+    Neighbour,
+    Report,
+    TensorDifference,
+    Verdict,
+)
 
 CASE_FILE = "--case"
 """The option that names a case by its file; a report's other options select by name."""
+
+UNTOLD = "direction not known"
+"""Of a call that a system makes in a graph of its own, without saying where it belongs."""
 
 
 def replay_command(report: Report, result: CaseResult) -> str:
@@ -22,17 +37,24 @@ def replay_command(report: Report, result: CaseResult) -> str:
 
 
 def expectation(result: CaseResult) -> str:
-    """The verdict a case should get, with the kinds that should differ: `DIFFERENT (grad, param)`."""
-    differs = f" ({', '.join(result.case.differs)})" if result.case.differs else ""
-    return f"{result.case.expected}{differs}"
+    """The verdict a case should get, with the kinds that should differ and how far: `DIFFERENT (grad) within 0.02`."""
+    case = result.case
+    if case.expected != "DIFFERENT":
+        return case.expected
+    bound = ", no bound stated" if case.differs_within is None else f" within {case.differs_within:g}"
+    return f"{case.expected} ({', '.join(case.differs)}){bound}"
 
 
 def outcome(result: CaseResult) -> str:
-    """The verdict a case got, with the kinds that differ at the first differing step, and what baselines object to."""
+    """The verdict a case got, with the kinds that differ at the first differing step, and what speaks against it.
+
+    That is a difference larger than the case expects, and what baselines object to.
+    """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
+    beyond = " beyond the bound" if result.is_beyond_bound else ""
     drifted = [f", {side} DRIFTED" for side in result.sides_with(BaselineStatus.DRIFTED)]
     unverified = [f", baseline of {side} UNVERIFIED" for side in result.sides_with(BaselineStatus.UNVERIFIED)]
-    return "".join([result.verdict.value, differs, *drifted, *unverified])
+    return "".join([result.verdict.value, differs, beyond, *drifted, *unverified])
 
 
 def tally(report: Report) -> str:
@@ -56,42 +78,40 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
     """How each side stands to its baseline: one line for all, and more for a side that is not simply EQUAL."""
     if not result.baseline:
         return
-    yield "baselines: " + ", ".join(f"{side} {found['status']}" for side, found in result.baseline.items())
+    yield "baselines: " + ", ".join(f"{side} {found.status}" for side, found in result.baseline.items())
     for side, found in result.baseline.items():
-        if found["status"] in (BaselineStatus.EQUAL, BaselineStatus.NO_BASELINE):
+        if found.status in (BaselineStatus.EQUAL, BaselineStatus.NO_BASELINE):
             continue
-        against = f" against {found['path']}" if found["path"] else ""
-        yield f"  {side} {getattr(result.case, side)}{against}: {found['status']}"
-        for reason in found["reasons"]:
+        against = f" against {found.path}" if found.path else ""
+        yield f"  {side} {getattr(result.case, side)}{against}: {found.status}"
+        for reason in found.reasons:
             yield from (f"    {line}" for line in reason.splitlines())
-        if found["compared"]:
-            tensors = f", of {_count(found['tensors_drifted'], 'tensor')}" if found["drift"] else ""
-            yield f"    {found['mismatched']} of {found['compared']} records drifted{tensors}"
-        for line in drift(found["drift"], ("in the baseline", "here"), found["tensors_drifted"], max_tensors):
+        if found.compared:
+            tensors = f", of {_count(found.tensors_drifted, 'tensor')}" if found.drift else ""
+            yield f"    {found.mismatched} of {found.compared} records drifted{tensors}"
+        for line in drift(found.drift, ("in the baseline", "here"), found.tensors_drifted, max_tensors):
             yield f"    {line}"
 
 
-def drift(
-    entries: list[dict[str, Any]], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10
-) -> Iterator[str]:
-    """A line for each tensor that differs between two recordings, from entries of `harness.compare.drift`."""
+def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10) -> Iterator[str]:
+    """A line for each tensor that differs between two recordings."""
     for entry in entries[:max_tensors]:
-        yield f"{entry['kind']} {entry['name']}: {_drift_of(entry, sides)}"
+        yield f"{entry.kind} {entry.name}: {_drift_of(entry, sides)}"
     if num_tensors > max_tensors:
         yield f"and {_count(num_tensors - max_tensors, 'more tensor')}"
 
 
-def _drift_of(entry: dict[str, Any], sides: tuple[str, str]) -> str:
-    place = f"{_count(entry['records'], 'record')}, first at step {entry['step']}, rank {entry['rank']}"
-    if entry["reference_type"] != entry["candidate_type"]:
-        return f"{place}; {entry['reference_type']} {sides[0]}, {entry['candidate_type']} {sides[1]}"
-    if not entry["measured"]:
+def _drift_of(entry: Drift, sides: tuple[str, str]) -> str:
+    place = f"{_count(entry.records, 'record')}, first at step {entry.step}, rank {entry.rank}"
+    if entry.reference_type != entry.candidate_type:
+        return f"{place}; {entry.reference_type} {sides[0]}, {entry.candidate_type} {sides[1]}"
+    if not entry.measured:
         return f"{place}; no values kept"
-    kept = "" if entry["measured"] == entry["records"] else f"in the {entry['measured']} whose values are kept, "
-    elements = f"{kept}{entry['elements_differing']} of {_count(entry['elements'], 'element')}"
-    histogram = ", ".join(f"{bucket}: {count}" for bucket, count in entry["histogram"].items())
-    ulps = "" if entry["max_ulp"] is None else f", by at most {entry['max_ulp']} ULP (elements by ULPs: {histogram})"
-    return f"{place}; {elements}{ulps}; {entry['reference_bits']} {sides[0]}, {entry['candidate_bits']} {sides[1]}"
+    kept = "" if entry.measured == entry.records else f"in the {entry.measured} whose values are kept, "
+    elements = f"{kept}{entry.elements_differing} of {_count(entry.elements or 0, 'element')}"
+    histogram = ", ".join(f"{bucket}: {count}" for bucket, count in entry.histogram.items())
+    ulps = "" if entry.max_ulp is None else f", by at most {entry.max_ulp} ULP (elements by ULPs: {histogram})"
+    return f"{place}; {elements}{ulps}; {entry.reference_bits} {sides[0]}, {entry.candidate_bits} {sides[1]}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -117,7 +137,7 @@ def locate(divergence: Divergence | None, case: Case | None = None) -> str:
 def parted(divergence: Divergence, case: Case | None) -> str:
     """Who differs from whom, where that is one system: `eager_chunked against itself under stress`."""
     role, _, rest = (divergence.between or "").partition(" ")
-    if case is None or role not in ("reference", "candidate"):
+    if case is None or role not in ROLES:
         return divergence.between or ""
     twin = f"{role} " if case.reference == case.candidate else ""
     return f"{twin}{getattr(case, role)} {rest}"
@@ -125,13 +145,17 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
 def blame(divergence: Divergence | None) -> str:
     """The operator call to blame: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`."""
-    if divergence is None or divergence.operator is None:
+    if divergence is None or (call := divergence.call) is None:
         return ""
-    chunk = "" if divergence.chunk is None else f", chunk {divergence.chunk}"
-    place = f"{divergence.operator} of {divergence.module or 'the step itself'} ({divergence.direction}{chunk})"
-    facts = [f"node {divergence.node}" if divergence.node else None, divergence.source]
+    facts = [f"node {call.node}" if call.node else None, call.source]
     where = ", ".join(filter(None, facts))
-    return f"{place} on rank {divergence.operator_rank} {divergence.how}" + (f" ({where})" if where else "")
+    place = f"{call.operator} of {call.module or 'the step itself'} ({direction_of(call)})"
+    return f"{place} on rank {call.rank} {call.how}" + (f" ({where})" if where else "")
+
+
+def direction_of(call: BlamedCall | Neighbour) -> str:
+    """Which way a call computes, and for which chunk: `forward, chunk 1`."""
+    return (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
 
 
 def tell_ranks(ranks: Iterable[int]) -> str:
@@ -158,12 +182,13 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
     return rows[:limit], max(0, len(rows) - limit)
 
 
-def extent(differing: int | None, elements: int | None, max_ulp: int | None) -> str:
+def extent(difference: TensorDifference | None) -> str:
     """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; empty where it is not known."""
-    if differing is None or elements is None:
+    if difference is None or difference.elements_differing is None or difference.elements is None:
         return ""
+    max_ulp = difference.max_ulp
     by = "" if max_ulp is None else f", by {max_ulp:,} ULP{'s' if max_ulp != 1 else ''} at most"
-    return f"{differing:,} of {elements:,} elements differ{by}"
+    return f"{difference.elements_differing:,} of {difference.elements:,} elements differ{by}"
 
 
 def value_of(bits: str, dtype: str) -> str:
@@ -178,47 +203,48 @@ def value_of(bits: str, dtype: str) -> str:
         return ""
 
 
-def sample_rows(samples: list[Any] | None, tensor_type: str | None) -> list[tuple[str, ...]]:
+def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
     """Differing elements as rows: index, both sides' bits and, where the dtype is known, both values."""
-    dtype = (tensor_type or "").partition("[")[0]
+    if difference is None:
+        return []
+    dtype = (difference.reference_type or "").partition("[")[0]
     return [
         (str(index), reference, candidate, value_of(reference, dtype), value_of(candidate, dtype))
-        for index, reference, candidate in samples or ()
+        for index, reference, candidate in difference.samples or ()
     ]
 
 
 NEIGHBOURS = ("", "operator", "module", "direction", "line", "agrees")
 
 
-def neighbour_rows(divergence: Divergence) -> list[tuple[str, ...]]:
+def neighbour_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
     """The calls around the blamed one, by the headers NEIGHBOURS."""
     return [
         (
-            "blamed" if call.get("is_culprit") is True else "",
-            str(call.get("operator") or ""),
-            str(call.get("module") or "the step itself"),
-            str(call.get("direction") or "") + ("" if call.get("chunk") is None else f", chunk {call['chunk']}"),
-            str(call.get("source") or ""),
-            "yes" if call.get("agrees") is True else "no" if call.get("agrees") is False else "",
+            "blamed" if near.is_culprit else "",
+            near.operator or "",
+            near.module or "the step itself",
+            direction_of(near),
+            near.source or "",
+            "" if near.agrees is None else "yes" if near.agrees else "no",
         )
-        for call in divergence.neighbours or ()
+        for near in (call.neighbours if call else None) or ()
     ]
 
 
 def total_seconds(result: CaseResult) -> float:
     """The case's time: its `total` where one is given, else the sum of its parts."""
-    if isinstance(total := result.seconds.get("total"), (int, float)):
-        return float(total)
+    if (total := result.seconds.total) is not None:
+        return total
     return sum((seconds for _, seconds in flatten_seconds(result)), 0.0)
 
 
 def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
     """Every measured part of a case, nested ones as `passes.chunk`."""
-    parts = flatten(result.seconds)
-    return [(name, float(value)) for name, value in parts if isinstance(value, (int, float))]
+    return [(name, value) for name, value in flatten(result.seconds.known()) if value is not None]
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Nested values by dotted names: `packages.torch`."""
     flat: list[tuple[str, Any]] = []
     for name, value in values.items():
@@ -240,14 +266,6 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, "" if value is None else str(value)
 
 
-def cut(text: str, limit: int) -> str:
-    """A long line's beginning."""
-    return text if len(text) <= limit else f"{text[:limit]}..."
-
-
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:
     """A long text's beginning and end, with a sentence about what was left out between, and where it is."""
-    if len(text) <= limit:
-        return text
-    head, tail = limit // 4, limit - limit // 4
-    return f"{text[:head]}\n... {len(text) - limit} characters left out; {source} ...\n{text[-tail:]}"
+    return bounded(text, limit, source)

@@ -1,17 +1,25 @@
-"""The run folder: made before anything runs, filled at the end, whole or not at all."""
+"""The run folder: made before anything runs, filled at the end, whole or not at all.
+
+A report that cannot be written takes nothing away from what was printed before: writing comes last.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
-from harness.errors import UsageError
+from harness.errors import BitproofError, RecordingError, UsageError
 from harness.records import Report
 from harness.report import html, json, junit, markdown
+from harness.report.status import error_status, worst
 
 LATEST = "latest"
 
@@ -34,6 +42,12 @@ def render_as(report: Report, format_name: str) -> str:
     """The report in one of FORMATS. Raises UsageError, naming those, for any other."""
     check_format(format_name)
     return FORMATS[format_name][1](report)
+
+
+def warm_up() -> None:
+    """Load what the forms are made with, before somebody waits for them."""
+    html.template()
+    markdown.warm_up()
 
 
 def prepare_run_dir(report_dir: Path) -> Path:
@@ -61,15 +75,67 @@ def prepare_run_dir(report_dir: Path) -> Path:
     return run_dir
 
 
-def write_run(report: Report, run_dir: Path) -> None:
-    """Write every form of the report into `run_dir` and point `latest` beside it at the run.
+def discard_if_bare(run_dir: Path) -> None:
+    """Remove the folder of a run that left nothing to read in it: empty logs tell nothing."""
+    with suppress(OSError):
+        if not any(path.is_file() and path.stat().st_size for path in run_dir.rglob("*")):
+            shutil.rmtree(run_dir)
 
-    Everything is rendered before anything is written; report.json, the truth, goes first.
+
+def finish_run(
+    report: Report, run_dir: Path, status: int, more: Mapping[str, str] = MappingProxyType({}), shown: str = "report.md"
+) -> int:
+    """Write a report that was printed, and say where it is or why it is not; returns the command's exit status.
+
+    That is `status`, or worse where nothing was written. `shown` is the file to point at.
     """
-    texts = {file_name: render(report) for file_name, render in FORMATS.values()}
-    for file_name, content in texts.items():
-        write_atomically(run_dir / file_name, content)
+    try:
+        write_run(report, run_dir, more)
+    except BitproofError as error:
+        print(error, file=sys.stderr)
+        status = worst([status, error_status(error)])
+    if (run_dir / shown).is_file():
+        print(f"report: {run_dir / shown}", flush=True)
+    return status
+
+
+def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write every form of the report, and `more` texts by file name, into `run_dir`; then point `latest` at the run.
+
+    Everything is rendered, then everything is written aside, then all of it is put in place. Raises RecordingError
+    when a file cannot be made, and then leaves none of them, and UsageError when something is in `latest`'s way.
+    """
+    try:
+        texts = {file_name: render(report) for file_name, render in FORMATS.values()} | dict(more)
+        _write_together(texts, run_dir)
+    except Exception as error:  # a form that cannot be made is our own bug; the verdicts were printed all the same
+        raise RecordingError(
+            "the report cannot be written",
+            found=(error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}",
+            where=str(run_dir),
+            fix="the verdicts are those printed; make room, or choose another folder with --report-dir"
+            if isinstance(error, OSError)
+            else None,
+        ) from error
     _point_latest(run_dir)
+
+
+def _write_together(texts: Mapping[str, str], folder: Path) -> None:
+    """Make files that appear together or not at all: what may fail is done before the first one is put in place."""
+    aside = Path(tempfile.mkdtemp(dir=folder, prefix=".report-"))
+    placed: list[Path] = []
+    try:
+        for name, content in texts.items():
+            write_atomically(aside / name, content)
+        for name in texts:
+            os.replace(aside / name, folder / name)
+            placed.append(folder / name)
+    except BaseException:
+        for path in placed:
+            path.unlink(missing_ok=True)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_atomically(path: Path, content: str) -> None:
@@ -98,12 +164,16 @@ def _point_latest(run_dir: Path) -> None:
     """Replace the `latest` link in one step, so that it always points at a run."""
     _refuse_plain_latest(run_dir.parent)
     temporary = run_dir.parent / f".{LATEST}-{secrets.token_hex(6)}"
-    temporary.symlink_to(run_dir.name, target_is_directory=True)
     try:
+        temporary.symlink_to(run_dir.name, target_is_directory=True)
         os.replace(temporary, run_dir.parent / LATEST)
-    except BaseException:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        raise RecordingError(
+            f"the report is written, and {run_dir.parent / LATEST} cannot be pointed at it",
+            found=error.strerror or str(error),
+            where=str(run_dir),
+        ) from error
 
 
 def _refuse_plain_latest(report_dir: Path) -> None:

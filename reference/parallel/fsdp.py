@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from harness.case import Precision
 from harness.errors import CaseError
+from harness.torch_compat import registered_parameter
 from reference.init import initial_values
 from reference.parallel.collectives import all_gather, reduce_scatter
 from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, TENSOR, Mesh
@@ -154,6 +155,6 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
     """
 
     def reader(name: str) -> property:
-        return property(lambda module: Unshard.apply(module._parameters[name], shardings[name]))
+        return property(lambda module: Unshard.apply(registered_parameter(module, name), shardings[name]))
 
     return type(f"Sharded{cls.__name__}", (cls,), {name: reader(name) for name in shardings})

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 
 from harness.case import Parallelism
+from harness.torch_compat import register_group, set_timeout, unregister_group
 from reference.parallel.rank_order_group import RankOrderGroup
 
 FSDP = "fsdp"
@@ -122,7 +122,7 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     options: Any = None
     if high_priority and not is_gloo:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options._timeout = _limits[0]
+        set_timeout(options, _limits[0])
     groups = [dist.new_group(ranks, timeout=_limits[0], pg_options=options) for ranks in partition]
     rank = dist.get_rank()
     group = next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
@@ -134,7 +134,7 @@ def leave_groups() -> None:
     if not dist.is_initialized():
         return
     for name in _joined:
-        _unregister_process_group(cast(Any, name))
+        unregister_group(name)
     for registry in (_joined, _partitions, _limits):
         registry.clear()
     dist.destroy_process_group()
@@ -142,4 +142,4 @@ def leave_groups() -> None:
 
 def _register(name: str, partition: Partition, group: dist.ProcessGroup) -> None:
     _joined[name], _partitions[name] = group, partition
-    _register_process_group(cast(Any, name), group)
+    register_group(name, group)

@@ -28,11 +28,11 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cases import CASES, nightly
-from harness import searching
 from harness.capture.digest import digest
 from harness.case import Case
-from harness.graph_step import GraphProgram, make_graph_system, prepare
-from harness.run_options import RunOptions
+from harness.commands.bisect import BISECT_FILE, bisect
+from harness.options import RunOptions
+from harness.systems.graph import GraphProgram, make_graph_system, prepare
 from reference.parallel.mesh import Mesh
 from reference.step import Trainer, make_eager
 from tests.harness.localize.pass_defects import DEFECTS, hosts_with
@@ -93,8 +93,8 @@ def measure(name: str, wanted: str, case: Case, options: RunOptions) -> dict[str
     defect = DEFECTS.get(name)
     with tempfile.TemporaryDirectory() as folder:
         with hosts_with(name) if defect else contextlib.nullcontext(), contextlib.redirect_stdout(sys.stderr):
-            searching.bisect(case, options, Path(folder))
-        found = json.loads((Path(folder) / "latest" / searching.BISECT_FILE).read_text())
+            bisect(case, options, Path(folder))
+        found = json.loads((Path(folder) / "latest" / BISECT_FILE).read_text())
         report = json.loads((Path(folder) / "latest" / "report.json").read_text())
     num_passes = len(report["cases"][0]["passes"])
     first = found["first_divergence"] or {}

@@ -29,8 +29,8 @@ from cases import CASES
 from cases.chunking import variant
 from harness.capture.recorder import Recorder
 from harness.case import Pipeline
-from harness.determinism import set_determinism
-from harness.graph_step import GraphProgram, make_graph_system, prepare
+from harness.machine.determinism import set_determinism
+from harness.systems.graph import GraphProgram, make_graph_system, prepare
 from reference.parallel import mesh as meshes
 from reference.parallel.mesh import Mesh
 from reference.step import Trainer

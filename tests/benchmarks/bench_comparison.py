@@ -25,24 +25,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tabulate import tabulate
 
 from cases import all_cases
-from harness import host, worker
 from harness.capture.recorder import Recorder
-from harness.capture.store import read_recording
+from harness.capture.store import read_recording, warm_up
 from harness.case import Case
-from harness.case_run import CaseRun
+from harness.case.select import select
 from harness.compare.verdict import compare
-from harness.determinism import set_determinism
-from harness.devices import Placement
-from harness.records import Verdict
-from harness.run_options import ROLES, OnEvent, RunOptions
-from harness.select import select
+from harness.execute import answers, worker
+from harness.execute.answers import Answerer
+from harness.execute.case_run import CaseRun
+from harness.execute.requests import Request, RunRequest
+from harness.machine.determinism import set_determinism
+from harness.machine.devices import Placement
+from harness.options import ROLES, OnEvent, RunOptions
+from harness.records import CaseResult, Verdict
 
 COMPARISON_BUDGET = 0.10
+
+A = TypeVar("A")
 
 
 class Silence(Recorder):
@@ -77,14 +81,22 @@ class InProcess:
 
     run_dir: Path
     work: Path
-    answerer: host.Host
+    answerer: Answerer
     runs: dict[str, Times]
 
-    def ask(self, request: dict[str, Any], timeout: float, on_event: OnEvent) -> dict[str, Any]:
+    def place(self, case: Case) -> Placement:
+        """Always on the CPU."""
+        return Placement()
+
+    def announce(self, result: CaseResult) -> None:
+        """Nobody follows."""
+
+    def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
         """One request. A run's recording replaces the one before."""
         began = now()
         answer = self.answerer.answer(request)
-        self.runs[f"{request['system']}.{request['arm']}"] = now() - began
+        if isinstance(request, RunRequest):
+            self.runs[f"{request.system}.{request.arm}"] = now() - began
         return answer
 
 
@@ -98,14 +110,14 @@ def main() -> None:
     _keep_standard_input_open()
     worker.preload()
     set_determinism(0)
-    host.warm_up()
+    warm_up()
     comparisons, controls = [], []
     for case in select(all_cases(), options.expression):
         case = replace(case, steps=options.steps or case.steps)
         if options.world_size:
             case = replace(case, parallelism=replace(case.parallelism, world_size=options.world_size))
         with tempfile.TemporaryDirectory() as folder:
-            desk = InProcess(Path(folder), Path(folder) / "work", host.Host(lambda event: None), {})
+            desk = InProcess(Path(folder), Path(folder) / "work", Answerer(lambda event: None), {})
             comparisons += measure_comparison(case, desk, options.runs)
             controls += measure_control(case, desk)
     print(f"{os.getloadavg()[0]:.1f} processes wanted to run at the end, on {os.cpu_count()} cores\n")
@@ -196,13 +208,13 @@ def measure_control(case: Case, desk: InProcess) -> list[dict[str, Any]]:
 @contextmanager
 def silence() -> Iterator[None]:
     """Ranks that record nothing, and a host that joins nothing."""
-    before = worker.Recorder, worker.write_part, host.join_recording
+    before = worker.Recorder, worker.write_part, answers.join_recording
     worker.Recorder, worker.write_part = Silence, lambda path, rows: None
-    host.join_recording = lambda *arguments: None
+    answers.join_recording = lambda *arguments: None
     try:
         yield
     finally:
-        worker.Recorder, worker.write_part, host.join_recording = before
+        worker.Recorder, worker.write_part, answers.join_recording = before
 
 
 def _keep_standard_input_open() -> None:

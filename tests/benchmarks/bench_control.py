@@ -24,14 +24,13 @@ from tabulate import tabulate
 from cases import all_cases
 from harness.capture.store import read_recording
 from harness.case import Case
-from harness.case_run import CaseRun
+from harness.case.select import select
 from harness.compare.verdict import Comparison, compare
+from harness.execute.case_run import CaseRun
+from harness.execute.session import Session, open_session
+from harness.options import ROLES, Role, RunOptions, Stress
 from harness.records import Verdict
 from harness.report.text import locate
-from harness.run_options import ROLES, Role, RunOptions
-from harness.select import select
-from harness.session import Session, open_session
-from harness.stress import Stress
 
 CASES = "transformer_batch or moe_batch or moe_seq"
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from harness.case import Batch, Case, Memory, Model
-from harness.graph_step import prepare
+from harness.systems.graph import prepare
 from reference import models
 from reference.models.deepseek_v3 import FLAVORS
 

@@ -30,12 +30,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cases.overlap import CASES
 from harness.case import Case
-from harness.determinism import set_determinism
+from harness.execute.process import keep_to_one_core
 from harness.graph import operators
 from harness.graph.origin import origin_of
-from harness.graph.overlap.timeline import is_all_to_all
-from harness.graph_step import GraphProgram, prepare
-from harness.process import keep_to_one_core
+from harness.graph.passes.overlap.timeline import is_all_to_all
+from harness.machine.determinism import set_determinism
+from harness.systems.graph import GraphProgram, prepare
 from reference.parallel.mesh import Mesh
 from tests.benchmarks.fit_costs import CPU, arguments_of
 from tests.harness.graph.graphs import bits

@@ -20,10 +20,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from harness.case import Case, Chunking, Model, Parallelism
-from harness.graph.chunk import chunk
-from harness.graph.clean_up import clean_up
-from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.context import PassContext
+from harness.graph.passes.chunk import chunk
+from harness.graph.passes.clean_up import clean_up
+from harness.graph.passes.concretize_symbols import concretize_symbols
 from harness.graph.pipeline import run_pipeline
 from harness.graph.trace import JointGraph, trace_joint_step
 from reference import models
@@ -75,6 +75,7 @@ def measure(num_layers: int, chunking: Chunking) -> tuple[float, float, int]:
         chunking=chunking,
         expert_groups=frozenset({EXPERT}),
         guards=tuple(joint.guards),
+        module_calls=joint.module_calls,
     )
     source = clean_up(joint.module, context)
     runs = [run_pipeline(source, [chunk, concretize_symbols], context)[1] for _ in range(RUNS + 1)][1:]

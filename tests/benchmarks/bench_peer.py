@@ -148,7 +148,7 @@ def make_ours() -> Callable[[str, str], Seconds]:
     import torch
 
     from cases.chunking import CASES
-    from harness.graph_step import prepare
+    from harness.systems.graph import prepare
 
     torch.set_num_threads(1)
 

@@ -61,7 +61,7 @@ def measure(depth: int, case_name: str, ep: int) -> dict[str, Any]:
     """Trace and rewrite one step: seconds, nodes and peak memory so far of each part, and of all of it."""
     import torch
 
-    from harness.graph_step import prepare
+    from harness.systems.graph import prepare
 
     torch.set_num_threads(1)
     case = deep_case(depth, case_name, ep)
@@ -73,8 +73,8 @@ def measure(depth: int, case_name: str, ep: int) -> dict[str, Any]:
     program = prepare(case, torch.device("cpu"))
     clock_seconds = time.perf_counter() - start
     log.note()
-    names = ["trace", *(report["name"] for report in program.passes), "verify, code"]
-    nodes = [program.passes[0]["nodes_before"], *(report["nodes_after"] for report in program.passes)]
+    names = ["trace", *(report.name for report in program.passes), "verify, code"]
+    nodes = [program.passes[0].nodes_before, *(report.nodes_after for report in program.passes)]
     seconds = [later - earlier for earlier, later in itertools.pairwise(log.cpu_seconds)]
     parts = zip(names, zip(seconds, [*nodes, nodes[-1]], log.peaks_gib, strict=True), strict=True)
     total = sum(seconds), nodes[-1], peak_gib()

@@ -27,13 +27,13 @@ from torch.fx import Interpreter, Node
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cases.chunking import transformer_batch
-from harness.capture.machine import describe_machine
 from harness.case import Batch, Case, Model, Parallelism
-from harness.determinism import set_determinism
+from harness.execute.process import keep_to_one_core
 from harness.graph import operators
-from harness.graph.overlap.costs import CostModel, Work, fit, launching, work_of
-from harness.graph_step import GraphProgram, make_graph_system, prepare
-from harness.process import keep_to_one_core
+from harness.graph.passes.overlap.costs import CostModel, Work, fit, launching, work_of
+from harness.machine.describe import describe_machine
+from harness.machine.determinism import set_determinism
+from harness.systems.graph import GraphProgram, make_graph_system, prepare
 from reference.data import Step as StepInputs
 from reference.parallel.mesh import Mesh
 from reference.step import Trainer

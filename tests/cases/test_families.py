@@ -11,8 +11,8 @@ import pytest
 import cases
 from cases import attention, backends, bucketing, chunking, models, process_groups, shapes, unequal
 from harness.case import Case, Pipeline
+from harness.case.select import select
 from harness.errors import CaseError, UsageError
-from harness.select import select
 from reference.models import build_model, model_config
 from tests.distributions import install
 
@@ -185,6 +185,7 @@ def test_cases_of_compiled_backends_state_a_bound():
     assert [case.name for case in backends.CASES if case.requires] == ["regional_inductor"]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     "expression",
     ["moe_seq", "not moe_seq", "moe and batch", "unequal", "chunking and not moe", "not (moe_seq or unequal)"],

@@ -13,9 +13,9 @@ from cases import trainers
 from cases.examples import compiled
 from harness.case import Parallelism
 from harness.errors import MachineError
-from harness.launch import run_cases
+from harness.execute.launch import run_cases
+from harness.options import RunOptions
 from harness.records import Verdict
-from harness.run_options import RunOptions
 from reference.parallel.mesh import Mesh
 
 LOOP = Path("cases/examples/fsdp2_loop.py")
@@ -31,6 +31,7 @@ def results(tmp_path_factory):
     return {result.case.name: result for result in found}
 
 
+@pytest.mark.ranks
 def test_each_gets_its_expected_verdict(results):
     found = {name: (result.verdict, result.as_expected, result.error) for name, result in results.items()}
     assert found == {
@@ -41,12 +42,18 @@ def test_each_gets_its_expected_verdict(results):
     assert min(results["loop_checkpointed"].compared[kind] for kind in ("loss", "grad", "param", "optimizer")) >= 2
 
 
+@pytest.mark.ranks
 def test_the_call_that_fsdp2_makes_in_another_dtype_is_blamed_with_module_and_line(results):
     first = results["loop_bf16_reduce"].first_divergence
-    assert (first.kind, first.operator, first.direction, first.module) == ("grad", "chunk_cat", "backward", "blocks.1")
-    assert first.how == "gives another output from the same inputs"
-    assert first.operator_ranks == "0, 1"
-    file, line = re.fullmatch(r"(.+):(\d+)", first.source).groups()
+    assert (first.kind, first.call.operator, first.call.direction, first.call.module) == (
+        "grad",
+        "chunk_cat",
+        "backward",
+        "blocks.1",
+    )
+    assert first.call.how == "gives another output from the same inputs"
+    assert first.call.ranks == "0, 1"
+    file, line = re.fullmatch(r"(.+):(\d+)", first.call.source).groups()
     assert (file, LOOP.read_text().splitlines()[int(line) - 1].strip()) == (str(LOOP), "loss.backward()")
 
 

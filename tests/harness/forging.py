@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ from harness.capture.selection import ALL
 from harness.capture.store import _sha256_of_manifest, join_parts, read_recording, write_part
 from harness.capture.values import open_values_of, write_values
 from harness.case import Case
-from harness.records import Key
+from harness.records import Key, Manifest
 
 Change = Callable[[Key, torch.Tensor], torch.Tensor]
 
@@ -62,21 +63,21 @@ def make_recording(
         "machine": {"torch": "2.13.0+cpu", "cpu": "Model T"},
         "values": list(patterns),
     }
-    _write(folder, manifest | about, recorders, with_values=bool(patterns))
+    _write(folder, Manifest.of(manifest | about), recorders, with_values=bool(patterns))
     return folder
 
 
 def rewrite_recording(folder: Path, change: Change = lambda key, tensor: tensor, **about: Any) -> None:
     """Make a recording that keeps all values say something else, with digests and sums that fit."""
     recording = read_recording(folder)
-    recorders = [Recorder(rank, patterns=ALL) for rank in range(recording.manifest["world_size"])]
+    recorders = [Recorder(rank, patterns=ALL) for rank in range(recording.manifest.world_size)]
     for recorder in recorders:
         with open_values_of(folder, recording, recorder.rank) as values:
             for key in (key for key in recording.records if key.rank == recorder.rank):
                 recorder.step = key.step
                 tensor = values.read_recorded(key, recording.records[key]).clone()
                 recorder.observe(key.kind, key.name, change(key, tensor))
-    _write(folder, recording.manifest | about, recorders, with_values=True)
+    _write(folder, replace(recording.manifest, **about), recorders, with_values=True)
 
 
 def at(wanted: Key, make: Callable[[torch.Tensor], torch.Tensor]) -> Change:

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case
-from harness.records import CaseResult, Report, Shard, Verdict
+from harness.case import Case, Parallelism
+from harness.commands.shard import cases_of
+from harness.records import CaseResult, CaseSeconds, Report, Shard, Verdict
 from harness.report import json as report_json
 from harness.report.status import exit_status, worst
-from harness.shard import cases_of
 
 COMPARED = dict.fromkeys(("loss", "grad", "param", "buffer", "optimizer"), 8)
 ENVIRONMENT = {"torch": "2.13.0", "cpu": "one", "device": "cpu", "backend": "gloo"}
 
 
 def case(name: str = "near", **facts: Any) -> Case:
-    return Case(name=name, family="toys", reference="eager", **facts)
+    return Case(
+        name=name, family="toys", reference="eager", **{"steps": 2, "parallelism": Parallelism(world_size=2), **facts}
+    )
 
 
 def result(of: Case, verdict: str = "EQUAL", seconds: float = 1.5, **facts: Any) -> CaseResult:
@@ -26,10 +28,12 @@ def result(of: Case, verdict: str = "EQUAL", seconds: float = 1.5, **facts: Any)
         "compared": dict(COMPARED),
         "mismatched": COMPARED | dict.fromkeys(COMPARED, 0) | ({"grad": 1} if differs else {}),
         "differing_kinds": ("grad",) if differs else (),
-        "seconds": {"total": seconds},
+        "losses": dict.fromkeys(("reference", "candidate"), ["0x1p+0"] * of.steps),
+        "seconds": CaseSeconds(total=seconds),
         **facts,
     }
-    return CaseResult(case=of, verdict=Verdict(verdict), steps=2, world_size=2, device="cpu", backend="gloo", **facts)
+    facts |= {"steps": of.steps, "world_size": of.parallelism.world_size, "device": "cpu", "backend": "gloo"}
+    return CaseResult(case=of, verdict=Verdict(verdict), **facts)
 
 
 def write_report(folder: Path, results: Sequence[CaseResult], **facts: Any) -> Path:

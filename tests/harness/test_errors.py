@@ -1,7 +1,7 @@
 import inspect
 
 from harness import errors
-from harness.errors import BitproofError, ChunkError, RankError
+from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, ChunkError, RankError, bounded
 
 
 def test_an_error_answers_what_expected_found_where_fix_and_replay_in_that_order():
@@ -32,3 +32,18 @@ def test_every_error_stands_in_the_tree_at_the_top_of_the_file():
     for name, value in vars(errors).items():
         if inspect.isclass(value) and issubclass(value, BitproofError):
             assert name in (errors.__doc__ or "")
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end_and_says_what_was_left_out():
+    assert bounded("x" * 8, 8) == "x" * 8
+    assert bounded("aabbbbbbbcccccc", 8, "a log has them") == (
+        "aa\n... 7 characters left out; a log has them ...\ncccccc"
+    )
+    assert bounded("aabbbbbbbcccccc", 8) == "aa\n... 7 characters left out ...\ncccccc"
+
+
+def test_no_part_of_an_error_is_longer_than_a_report_takes():
+    long = "x" * 10_000_000
+    error = RankError(long, found=long, where=long, traceback=long)
+    assert len(str(error)) < 3 * (MAX_FACT + 100)
+    assert len(error.traceback) < MAX_TRACEBACK + 100

@@ -34,7 +34,7 @@ def model_of(block):
 
 
 def chunked(block, dim="batch"):
-    assert chunk_modules(model_of(block), Chunking(dim=dim, modules="layers.*")) == ["layers.0"]
+    assert chunk_modules(model_of(block), Chunking(dim=dim, modules="layers.*")).names == ["layers.0"]
     return block
 
 
@@ -194,10 +194,90 @@ def test_a_gradient_of_minus_zero_keeps_its_sign():
 def test_of_the_matching_modules_only_the_named_ones_run_in_chunks():
     model, x = nn.Module(), torch.randn(4, 6, 3)
     model.layers = nn.ModuleDict({"0": Block(), "1": Block()})
-    assert chunk_modules(model, Chunking(dim="batch", modules="layers.*", only=("layers.1",))) == ["layers.1"]
+    assert chunk_modules(model, Chunking(dim="batch", modules="layers.*", only=("layers.1",))).names == ["layers.1"]
     for layer in model.layers.values():
         layer(x)
     assert [len(layer.calls) for layer in model.layers.values()] == [1, 2]
+
+
+class Chain(nn.Module):
+    """Calls its layers by the names it is given at each step."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x, names):
+        for name in names:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+def steps(model, *steps, modules="layers.*"):
+    """What is told of each step, which calls the named modules."""
+    chunks = chunk_modules(model, Chunking(dim="batch", modules=modules))
+    told = []
+    for index, names in enumerate(steps):
+        model(torch.randn(4, 6, 3), names)
+        told.append(chunks.end_step(index))
+    return told
+
+
+def test_each_step_tells_how_often_every_module_ran_in_chunks():
+    names = ["layers.0", "layers.1", "layers.0"]
+    assert steps(Chain(Block(), Block()), names, names) == [{"layers.0": 2, "layers.1": 1}] * 2
+
+
+def test_a_module_that_matches_but_does_not_run_is_refused_with_the_patterns_of_those_that_do():
+    assert refusal(lambda: steps(Chain(Block(), Block()), ["layers.0", "layers.1"], modules="layers")) == (
+        "ChunkError: layers matches the chunking pattern 'layers' but did not run in step 0\n"
+        "  expected: a pattern of modules that the step calls: layers.*\n"
+        "  found: no call of layers\n"
+        "  fix: correct `modules` in the case's Chunking"
+    )
+
+
+def test_a_module_of_which_only_a_child_is_called_did_not_run():
+    outer = Chain(Block())
+    assert refusal(lambda: steps(Chain(outer), ["layers.0.layers.0"])).splitlines()[:2] == [
+        "ChunkError: layers.0 matches the chunking pattern 'layers.*' but did not run in step 0",
+        "  expected: a pattern of modules that the step calls: layers.*.layers.*",
+    ]
+
+
+def test_a_module_whose_chunked_forward_was_replaced_did_not_run():
+    model = Chain(Block())
+    chunks = chunk_modules(model, Chunking(dim="batch", modules="layers.*"))
+    model.layers[0].forward = lambda x: x
+    model(torch.randn(4, 6, 3), ["layers.0"])
+    assert "layers.0 matches the chunking pattern 'layers.*' but did not run" in refusal(lambda: chunks.end_step(0))
+
+
+def test_a_module_that_runs_in_the_first_step_must_run_in_every_other():
+    text = refusal(lambda: steps(Chain(Block(), Block()), ["layers.0", "layers.1"], ["layers.1"]))
+    assert text.startswith("ChunkError: layers.0 matches the chunking pattern 'layers.*' but did not run in step 1\n")
+
+
+def test_a_module_must_run_equally_often_in_every_step():
+    assert refusal(
+        lambda: steps(Chain(Block(), Block()), ["layers.0", "layers.1"], ["layers.0"] * 2 + ["layers.1"])
+    ) == (
+        "ChunkError: layers.0 did not run as often in step 1 as in the first\n"
+        "  expected: calls: layers.0 1\n"
+        "  found: calls: layers.0 2\n"
+        "  fix: chunk modules that every step calls equally often"
+    )
+
+
+def test_a_module_that_is_chunked_runs_in_no_chunk_of_another():
+    inner = Block()
+    outer = Block(lambda x: inner(x))
+    assert refusal(lambda: steps(Chain(outer, inner), ["layers.0"])) == (
+        "ChunkError: cannot chunk layers.1: it runs within another module that is chunked\n"
+        "  expected: chosen modules that do not call each other\n"
+        "  found: a call of layers.1 in chunk 0\n"
+        "  fix: correct `modules` in the case's Chunking, or name the outer modules in `only`"
+    )
 
 
 def test_a_named_module_that_is_not_there_is_refused():

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -13,6 +14,7 @@ class Layer(nn.Module):
         self.register_buffer("tokens_per_expert", torch.tensor(counts))
 
 
+@pytest.mark.ranks
 def test_biases_move_toward_balance_by_counts_summed_over_ranks():
     def body(mesh):
         # On rank 0 alone expert 0 is the busiest; over both ranks it is expert 1.

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -37,6 +38,7 @@ def test_a_model_that_attends_with_flex_gets_a_mask_that_keeps_documents_apart()
     assert given[1].shape == (2, 1, 4, 4)
 
 
+@pytest.mark.ranks
 def test_a_step_is_observed_in_the_order_it_is_computed():
     def body(mesh):
         trainer = make_eager(CASE, mesh, CPU, False, lambda gradients: gradients)
@@ -55,6 +57,7 @@ def test_a_step_is_observed_in_the_order_it_is_computed():
     ]
 
 
+@pytest.mark.ranks
 def test_token_counts_are_seen_before_the_optimizer_and_zero_after_it():
     def body(mesh):
         trainer = make_eager(CASE, mesh, CPU, True, lambda gradients: gradients)
@@ -65,6 +68,18 @@ def test_token_counts_are_seen_before_the_optimizer_and_zero_after_it():
     assert on_ranks(TWO, body) == [[2 * 16 * 3, 0]] * 2
 
 
+@pytest.mark.ranks
+def test_a_step_in_chunks_tells_how_often_each_module_ran_and_a_whole_one_tells_nothing():
+    def body(mesh):
+        trainers = [make_eager(CASE, mesh, CPU, chunked, lambda gradients: gradients) for chunked in (True, False)]
+        for trainer in trainers:
+            trainer.step(0, lambda kind, name, value: None)
+        return [trainer.chunked for trainer in trainers]
+
+    assert on_ranks(TWO, body) == [[{f"layers.{layer}": 1 for layer in range(3)}, None]] * 2
+
+
+@pytest.mark.ranks
 def test_gradients_can_be_tampered_with_before_they_are_observed():
     def body(mesh):
         def zeroed(gradients):
@@ -82,6 +97,7 @@ def test_gradients_can_be_tampered_with_before_they_are_observed():
     assert on_ranks(TWO, body) == [0.0, 0.0]
 
 
+@pytest.mark.ranks
 def test_the_manifest_names_the_text():
     def body(mesh: Mesh):
         return make_eager(CASE, mesh, CPU, False, lambda gradients: gradients).manifest()
@@ -90,6 +106,7 @@ def test_the_manifest_names_the_text():
     assert first == second and len(first["data_sha256"]) == 64
 
 
+@pytest.mark.ranks
 def test_all_tensor_ranks_of_one_data_coordinate_read_one_text():
     parallelism = Parallelism(world_size=4, ep=1, tp=2)
     case = replace(CASE, model=Model(family="llama3"), parallelism=parallelism, reference="eager", chunking=None)

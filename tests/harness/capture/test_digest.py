@@ -1,10 +1,11 @@
+import struct
 from typing import ClassVar
 
 import pytest
 import torch
 import xxhash
 
-from harness.capture.digest import digest, tensor_bytes
+from harness.capture.digest import digest, digest_and_constant, tensor_bytes
 from harness.capture.dtypes import DTYPES
 from harness.capture.xxh3 import LEAF_BYTES
 from harness.errors import RecordingError
@@ -224,3 +225,46 @@ def test_tensor_bytes_are_row_major_and_copied_only_where_they_must_be():
     view = tensor_bytes(dense)
     dense[0, 0] = 8
     assert view[0] == 8
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_tensors_of_zeros_or_of_nan_alone_are_known_whatever_their_signs(dtype):
+    def constant(*values, repeat=1):
+        return digest_and_constant(torch.tensor(values, dtype=dtype).repeat(repeat))[1]
+
+    for repeat in (1, 50_000):
+        assert constant(0.0, -0.0, repeat=repeat) == "zero"
+        assert constant(NAN, -NAN, repeat=repeat) == "nan"
+    for values in ((), (0.0, 1.0), (NAN, 1.0), (NAN, 0.0), (float("inf"),), (1.0, 0.0)):
+        assert constant(*values) is None
+
+
+def test_integers_have_zeros_and_no_nan():
+    assert digest_and_constant(torch.zeros(3, dtype=torch.int64))[1] == "zero"
+    assert digest_and_constant(torch.tensor([0, 1]))[1] is None
+    assert digest_and_constant(torch.tensor([-1, -1]))[1] is None
+
+
+def test_the_digest_is_the_same_with_what_is_told_beside_it():
+    for tensor in (torch.randn(7), torch.zeros(100, 100).t(), torch.randn(9000)):
+        assert digest_and_constant(tensor)[0] == digest(tensor)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.arange(6.0), lambda: torch.arange(12.0)[::2] / 2], ids=["dense", "gaps"]
+)
+def test_bytes_can_be_read_when_nobody_else_holds_their_tensor(make):
+    content = tensor_bytes(make())
+    others = [torch.full((6,), -1.0) for _ in range(100)]  # would be given memory that was let go
+    assert struct.unpack("6f", content) == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    assert len(others) == 100
+
+
+def test_a_storage_can_be_resized_after_its_bytes_were_read():
+    tensor = torch.ones(4)
+    assert len(tensor_bytes(tensor)) == 16
+    tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(16)

@@ -7,7 +7,7 @@ import pytest
 from harness.capture import manifest
 from harness.capture.manifest import build_manifest, commit, environment_variables
 from harness.case import Case
-from harness.devices import Placement
+from harness.machine.devices import Placement
 
 CASE = Case(name="toy", family="x", reference="a:b", candidate="c:d")
 
@@ -35,14 +35,15 @@ def test_a_manifest_has_everything_that_can_change_a_bit():
         fault=None,
         systems=[{"data_sha256": "d"}],
         values=("0/*",),
+        switches={"set": {"num_threads": 1}, "after_factory": {"num_threads": 2}},
     )
-    assert made.keys() == {
-        *("case", "system", "arm", "world_size", "steps", "device", "backend", "shared_gpus", "machine", "commit"),
-        *("environment", "determinism", "graph", "fault", "ranks", "values", "stress", "digest"),
-    }
-    assert (made["case"], made["ranks"], made["values"]) == (CASE.to_dict(), [{"data_sha256": "d"}], ["0/*"])
+    assert made.switches == {"set": {"num_threads": 1}, "after_factory": {"num_threads": 2}}
+    unknown = {name for name, value in made.to_dict().items() if value is None}
+    sums = {"digests_sha256", "values_sha256", "manifest_sha256"}
+    assert unknown - {"commit"} == {"graph", "fault", "stress", "chunked"} | sums
+    assert (made.case, made.ranks, made.values) == (CASE.to_dict(), [{"data_sha256": "d"}], ["0/*"])
     named = {"torch", "numpy", "python", "cpu", "cpu_capability", "cuda", "gpus", "gpu_models", "libc", "architecture"}
-    assert named <= made["machine"].keys()
+    assert named <= made.machine.keys()
 
 
 def test_the_commit_says_when_a_file_changed_since(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@ import contextlib
 import json
 import os
 import random
+from dataclasses import replace
+from unittest.mock import ANY
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,14 +23,14 @@ from harness.capture.store import (
 from harness.capture.values import open_values_of
 from harness.case import Case, Parallelism
 from harness.errors import RecordingError
-from harness.records import Key, Record
+from harness.records import Key, Manifest, Record
 from tests.harness.forging import make_recording, vouch
 
 CASE = Case(
     name="toy", family="x", reference="a:b", candidate="c:d", steps=2, parallelism=Parallelism(world_size=1, ep=1)
 )
 
-MANIFEST = {"case": {"name": "toy"}, "system": "eager", "world_size": 2, "steps": 2}
+MANIFEST = Manifest(case={"name": "toy"}, system="eager", world_size=2, steps=2)
 ROWS = [
     (Key(0, "loss", "loss", 0), Record("0" * 32, "float32", (), "0x1.8000000000000p+1")),
     (Key(0, "grad", "layers.0.w", 0), Record("a" * 32, "bfloat16", (2, 3))),
@@ -61,7 +63,8 @@ def refusal(folder):
 def test_a_recording_comes_back_as_it_was_written(folder):
     recording = read_recording(folder)
     assert list(recording.records.items()) == ROWS
-    assert {name: recording.manifest[name] for name in MANIFEST} == MANIFEST
+    sums = {"digests_sha256": ANY, "manifest_sha256": ANY}
+    assert recording.manifest == replace(MANIFEST, **sums)
     assert recording.losses() == ["0x1.8000000000000p+1"]
     assert sorted(path.name for path in folder.parent.iterdir()) == ["recording"]
 
@@ -81,12 +84,12 @@ def test_a_recording_is_replaced_whole(folder):
 def test_a_recording_written_from_anothers_manifest_claims_only_its_own_files(folder, tmp_path):
     manifest = read_manifest(make_recording(tmp_path / "with_values", CASE))
     write_recording(folder, manifest, read_recording(tmp_path / "with_values").records.items())
-    assert "values_sha256" not in read_recording(folder).manifest
+    assert read_recording(folder).manifest.values_sha256 is None
 
 
 def test_a_recording_that_could_not_be_written_leaves_the_old_one(folder):
     with pytest.raises(TypeError):
-        write_recording(folder, MANIFEST | {"steps": object()}, ROWS[:1])
+        write_recording(folder, replace(MANIFEST, steps=object()), ROWS[:1])
     assert len(read_recording(folder).records) == 3
     assert sorted(path.name for path in folder.parent.iterdir()) == ["recording"]
 
@@ -142,7 +145,7 @@ def test_wrong_columns_are_refused(folder):
     assert refusal(folder) == (
         f"RecordingError: {path} has the wrong columns\n"
         "  expected: step: int32, rank: int32, kind: string, name: string, digest: string, dtype: string, "
-        "shape: list<item: int32>, value: string\n"
+        "shape: list<item: int64>, value: string, content: string\n"
         "  found: step: int64, digest: string"
     )
 
@@ -200,6 +203,30 @@ def test_a_key_that_comes_twice_is_refused(folder):
 def test_a_manifest_of_another_kind_is_refused(folder, change, text):
     vouch(folder, **change)
     assert refusal(folder).startswith(f"RecordingError: {folder / 'manifest.json'} {text}")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"machine": []}, "manifest.machine is damaged\n  expected: an object\n  found: []"),
+        ({"graph": {"passes": [1]}}, "manifest.graph.passes[0] is damaged\n  expected: an object\n  found: 1"),
+        ({"ranks": "many"}, "manifest.ranks is damaged\n  expected: an array\n  found: 'many'"),
+        ({"chunked": {"layers.0": "1"}}, "manifest.chunked.layers.0 is damaged\n  expected: an integer\n  found: '1'"),
+        ({"values_sha256": "0"}, "manifest.values_sha256 is damaged\n  expected: an array\n  found: '0'"),
+    ],
+)
+def test_a_field_that_is_not_what_it_should_be_is_refused_by_its_path(folder, change, text):
+    vouch(folder, **change)
+    assert refusal(folder) == f"RecordingError: {text}\n  came from: {folder / 'manifest.json'}"
+
+
+def test_a_manifest_of_before_and_one_with_fields_of_later_are_read(folder):
+    path = folder / "manifest.json"
+    early = {name: value for name, value in json.loads(path.read_text()).items() if value not in (None, [])}
+    path.write_text(json.dumps(early | {"moon": "full"}))
+    vouch(folder)
+    assert set(early) == {"schema", "case", "system", "world_size", "steps", "digests_sha256", "manifest_sha256"}
+    assert replace(read_recording(folder).manifest, digests_sha256=None, manifest_sha256=None) == MANIFEST
 
 
 def test_a_manifest_edited_by_hand_is_refused(folder):
@@ -269,16 +296,16 @@ def test_a_small_file_that_unpacks_to_a_huge_table_is_refused(folder, monkeypatc
 
 
 def test_a_new_folder_takes_the_place_of_an_old_one_and_nothing_stays_beside_it(folder, tmp_path):
-    write_recording(tmp_path / "new", MANIFEST | {"system": "graph"}, ROWS)
+    write_recording(tmp_path / "new", replace(MANIFEST, system="graph"), ROWS)
     put_in_place(tmp_path / "new", folder)
-    assert read_recording(folder).manifest["system"] == "graph"
+    assert read_recording(folder).manifest.system == "graph"
     assert [path.name for path in tmp_path.iterdir()] == ["recording"]
 
 
 def test_the_old_folder_stays_where_the_new_one_cannot_be_put(folder, tmp_path):
     with pytest.raises(OSError):
         put_in_place(tmp_path / "missing", folder)
-    assert read_recording(folder).manifest["system"] == "eager"
+    assert read_recording(folder).manifest.system == "eager"
     assert [path.name for path in tmp_path.iterdir()] == ["recording"]
 
 
@@ -287,11 +314,11 @@ def everything_in(folder):
     recording = read_recording(folder)
     manifest = recording.manifest
     tensors = {}
-    for rank in range(manifest["world_size"]):
+    for rank in range(manifest.world_size):
         with open_values_of(folder, recording, rank) as values:
             for key in (key for key in recording.records if key.rank == rank and name_value(key) in values.names):
                 tensors[key] = values.read_recorded(key, recording.records[key]).tolist()
-    return json.dumps([manifest, list(recording.records.items()), list(tensors.items())])
+    return json.dumps([manifest.to_dict(), list(recording.records.items()), list(tensors.items())])
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "digests.parquet", "values/rank0.safetensors"])
@@ -339,3 +366,31 @@ def test_damage_done_with_intent_ends_in_a_refusal_at_worst(tmp_path, name):
 def test_a_file_too_large_is_refused_unread(folder, monkeypatch):
     monkeypatch.setattr(store, "_MAX_DIGESTS_BYTES", 10)
     assert refusal(folder).startswith(f"RecordingError: {folder / 'digests.parquet'} is too large")
+
+
+def test_names_of_any_script_and_sizes_beyond_32_bits_are_kept(folder):
+    rows = [*ROWS, (Key(0, "param", "couche_é.β", 0), Record("0" * 32, "float32", (2**31, 3), None, "zero"))]
+    write_recording(folder, MANIFEST, rows)
+    assert list(read_recording(folder).records.items()) == rows
+
+
+@pytest.mark.parametrize("name", ["a\u200bb", "a\u202eb", "a\u2028b", "a" * 1001])
+def test_names_that_hide_something_or_have_no_end_are_refused(folder, name):
+    write_recording(folder, MANIFEST, [*ROWS, (Key(0, "param", name, 0), Record("0" * 32, "float32", ()))])
+    assert "name of 1 to 1000 printable characters" in refusal(folder)
+
+
+def test_a_content_that_is_none_of_ours_is_refused(folder):
+    write_recording(folder, MANIFEST, [*ROWS, (Key(0, "param", "x", 0), Record("0" * 32, "float32", (), None, "one"))])
+    assert "content, if told, as nan or zero" in refusal(folder)
+
+
+def test_a_recording_from_before_contents_were_told_is_read(folder):
+    write_recording(folder, MANIFEST, ROWS)
+    path = folder / "digests.parquet"
+    table = pq.read_table(path).drop_columns("content")
+    shape = table.schema.get_field_index("shape")
+    field = pa.field("shape", pa.list_(pa.int32()), nullable=False)
+    pq.write_table(table.set_column(shape, field, table["shape"].cast(field.type)), path)
+    vouch(folder)
+    assert list(read_recording(folder).records.items()) == list(ROWS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.case import Case, Chunking, Parallelism
-from harness.records import Key, Record, Recording
+from harness.records import Key, Manifest, Record, Recording
 
 NAMES = (
     ("optimizer", "layers.0.w.exp_avg"),
@@ -44,7 +44,9 @@ def record(case: Case) -> Callable[[], Recording]:
             for kind, name in NAMES
         ]
         return Recording(
-            manifest={"case": case.to_dict(), "steps": case.steps, "world_size": case.parallelism.world_size},
+            manifest=Manifest(
+                case=case.to_dict(), system="toy", steps=case.steps, world_size=case.parallelism.world_size
+            ),
             records={key: Record(hashlib.md5(repr(key).encode()).hexdigest(), "float32", (4, 8)) for key in keys},
         )
 

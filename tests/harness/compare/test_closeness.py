@@ -14,7 +14,7 @@ from harness.capture.values import write_values
 from harness.case import Case, Parallelism
 from harness.compare.closeness import measure, relative_error, ulp_counts
 from harness.errors import RecordingError
-from harness.records import BUCKETS, Key
+from harness.records import BUCKETS, Key, Manifest
 from tests.harness.forging import vouch
 
 RANKS, STEPS = 2, 2
@@ -47,7 +47,7 @@ def recorded(folder, change=lambda key, tensor: tensor):
         files.append(work / f"{rank}.safetensors")
         write_part(parts[-1], recorder.rows.items())
         write_values(files[-1], recorder.values)
-    manifest = {"case": CASE.to_dict(), "system": "toy", "world_size": RANKS, "steps": STEPS}
+    manifest = Manifest(case=CASE.to_dict(), system="toy", world_size=RANKS, steps=STEPS)
     join_parts(folder, manifest, parts, files)
     return folder
 
@@ -274,10 +274,10 @@ def test_a_link_to_no_regular_file_is_refused(pair):
     assert "rank1.safetensors is not a regular file" in refusal(pair)
 
 
-@pytest.mark.parametrize("known", [None, [], ["0" * 64], "0" * 64])
+@pytest.mark.parametrize("known", [None, [], ["0" * 64]])
 def test_a_recording_whose_manifest_knows_no_values_for_every_rank_is_refused(pair, known):
     vouch(pair[0], values_sha256=known)
-    assert "a holds no values\n  expected: values of 2 ranks, which a case with close_within records" in refusal(pair)
+    assert "a holds no values\n  expected: values of 2 ranks, which a case with a bound records" in refusal(pair)
 
 
 def test_recordings_of_other_tensors_are_refused(pair, tmp_path):
@@ -289,6 +289,16 @@ def test_recordings_of_other_tensors_are_refused(pair, tmp_path):
     work.observe("loss", "loss", torch.tensor(1.0))
     write_part(tmp_path / "p", work.rows.items())
     write_values(tmp_path / "v", work.values)
-    manifest = {"case": case.to_dict(), "system": "toy", "world_size": 1, "steps": 1}
+    manifest = Manifest(case=case.to_dict(), system="toy", world_size=1, steps=1)
     join_parts(pair[1], manifest, [tmp_path / "p"], [tmp_path / "v"])
     assert "two recordings without the same tensors have no values to compare" in refusal((other, pair[1]))
+
+
+def test_one_step_may_be_measured_alone(tmp_path):
+    later = at(Key(1, "grad", "w", 1), lambda tensor: tensor * 1000)
+    pair = recorded(tmp_path / "a"), recorded(tmp_path / "b", later)
+    assert measure(*pair, 0.01, step=0).is_within
+    found = measure(*pair, 0.01, step=1)
+    assert (found.is_within, found.first_beyond) == (False, Key(1, "grad", "w", 1))
+    with pytest.raises(RecordingError, match="no values of step 2"):
+        measure(*pair, 0.01, step=2)

@@ -6,7 +6,7 @@ import torch
 from harness.case import Case, Parallelism
 from harness.compare.drift import measure_drift
 from harness.errors import RecordingError
-from harness.records import Key
+from harness.records import Drift, Key
 from tests.harness.forging import at, flip_lowest_bit, make_recording, vouch
 
 CASE = Case(
@@ -26,22 +26,22 @@ def test_recordings_with_the_same_bits_have_no_drift(tmp_path):
 
 def test_a_flipped_bit_is_told_whole(tmp_path):
     assert drift(tmp_path, at(GRAD, flip_lowest_bit)) == [
-        {
-            "kind": "grad",
-            "name": "w",
-            "step": 1,
-            "rank": 1,
-            "records": 1,
-            "measured": 1,
-            "elements_differing": 1,
-            "elements": 8,
-            "max_ulp": 1,
-            "reference_bits": "0x3f80",
-            "candidate_bits": "0x3f81",
-            "reference_type": "bfloat16[8]",
-            "candidate_type": "bfloat16[8]",
-            "histogram": {"1": 1},
-        }
+        Drift(
+            kind="grad",
+            name="w",
+            step=1,
+            rank=1,
+            records=1,
+            measured=1,
+            elements_differing=1,
+            elements=8,
+            max_ulp=1,
+            reference_bits="0x3f80",
+            candidate_bits="0x3f81",
+            reference_type="bfloat16[8]",
+            candidate_type="bfloat16[8]",
+            histogram={"1": 1},
+        )
     ]
 
 
@@ -52,45 +52,45 @@ def test_records_of_one_tensor_add_up_and_tensors_come_in_the_order_of_computati
         return flip_lowest_bit(tensor) if key.kind == "grad" and key.step == 1 else tensor
 
     param, grad = drift(tmp_path, change)
-    assert (param["kind"], param["step"], param["rank"], param["records"]) == ("param", 0, 0, 2)
-    assert (param["elements_differing"], param["elements"], param["max_ulp"]) == (8, 8, 10)
-    assert list(param["histogram"].items()) == [("2", 4), ("9-16", 4)], "in order, whatever came first"
-    assert (param["reference_bits"], param["candidate_bits"]) == ("0x3f000000", "0x3f00000a")
-    assert (grad["kind"], grad["step"], grad["records"], grad["elements"]) == ("grad", 1, 2, 16)
+    assert (param.kind, param.step, param.rank, param.records) == ("param", 0, 0, 2)
+    assert (param.elements_differing, param.elements, param.max_ulp) == (8, 8, 10)
+    assert list(param.histogram.items()) == [("2", 4), ("9-16", 4)], "in order, whatever came first"
+    assert (param.reference_bits, param.candidate_bits) == ("0x3f000000", "0x3f00000a")
+    assert (grad.kind, grad.step, grad.records, grad.elements) == ("grad", 1, 2, 16)
 
 
 def test_only_kept_values_are_measured_and_the_rest_is_counted(tmp_path):
     [entry] = drift(tmp_path, lambda key, t: flip_lowest_bit(t) if key.kind == "grad" else t, patterns=("1/*",))
-    assert (entry["step"], entry["rank"], entry["records"], entry["measured"]) == (0, 0, 4, 2)
-    assert (entry["elements"], entry["elements_differing"]) == (16, 2)
+    assert (entry.step, entry.rank, entry.records, entry.measured) == (0, 0, 4, 2)
+    assert (entry.elements, entry.elements_differing) == (16, 2)
 
 
 @pytest.mark.parametrize("patterns", [(), ("*/param/*",)])
 def test_without_values_the_tensor_is_still_named(tmp_path, patterns):
     [entry] = drift(tmp_path, at(GRAD, flip_lowest_bit), patterns)
-    assert (entry["kind"], entry["name"], entry["records"], entry["measured"]) == ("grad", "w", 1, 0)
-    assert entry["elements"] is entry["max_ulp"] is entry["reference_bits"] is None
+    assert (entry.kind, entry.name, entry.records, entry.measured) == ("grad", "w", 1, 0)
+    assert entry.elements is entry.max_ulp is entry.reference_bits is None
 
 
 def test_values_that_one_side_alone_keeps_are_not_measured(tmp_path):
     left = make_recording(tmp_path / "a", CASE)
     right = make_recording(tmp_path / "b", CASE, at(GRAD, flip_lowest_bit), patterns=())
-    assert [entry["measured"] for entry in measure_drift(left, right)] == [0]
+    assert [entry.measured for entry in measure_drift(left, right)] == [0]
 
 
 def test_integers_differ_without_ulps(tmp_path):
     [entry] = drift(tmp_path, at(Key(0, "buffer", "counts@after_optimizer", 0), lambda tensor: tensor + 1))
-    assert (entry["elements_differing"], entry["max_ulp"], entry["histogram"]) == (4, None, {"unlike": 4})
+    assert (entry.elements_differing, entry.max_ulp, entry.histogram) == (4, None, {"unlike": 4})
 
 
 def test_a_zero_of_another_sign_is_one_ulp_away(tmp_path):
     [entry] = drift(tmp_path, at(Key(0, "optimizer", "w.exp_avg", 0), lambda tensor: -tensor))
-    assert (entry["elements_differing"], entry["max_ulp"]) == (4, 1)
+    assert (entry.elements_differing, entry.max_ulp) == (4, 1)
 
 
 def test_another_shape_is_told_and_not_measured(tmp_path):
     [entry] = drift(tmp_path, at(Key(0, "param", "w", 1), lambda tensor: tensor.reshape(4)))
-    assert (entry["reference_type"], entry["candidate_type"], entry["measured"]) == ("float32[2, 2]", "float32[4]", 0)
+    assert (entry.reference_type, entry.candidate_type, entry.measured) == ("float32[2, 2]", "float32[4]", 0)
 
 
 def test_a_value_other_than_the_recorded_one_is_refused(tmp_path):

@@ -4,20 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from harness.compare.outcome import complete, result_of, result_of_error
+from harness.compare.outcome import MAX_ERROR, complete, result_of, result_of_error
 from harness.compare.verdict import compare, judge
 from harness.errors import ChunkError, MachineError, PassError, RankError, RecordingError, TraceError
-from harness.records import Verdict
+from harness.records import CaseSeconds, Verdict
+
+SIDES = ("reference", "candidate")
 
 
 def test_a_judged_case_becomes_a_result_with_its_facts(case, record, flip):
     candidate = record()
     flip(candidate, 0, "grad", "layers.0.b", 1)
     judgement = judge(case, compare(record(), candidate, case))
-    result = result_of(case, judgement, device="cpu", backend="gloo", seconds={"trace": 1.0})
+    losses = {"reference": record().losses(), "candidate": candidate.losses()}
+    result = result_of(case, judgement, device="cpu", backend="gloo", losses=losses, seconds=CaseSeconds(trace=1.0))
     assert (result.verdict, result.steps, result.world_size) == (Verdict.DIFFERENT, 2, 2)
     assert result.first_divergence.name == "layers.0.b"
-    assert result.seconds == {"trace": 1.0}
+    assert result.seconds == CaseSeconds(trace=1.0)
     assert not result.as_expected
 
 
@@ -47,9 +50,19 @@ def test_a_damaged_recording_leaves_a_case_unverified(case):
     assert result.verdict == Verdict.UNVERIFIED
 
 
+def test_a_verdict_that_its_own_numbers_contradict_is_withdrawn(case, record):
+    judgement = judge(case, compare(record(), record(), case))
+    losses = {"reference": ["0x1p+0", "0x1p+0"], "candidate": ["0x1p+0", "0x1p+1"]}
+    result = result_of(case, judgement, device="cpu", backend="gloo", losses=losses)
+    assert (result.verdict, result.error) == (
+        Verdict.UNVERIFIED,
+        "the verdict EQUAL is withdrawn, as verdict is EQUAL, expected no EQUAL, as losses differ",
+    )
+
+
 def test_a_case_without_a_result_is_unverified_and_keeps_its_place(case, record):
     judgement = judge(case, compare(record(), record(), case))
-    found = result_of(case, judgement, device="cpu", backend="gloo")
+    found = result_of(case, judgement, device="cpu", backend="gloo", losses=dict.fromkeys(SIDES, record().losses()))
     before, after = replace(case, name="before"), replace(case, name="after")
     results = complete([before, case, after], [found], "interrupted", device="cpu", backend="gloo")
     assert [(result.case.name, result.verdict) for result in results] == [
@@ -58,3 +71,12 @@ def test_a_case_without_a_result_is_unverified_and_keeps_its_place(case, record)
         ("after", Verdict.UNVERIFIED),
     ]
     assert results[0].error == "interrupted"
+
+
+def test_whatever_somebody_elses_exception_holds_a_results_error_is_bounded(case):
+    long = "x" * 10_000_000
+    for error in (ValueError(long), RankError(long, found=long, traceback=long)):
+        told = result_of_error(case, error, device="cpu", backend="gloo").error
+        assert len(told) < MAX_ERROR + 100 and "characters left out" in told
+    [result] = complete([case], [], long, device="cpu", backend="gloo")
+    assert len(result.error) < MAX_ERROR + 100

@@ -6,7 +6,7 @@ import pytest
 
 from harness.compare import verdict
 from harness.compare.verdict import compare, judge
-from harness.records import Closeness, Key, Recording, Verdict, zero_counts
+from harness.records import Closeness, Key, Manifest, Recording, Verdict, zero_counts
 
 WHOLE = {"loss": 4, "grad": 8, "param": 4, "buffer": 8, "optimizer": 4}
 
@@ -223,13 +223,13 @@ def test_a_dtype_that_differs_under_one_digest_is_a_difference(case, record):
     comparison = compare(record(), candidate, case)
     assert comparison.verdict == Verdict.DIFFERENT
     first = comparison.first_divergence
-    assert (first.reference_type, first.candidate_type) == ("float32[4, 8]", "bfloat16[4, 8]")
+    assert (first.tensor.reference_type, first.tensor.candidate_type) == ("float32[4, 8]", "bfloat16[4, 8]")
 
 
 def test_recordings_of_another_case_are_not_comparable(case, record):
     other = replace(case, seed=1, batch=replace(case.batch, seq_len=64))
     candidate = record()
-    candidate.manifest["case"] = other.to_dict()
+    candidate.manifest = replace(candidate.manifest, case=other.to_dict())
     comparison = compare(record(), candidate, case)
     assert (comparison.verdict, comparison.compared) == (Verdict.UNVERIFIED, zero_counts())
     assert comparison.reason == (
@@ -242,9 +242,8 @@ def test_recordings_of_another_case_are_not_comparable(case, record):
 @pytest.mark.parametrize("kind", ["md5", None], ids=["another kind", "recorded before kinds had names"])
 def test_digests_of_two_kinds_are_not_comparable_and_not_different(case, record, flip, kind):
     reference, candidate = record(), record()
-    reference.manifest["digest"] = "xxh3-128-tree-16KiB"
-    if kind is not None:
-        candidate.manifest["digest"] = kind
+    reference.manifest = replace(reference.manifest, digest="xxh3-128-tree-16KiB")
+    candidate.manifest = replace(candidate.manifest, digest=kind)
     flip(candidate, 0, "loss", "loss", 0)
     comparison = compare(reference, candidate, case)
     assert (comparison.verdict, comparison.compared) == (Verdict.UNVERIFIED, zero_counts())
@@ -253,28 +252,28 @@ def test_digests_of_two_kinds_are_not_comparable_and_not_different(case, record,
         "  the reference has digests of kind xxh3-128-tree-16KiB, "
         f"the candidate of kind {kind or 'unnamed'}: record both again"
     )
-    candidate.manifest["digest"] = "xxh3-128-tree-16KiB"
+    candidate.manifest = replace(candidate.manifest, digest="xxh3-128-tree-16KiB")
     assert compare(reference, candidate, case).verdict == Verdict.DIFFERENT
 
 
 def test_a_case_of_another_name_or_expectation_is_comparable(case, record):
     candidate = record()
     renamed = replace(case, name="other", family="x", candidate="mine", expected="DIFFERENT", differs=("grad",))
-    candidate.manifest["case"] = renamed.to_dict()
+    candidate.manifest = replace(candidate.manifest, case=renamed.to_dict())
     assert compare(record(), candidate, case).verdict == Verdict.EQUAL
 
 
 @pytest.mark.parametrize(("field", "value"), [("steps", 3), ("world_size", 16)])
 def test_another_number_of_steps_or_ranks_is_not_comparable(case, record, field, value):
     reference = record()
-    reference.manifest[field] = value
+    reference.manifest = replace(reference.manifest, **{field: value})
     assert compare(reference, record(), case).reason == (
         f"the recordings are not comparable\n  the reference was recorded with {field}={value}, the case says 2"
     )
 
 
 def test_a_manifest_without_a_case_is_not_comparable(case, record):
-    reference = Recording({}, record().records)
+    reference = Recording(replace(record().manifest, case={}), record().records)
     assert compare(reference, record(), case).reason == (
         "the recordings are not comparable\n  the reference manifest does not say which case it recorded"
     )
@@ -284,7 +283,7 @@ def test_the_case_survives_json_in_a_manifest(case, record):
     import json
 
     candidate = record()
-    candidate.manifest = json.loads(json.dumps(candidate.manifest))
+    candidate.manifest = Manifest.of(json.loads(json.dumps(candidate.manifest.to_dict())))
     assert compare(record(), candidate, case).verdict == Verdict.EQUAL
 
 

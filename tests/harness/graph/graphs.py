@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,8 +21,10 @@ from harness.graph.context import PassContext
 from harness.graph.operators import operator_name
 from harness.graph.origin import Origin
 from harness.graph.pipeline import build_pipeline, run_pipeline
+from harness.graph.stages import OPEN, RESOLVED
 from harness.graph.symbols import free_symbols
 from harness.graph.trace import ChunkSymbol, JointGraph, trace_joint_step
+from harness.graph.verify import Facts
 
 CPU = torch.device("cpu")
 B, S, D = 4, 6, 8
@@ -85,6 +88,7 @@ def context_of(joint: JointGraph, modules: str | None = None, dim: Any = "batch"
         chunking=chunking,
         expert_groups=frozenset({"EP"}),
         guards=tuple(joint.guards),
+        module_calls=joint.module_calls,
     )
 
 
@@ -92,6 +96,12 @@ def chunked(joint: JointGraph, modules: str | None, dim: Any = "batch", early: b
     """The traced step after the whole pipeline."""
     context = context_of(joint, modules, dim, early)
     return run_pipeline(joint.module, build_pipeline(context), context)[0]
+
+
+def verify(module: GraphModule, resolved: ChunkSymbol | None = None) -> None:
+    """Hold a graph that no pass has changed to the rules of its stage: with `resolved`, that of a number by now."""
+    stage = OPEN if resolved is None else RESOLVED
+    stage.check(module, Facts.of(module), resolved or ChunkSymbol(sympy.Symbol("none"), 0))
 
 
 def run_graph(module: GraphModule, joint: JointGraph, model: nn.Module, x: Tensor) -> Step:
@@ -173,6 +183,8 @@ class Sketch:
         self.graph = Graph()
         with shape_env.ignore_fresh_unbacked_symbols():
             self.n = shape_env.create_unbacked_symint()
+        torch._check(self.n >= B // 2)  # as traced: without bounds 2.11 asks sizes whether they are 0 or 1
+        torch._check(self.n <= B)
         self.symbol = ChunkSymbol(self.n.node.expr, B)
         self.attributes: dict[str, Any] = {}
 

@@ -12,10 +12,10 @@ from torch.fx import GraphModule, Node
 from harness.case import Memory
 from harness.graph.activations import TAG_KEY
 from harness.graph.context import PassContext
-from harness.graph.offload import offload
+from harness.graph.passes.offload import offload
+from harness.graph.passes.rematerialize import rematerialize
+from harness.graph.passes.tag_memory import tag_memory
 from harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
-from harness.graph.rematerialize import rematerialize
-from harness.graph.tag_memory import tag_memory
 from harness.graph.trace import JointGraph
 from tests.harness.graph.graphs import Sketch, context_of
 

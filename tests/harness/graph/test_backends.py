@@ -19,6 +19,8 @@ from harness.graph.backends import compile_for
 from harness.graph.operators import operator_name
 from tests.harness.graph.graphs import Applied, Layers, batch, chunked, parameter, run_graph, trace
 
+pytestmark = pytest.mark.ranks
+
 ROWS = torch.tensor([5, 19])
 
 

@@ -109,9 +109,9 @@ def test_the_structured_trace_parses_line_by_line(folder: Path) -> None:
     payloads = {about["artifact"]["name"]: "\n".join(lines) for about, lines in artifacts}
     for about, lines in artifacts:
         assert about["has_payload"] == hashlib.md5("\n".join(lines).encode()).hexdigest()
-    assert list(payloads) == [
+    # torch adds its own from 2.12 on.
+    assert [name for name in payloads if name != "torch_version"] == [
         "00-traced",
-        "torch_version",
         "01-clean_up",
         "02-chunk",
         "03-concretize_symbols",

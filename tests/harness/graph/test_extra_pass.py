@@ -82,7 +82,7 @@ def test_a_file_is_loaded_from_the_bytes_that_are_hashed(tmp_path: Path) -> None
 
 def test_a_module_is_imported_and_the_functions_own_file_hashed() -> None:
     loaded = load_pass(parse_pass("harness.graph.pipeline:clean_up"))
-    source = Path(sys.modules["harness.graph.clean_up"].__file__ or "")
+    source = Path(sys.modules["harness.graph.passes.clean_up"].__file__ or "")
     assert (loaded.__name__, loaded.sha256) == ("clean_up", hashlib.sha256(source.read_bytes()).hexdigest())
 
 
@@ -94,6 +94,19 @@ def test_an_unknown_module_is_refused() -> None:
         "  found: ModuleNotFoundError: No module named 'no_such_module'\n"
         "  fix: run from the folder that holds it, install it, or name a file: path/to/file.py:function"
     )
+
+
+def test_a_module_that_only_a_package_which_ours_hides_has_is_refused_naming_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "my.py").write_text("def drop(module): pass\n")
+    (tmp_path / "mine.py").write_text("from cases.my import drop as theirs\ndef drop(module): theirs(module)\n")
+    fix = f"\n  fix: rename {tmp_path}/cases: cases is bitproof's own package, in {Path(__file__).parents[3]}"
+    for spec, what in (("cases.my:drop", "module"), (f"{tmp_path}/mine.py:drop", "file")):
+        with pytest.raises(UsageError) as error:
+            load_pass(parse_pass(spec))
+        assert str(error.value).startswith(f"UsageError: the {what} of extra pass drop cannot be imported\n")
+        assert str(error.value).endswith(fix)
 
 
 @pytest.mark.parametrize(("name", "found"), [("nothing_of_the_kind", "nothing"), ("ExtraPass", "type")])

@@ -16,9 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from harness.case import Chunking
 from harness.errors import ChunkError, TraceError
-from harness.graph.chunk import chunk
-from harness.graph.concretize_symbols import concretize_symbols
 from harness.graph.dependencies import dependencies, reorder
+from harness.graph.passes.chunk import chunk
+from harness.graph.passes.concretize_symbols import concretize_symbols
 from harness.graph.symbols import carries
 from harness.graph.trace import JointGraph
 from reference.chunking import chunk_modules

@@ -9,7 +9,7 @@ import pytest
 
 from cases.chunking import moe_seq
 from harness.errors import CaseError, UsageError
-from harness.graph.options import GraphOptions, check_extra_passes, parse_pass
+from harness.graph.options import check_extra_passes, parse_pass
 
 
 @pytest.fixture
@@ -84,9 +84,3 @@ def test_only_a_candidate_that_is_a_graph_takes_passes(file: Path) -> None:
         "  found: candidate eager\n"
         "  fix: leave the case out with -k, or give --candidate graph"
     )
-
-
-def test_options_travel_as_json_values() -> None:
-    values = {"extra_passes": ["a:b"], "dump_dir": "/there"}
-    assert GraphOptions.from_dict(values) == GraphOptions(extra_passes=("a:b",), dump_dir=Path("/there"))
-    assert GraphOptions.from_dict({"extra_passes": [], "dump_dir": None}) == GraphOptions()

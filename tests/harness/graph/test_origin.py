@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from harness.graph.origin import Origin, origin_of, user_line
+from harness.capture import digest
+from harness.graph.origin import Origin, calls_of, origin_of, user_line
 from tests.harness.graph.graphs import Applied, D, Layers, calls, line_of, parameter, trace
 
 
@@ -56,6 +57,22 @@ def test_every_node_but_inputs_and_output_is_stamped() -> None:
     assert all("origin" in n.meta for n in joint.module.graph.nodes if n.op not in ("placeholder", "output"))
 
 
+def test_forward_nodes_know_the_calls_they_lie_in_and_how_many_calls_of_each_module_went_before() -> None:
+    model = Layers(nn.Sequential(Applied(scale, w=parameter(D))))
+    model.layers.append(model.layers[0][0])  # one module of two names, called by both
+    joint = trace(model)
+    first, second = (calls_of(node) for node in calls(joint.module, "sin"))
+    assert first == (("layers.0", 0), ("layers.0.0", 0))
+    assert second == (("layers.0.0", 1),)
+    assert not any(calls_of(n) for n in joint.module.graph.nodes if origin_of(n).direction == "backward")
+
+
+def test_every_module_of_the_model_is_told_with_its_calls_those_that_did_not_run_too() -> None:
+    model = Layers(nn.Sequential(Applied(scale, w=parameter(D))))
+    model.idle = nn.Identity()
+    assert trace(model).module_calls == {"layers": 0, "layers.0": 1, "layers.0.0": 1, "idle": 0}
+
+
 def test_tracing_leaves_no_hook_behind() -> None:
     before = len(torch.nn.modules.module._global_forward_hooks), len(torch.nn.modules.module._global_forward_pre_hooks)
     trace(Layers(Applied(scale, w=parameter(D))))
@@ -68,6 +85,16 @@ def test_a_line_of_torch_or_of_the_tracer_is_not_the_users() -> None:
     assert user_line(trace.__globals__["trace_joint_step"].__code__.co_filename, 1) is None
     assert user_line("<string>", 1) is None
     assert user_line("/home/me/torch/harness/graph/model.py", 7) == "harness/graph/model.py:7"
+
+
+def test_a_line_of_this_package_is_not_the_users() -> None:
+    assert user_line(digest.__file__, 1) is None
+
+
+def test_a_line_of_a_file_named_without_its_folder_keeps_the_files_name() -> None:
+    assert user_line("trainer.py", 56) == "trainer.py:56"
+    assert user_line("mine/trainer.py", 56) == "mine/trainer.py:56"
+    assert user_line("/trainer.py", 56) == "trainer.py:56"
 
 
 def test_an_origin_reads_as_module_and_direction() -> None:

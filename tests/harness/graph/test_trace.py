@@ -112,6 +112,19 @@ def test_a_branch_on_the_open_size_is_refused_naming_the_line() -> None:
     )
 
 
+def test_a_refusal_on_a_torch_that_was_never_tested_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.14.0+cpu")
+    with pytest.raises(TraceError) as error:
+        trace(Layers(Applied(lambda m, x: x * m.w if x.shape[0] > 3 else x, w=parameter(D))))
+    assert str(error.value).startswith(
+        "TraceError: torch 2.14.0+cpu is not among the tested versions (2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0); "
+        "on it: cannot trace the training step with dim 0 of its inputs left open\n"
+    )
+    assert "fix: install a tested version, or, if it is not to blame: write the size as x.shape[...]" in str(
+        error.value
+    )
+
+
 def test_a_branch_on_another_size_is_accepted() -> None:
     trace(Layers(Applied(lambda m, x: x * m.w if x.shape[1] > 3 else x, w=parameter(D))))
 

@@ -16,7 +16,7 @@ from cases.chunking import moe_seq, transformer_batch
 from harness.case import Case
 from harness.graph.symbols import expression, free_symbols
 from harness.graph.writer import CHUNK_KEY, GraphWriter
-from harness.graph_step import prepare
+from harness.systems.graph import prepare
 from tests.harness.graph.graphs import Applied, D, Layers, Sketch, chunked, parameter, trace
 
 aten = torch.ops.aten

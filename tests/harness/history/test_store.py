@@ -70,7 +70,7 @@ def test_a_run_added_twice_changes_nothing(tmp_path, db):
 
 def test_runs_are_added_all_or_none(tmp_path, db):
     good, bad = night(tmp_path, 1), night(tmp_path, 2, result(case(), seconds=1e308))
-    values = (bad / "report.json").read_text().replace("1e+308", "1e999")
+    values = (bad / "report.json").read_text().replace('"total": 1e+308', '"trace": 1e+308, "reference": 1e+308')
     (bad / "report.json").write_text(values)
     add_runs(db, [good])
     with pytest.raises(RecordingError) as error:
@@ -126,6 +126,7 @@ def test_a_reader_does_not_wait_for_a_writer(tmp_path, db, monkeypatch):
     other.close()
 
 
+@pytest.mark.ranks
 def test_a_writer_that_is_killed_leaves_the_file_as_it_was(tmp_path, db):
     add_runs(db, [night(tmp_path, 1)])
     cases = [result(case(f"case_{index}")) for index in range(150)]
@@ -170,6 +171,17 @@ def test_a_run_that_does_not_tell_when_it_was_is_refused(tmp_path, db, name):
         f"  found: {name!r}"
     )
     assert not db.exists()
+
+
+def test_a_history_in_a_folder_that_cannot_be_is_a_wrong_call(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError) as error:
+        add_runs(tmp_path / "file" / "nights" / "history.sqlite", [])
+    assert str(error.value) == (
+        "UsageError: the history's folder cannot be made\n"
+        "  expected: --db FILE in a folder\n"
+        f"  found: Not a directory: {tmp_path / 'file' / 'nights' / 'history.sqlite'}"
+    )
 
 
 def test_a_missing_history_is_a_wrong_call(tmp_path):

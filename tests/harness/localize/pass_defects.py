@@ -1,6 +1,8 @@
 """Defects inside the passes that come with bitproof, and a host whose pipeline has one of them.
 
-    python -m tests.harness.localize.pass_defects DEFECT ...    a host, as `python -m harness.host ...`
+    python -P harness/program/start.py tests.harness.localize.pass_defects DEFECT ...
+
+is a host, as harness.execute.host is.
 
 Each is what a pass may well get wrong: nothing is marked, nothing fails, and verification has no objection.
 """
@@ -166,16 +168,17 @@ def hosts_with(name: str) -> Iterator[None]:
     start = subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> Any:
-        if command[1:3] == ["-m", "harness.host"]:
-            command = [command[0], "-m", "tests.harness.localize.pass_defects", name, *command[3:]]
+        if command[3:4] == ["harness.execute.host"]:
+            command = [*command[:3], "tests.harness.localize.pass_defects", name, *command[4:]]
         return start(command, **options)
 
-    with mock.patch("harness.host_process.subprocess.Popen", popen):
+    with mock.patch("harness.execute.host_process.subprocess.Popen", popen):
         yield
 
 
-if __name__ == "__main__":
-    from harness import host
+def main() -> None:
+    """A host with the defect that the first argument names."""
+    from harness.execute import host
 
     install(DEFECTS[sys.argv.pop(1)])
     host.main()

@@ -6,21 +6,24 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import searching
 from harness.capture.store import write_recording
 from harness.case import Case, Chunking, Memory, Parallelism, Pipeline
-from harness.devices import Placement
-from harness.errors import CaseError, PassError, RankError, RecordingError
+from harness.commands.bisect import status_of
+from harness.errors import PassError, RankError, RecordingError
+from harness.execute.accounts import PreparedGraph
+from harness.execute.case_run import CaseRun
+from harness.execute.requests import RunAnswer, RunRequest
 from harness.localize.bisect_passes import Bisector, halve, shared_reference
-from harness.records import Key, Record, Recording, Verdict
-from harness.run_options import RunOptions
+from harness.machine.devices import Placement
+from harness.options import RunOptions
+from harness.records import CaseResult, GraphIdentity, Key, Manifest, PassReport, Record, Recording, Verdict
+from harness.report.bisection import tell_answer
 
 MINE = "mine"
 COLUMN = ["clean_up", "tag_memory", "rematerialize", "chunk", "bucket", MINE, "overlap", "concretize_symbols"]
@@ -55,7 +58,7 @@ class Bench:
     bad_step: int = 1
     is_noisy: bool = False
     refuse: Callable[[Sequence[str]], bool] = lambda applied: False
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[RunRequest] = field(default_factory=list)
 
     @property
     def work(self) -> Path:
@@ -64,11 +67,14 @@ class Bench:
     def place(self, case: Case) -> Placement:
         return Placement()
 
-    def ask(self, request: dict[str, Any], timeout: float, on_event: Callable[..., None]) -> dict[str, Any]:
+    def announce(self, result: CaseResult) -> None:
+        raise AssertionError("nobody follows")
+
+    def ask(self, request: Any, timeout: float, on_event: Callable[..., None] = lambda event: None) -> Any:
         self.asked.append(request)
-        if request["replay"]:
+        if request.replay:
             raise RankError("nothing is replayed here")
-        case, system = Case.from_dict(request["case"]), request["system"]
+        case, system = request.case, request.system
         applied = self._applied(case) if system == "graph" else []
         if self.refuse(applied):
             raise PassError("a pass refuses the graph")
@@ -76,14 +82,17 @@ class Bench:
         manifest = {
             "case": case.to_dict(),
             "system": system,
-            "arm": request["arm"],
+            "arm": request.arm,
             "world_size": case.parallelism.world_size,
             "steps": case.steps,
             "graph": graph if system == "graph" else None,
+            "chunked": dict.fromkeys(self._regions(case), 1)
+            if system == "eager_chunked" or "chunk" in applied
+            else None,
         }
-        write_recording(Path(request["out"]), manifest, self._rows(case, system, applied))
-        seconds = {"steps": 0.0, "start_ranks": 0.0, "record": 0.0}
-        return {"graph": manifest["graph"], "peak_mib": None, "kept": None, "seconds": seconds}
+        write_recording(request.out, Manifest.of(json.loads(json.dumps(manifest))), self._rows(case, system, applied))
+        prepared = PreparedGraph(code_hash="0", passes=[PassReport(**entry) for entry in graph["passes"]])
+        return RunAnswer(graph=prepared if system == "graph" else None)
 
     def _applied(self, case: Case) -> list[str]:
         column = [name for name in self.column if name != "chunk" or case.chunking]
@@ -113,17 +122,16 @@ class Bench:
                     record = Record(digest, "float32", (1,), (1.0).hex() if kind == "loss" else None)
                     yield Key(step, kind, "weight", rank), record  # type: ignore[arg-type]
 
-    def runs(self, *systems: str) -> list[dict[str, Any]]:
+    def runs(self, *systems: str) -> list[RunRequest]:
         """The first runs of some systems, without controls and replays."""
-        return [
-            r
-            for r in self.asked
-            if r["arm"] == "first" and r["system"] in systems and "_region_" not in r["case"]["name"]
-        ]
+        return [r for r in self.asked if r.arm == "first" and r.system in systems and "_region_" not in r.case.name]
 
 
 def searched(bench: Bench, case: Case = CASE, options: RunOptions = OPTIONS) -> Bisector:
-    bisector = Bisector(case, Placement(), bench, options)
+    def run_of(case: Case, options: RunOptions) -> CaseRun:
+        return CaseRun(case, Placement(), bench, options, lambda event: None)
+
+    bisector = Bisector(case, options, run_of)
     bisector.search()
     return bisector
 
@@ -160,8 +168,8 @@ def test_each_reference_is_recorded_once_and_no_prefix_runs_longer_than_needed(t
         "until clean_up",
         "until tag_memory",
     ]
-    assert sorted(run["system"] for run in bench.runs("eager", "eager_chunked")) == ["eager", "eager_chunked"]
-    steps = {run["case"]["name"]: run["case"]["steps"] for run in bench.runs("graph", "eager")}
+    assert sorted(run.system for run in bench.runs("eager", "eager_chunked")) == ["eager", "eager_chunked"]
+    steps = {run.case.name: run.case.steps for run in bench.runs("graph", "eager")}
     assert steps.pop("batch") == 4
     assert set(steps.values()) == {bench.bad_step + 1}
 
@@ -186,29 +194,29 @@ def test_a_backend_is_the_last_stage_and_its_prefix_runs_without_it(tmp_path: Pa
     case = replace(CASE, expected="CLOSE", close_within=0.1, pipeline=Pipeline(backend="inductor"))
     found = searched(bench, case).found
     assert (found.blamed, found.equal) == ("backend", "concretize_symbols")
-    assert "backend" not in {run["case"]["pipeline"]["until"] for run in bench.runs("graph")}
+    assert "backend" not in {run.case.pipeline.until for run in bench.runs("graph")}
 
 
 def test_two_systems_that_agree_leave_nothing_to_bisect(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     found = searched(bench).found
-    assert (found.blamed, found.problem, searching.status_of(found)) == (None, None, 0)
-    assert [run["system"] for run in bench.runs("eager", "eager_chunked", "graph")] == ["eager_chunked", "graph"]
-    assert list(searching.tell_answer(found, OPTIONS, tmp_path, [], "batch")) == ["nothing to bisect: EQUAL"]
+    assert (found.blamed, found.problem, status_of(found)) == (None, None, 0)
+    assert [run.system for run in bench.runs("eager", "eager_chunked", "graph")] == ["eager_chunked", "graph"]
+    assert list(tell_answer(found, None, None, [], "batch")) == ["nothing to bisect: EQUAL"]
 
 
 def test_a_traced_graph_that_differs_by_itself_is_told_apart_from_its_passes(tmp_path: Path) -> None:
     found = searched(Bench(tmp_path, lambda applied, regions: True)).found
-    assert (found.blamed, found.equal, searching.status_of(found)) == ("trace", None, 1)
+    assert (found.blamed, found.equal, status_of(found)) == ("trace", None, 1)
     assert found.probes[-1].applied == "until trace"
-    answer = list(searching.tell_answer(found, OPTIONS, tmp_path, [], "batch"))
+    answer = list(tell_answer(found, None, None, [], "batch"))
     assert answer[0] == "trace is to blame: the traced graph is DIFFERENT before any pass"
 
 
 def test_a_fault_that_was_injected_comes_from_no_pass(tmp_path: Path) -> None:
     options = replace(OPTIONS, inject="flip-bit:grad=weight,rank=0,step=1")
     found = searched(Bench(tmp_path, lambda applied, regions: True), options=options).found
-    answer = list(searching.tell_answer(found, options, tmp_path, [], "batch"))
+    answer = list(tell_answer(found, options.inject, None, [], "batch"))
     assert answer[0] == (
         "no pass: the difference is there without any, tracing alone included, as "
         "flip-bit:grad=weight,rank=0,step=1 is injected"
@@ -237,8 +245,8 @@ def test_a_prefix_that_a_pass_refuses_ends_the_search_with_what_is_known(tmp_pat
     assert found.problem == "a prefix could not be judged\nPassError: a pass refuses the graph"
     assert (found.blamed, found.suspects) == (None, ("chunk", "bucket", MINE, "overlap", "concretize_symbols"))
     assert found.probes[-1].verdict == Verdict.ERROR
-    assert searching.status_of(found) == 3
-    assert list(searching.tell_answer(found, OPTIONS, tmp_path, [], "batch")) == [
+    assert status_of(found) == 3
+    assert list(tell_answer(found, None, None, [], "batch")) == [
         "not found: a prefix could not be judged\nPassError: a pass refuses the graph",
         f"it is one of: chunk, bucket, {MINE}, overlap, concretize_symbols",
     ]
@@ -248,13 +256,13 @@ def test_a_case_that_cannot_be_judged_itself_is_not_searched(tmp_path: Path) -> 
     bench = Bench(tmp_path, refuse=lambda applied: "overlap" in applied)
     found = searched(bench).found
     assert found.problem == "the case itself is ERROR\nPassError: a pass refuses the graph"
-    assert (found.blamed, len(found.probes), searching.status_of(found)) == (None, 1, 3)
+    assert (found.blamed, len(found.probes), status_of(found)) == (None, 1, 3)
 
 
 def test_noise_is_no_pass(tmp_path: Path) -> None:
     found = searched(Bench(tmp_path, is_noisy=True)).found
     assert found.problem is not None and found.problem.startswith("the case itself is NONDETERMINISTIC\n")
-    assert searching.status_of(found) == 3
+    assert status_of(found) == 3
 
 
 def test_a_prefix_with_too_little_to_compare_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,12 +313,12 @@ def test_regions_that_differ_only_together_are_told_as_such(tmp_path: Path, pair
     found = searched(Bench(tmp_path, lambda applied, regions: pair <= regions)).found
     assert (found.blamed, found.region) == ("chunk", None)
     assert found.region_problem == told.replace("REGIONS", ", ".join(REGIONS))
-    assert searching.status_of(found) == 1
+    assert status_of(found) == 1
 
 
 def test_a_region_that_cannot_be_chunked_alone_leaves_the_pass_named(tmp_path: Path) -> None:
     bench = Bench(tmp_path, defect_of("chunk"))
-    bench.refuse = lambda applied: bool(bench.asked[-1]["case"]["chunking"]["only"])
+    bench.refuse = lambda applied: bool(bench.asked[-1].case.chunking.only)
     found = searched(bench).found
     assert (found.blamed, found.region) == ("chunk", None)
     assert found.region_problem == "a region could not be judged\nPassError: a pass refuses the graph"
@@ -324,11 +332,11 @@ def test_regions_are_left_alone_where_the_reference_may_not_know_how_to_chunk_th
 # -- references -----------------------------------------------------------------------------------------
 
 
-def recording(graph: Any = None) -> Recording:
+def recording(graph: GraphIdentity | None = None) -> Recording:
     record = Record("0" * 32, "float32", (1,))
     keys = [Key(step, "grad", "weight", 0) for step in range(4)]
     return Recording(
-        {"case": CASE.to_dict(), "steps": 4, "system": "graph", "graph": graph}, dict.fromkeys(keys, record)
+        Manifest(case=CASE.to_dict(), steps=4, world_size=1, system="graph", graph=graph), dict.fromkeys(keys, record)
     )
 
 
@@ -336,96 +344,13 @@ def test_a_shared_reference_keeps_the_steps_of_the_prefix_alone() -> None:
     case = replace(CASE, steps=2, pipeline=replace(CASE.pipeline, until="bucket"))
     shared = shared_reference(recording(), case)
     assert [key.step for key in shared.records] == [0, 1]
-    assert shared.manifest["case"] == case.to_dict()
-    assert shared.manifest["steps"] == 2
+    assert shared.manifest.case == case.to_dict()
+    assert shared.manifest.steps == 2
 
 
 def test_a_reference_with_a_graph_is_not_shared_between_prefixes() -> None:
     with pytest.raises(RecordingError) as error:
-        shared_reference(recording(graph={}), CASE)
+        shared_reference(recording(graph=GraphIdentity()), CASE)
     assert str(error.value) == (
         "RecordingError: a reference that has passes must be recorded for each prefix\n  found: graph"
     )
-
-
-@pytest.mark.parametrize(("reference", "candidate"), [("eager", "eager_chunked"), ("graph", "graph")])
-def test_systems_without_passes_to_tell_apart_are_refused(tmp_path: Path, reference: str, candidate: str) -> None:
-    case = replace(CASE, reference=reference, candidate=candidate)
-    with pytest.raises(CaseError) as error:
-        searching.bisect(case, OPTIONS, tmp_path)
-    assert str(error.value) == (
-        "CaseError: case batch has no passes to tell apart\n"
-        "  expected: the candidate graph, and a reference that has none\n"
-        f"  found: reference {reference}, candidate {candidate}\n"
-        "  fix: choose another case, or give --candidate graph"
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-# -- what is written and shown --------------------------------------------------------------------------
-
-
-def bisected(bench: Bench, monkeypatch: pytest.MonkeyPatch, case: Case = CASE) -> tuple[int, dict[str, Any]]:
-    @contextmanager
-    def opened(run_dir: Path, options: RunOptions) -> Iterator[Bench]:
-        bench.run_dir = run_dir
-        yield bench
-
-    monkeypatch.setattr(searching, "open_session", opened)
-    status = searching.bisect(case, OPTIONS, bench.run_dir / "reports", ["--steps", "4"])
-    return status, json.loads((bench.run_dir / "bisect.json").read_text())
-
-
-def test_a_bisection_is_written_with_its_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, written = bisected(Bench(tmp_path, defect_of("bucket")), monkeypatch)
-    assert status == written["exit_status"] == 1
-    assert (written["case"], written["verdict"], written["pass"], written["equal"]) == (
-        "batch",
-        "DIFFERENT",
-        "bucket",
-        "chunk",
-    )
-    assert written["first_divergence"]["pass"] == "bucket"
-    assert [probe["verdict"] for probe in written["probes"][:2]] == ["DIFFERENT", "EQUAL"]
-    assert written["answer"][:2] == [
-        "bucket is to blame: the prefix that ends with chunk is EQUAL, the one that ends with bucket is DIFFERENT",
-        "first divergence: step 1, rank 0, loss weight",
-    ]
-    out = capsys.readouterr().out
-    assert "until chunk, against eager_chunked: EQUAL in" in out
-    assert "\napplied" in out
-    assert written["answer"][0] in out
-    report = json.loads((tmp_path / "reports" / "latest" / "report.json").read_text())
-    assert report["cases"][0]["first_divergence"]["pass"] == "bucket"
-
-
-def test_an_interrupted_bisection_says_so_and_keeps_what_it_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(applied: Sequence[str]) -> bool:
-        if applied[-1:] == ["bucket"]:
-            raise KeyboardInterrupt
-        return False
-
-    status, written = bisected(Bench(tmp_path, defect_of("overlap"), refuse=interrupt), monkeypatch)
-    assert (status, written["pass"], written["problem"]) == (3, None, "interrupted")
-    assert written["suspects"] == ["chunk", "bucket", MINE, "overlap", "concretize_symbols"]
-    assert [probe["verdict"] for probe in written["probes"]] == ["DIFFERENT", "EQUAL"]
-
-
-def test_what_the_blamed_pass_did_is_pointed_at(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, defect_of("bucket"))
-    found = searched(bench).found
-    assert bench.asked[1]["graph_options"]["dump_dir"] == str(tmp_path / "graphs" / "batch")
-    assert all(run["graph_options"]["dump_dir"] is None for run in bench.runs("graph")[1:])
-    diff = tmp_path / "graphs" / "batch" / "05-bucket.diff"
-    diff.parent.mkdir(parents=True)
-    diff.write_text("")
-    assert list(searching.tell_answer(found, OPTIONS, tmp_path, ["--steps", "4"], "batch"))[-2:] == [
-        f"what the pass did: {diff}",
-        "  again: bitproof run -k batch --steps 4 --dump-graphs",
-    ]
-    answer = list(searching.tell_answer(found, OPTIONS, tmp_path, ["--case", "small.json"], "batch"))
-    assert answer[-1] == "  again: bitproof run --case small.json --dump-graphs", "the file says which case"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.localize.blame import Culprit, find_culprit, neighbours_of
 from harness.localize.calls import Call, Place
+from harness.records import Neighbour
 
 FORWARD = Place("layers.0", "forward")
 BACKWARD = Place("layers.0", "backward")
@@ -184,7 +185,7 @@ def marks(reference: list[Call], candidate: list[Call], *differing: str) -> list
     culprit = blamed(reference, candidate, *differing)
     assert culprit is not None
     found = neighbours_of(culprit, [reference], [candidate])
-    return [(call["operator"], call["agrees"], call["is_culprit"]) for call in found]
+    return [(call.operator, call.agrees, call.is_culprit) for call in found]
 
 
 def test_the_neighbours_of_a_call_are_three_before_and_three_after_it_with_a_mark_each() -> None:
@@ -195,9 +196,9 @@ def test_the_neighbours_of_a_call_are_three_before_and_three_after_it_with_a_mar
     culprit = find_culprit([reference], [candidate], {0: [("9", "x9")]})
     assert culprit is not None and culprit.candidate == 4
     found = neighbours_of(culprit, [reference], [candidate])
-    assert [call["operator"] for call in found] == ["b", "c", "d", "e", "f", "g", "h"]
-    assert [call["agrees"] for call in found] == [True, True, True, False, False, False, False]
-    assert [call["is_culprit"] for call in found] == [False, False, False, True, False, False, False]
+    assert [call.operator for call in found] == ["b", "c", "d", "e", "f", "g", "h"]
+    assert [call.agrees for call in found] == [True, True, True, False, False, False, False]
+    assert [call.is_culprit for call in found] == [False, False, False, True, False, False, False]
 
 
 def test_the_first_call_of_a_log_has_neighbours_on_one_side_and_says_where_each_call_belongs() -> None:
@@ -206,18 +207,92 @@ def test_the_first_call_of_a_log_has_neighbours_on_one_side_and_says_where_each_
     candidate = [Call(place, "mm", ("x",), ("A",), source="model.py:7"), call("sum A -> L")]
     culprit = blamed(reference, candidate, "L")
     assert culprit is not None
-    assert neighbours_of(culprit, [reference], [candidate])[0] == {
-        "operator": "mm",
-        "module": "layers.1",
-        "direction": "forward",
-        "chunk": 1,
-        "source": "model.py:7",
-        "agrees": False,
-        "is_culprit": True,
-    }
+    assert neighbours_of(culprit, [reference], [candidate])[0] == Neighbour(
+        operator="mm",
+        module="layers.1",
+        direction="forward",
+        chunk=1,
+        source="model.py:7",
+        agrees=False,
+        is_culprit=True,
+    )
 
 
 def test_the_neighbours_of_a_call_that_the_candidate_lacks_are_the_references() -> None:
     reference = [call("mm x w -> a"), call("neg a -> b"), call("sum b -> l")]
     candidate = [call("mm x w -> a"), call("sum a -> L")]
     assert marks(reference, candidate, "L") == [("mm", True, False), ("neg", False, True), ("sum", False, False)]
+
+
+UNTOLD = Place(None, None)
+
+
+def untold(calls: list[Call]) -> list[Call]:
+    """The same calls, made by a graph that does not say where they belong."""
+    return [call._replace(place=UNTOLD) for call in calls]
+
+
+def test_calls_whose_direction_is_not_known_are_paired_by_their_values() -> None:
+    reference = [call("mm x w -> a"), call("mm g y -> d", BACKWARD), call("neg d -> e", BACKWARD)]
+    assert blamed(reference, untold(reference), "e") is None
+    candidate = untold([reference[0], call("mm g y -> D"), call("neg D -> E")])
+    culprit = blamed(reference, candidate, "E")
+    assert culprit is not None
+    assert (culprit.how, culprit.candidate, culprit.reference) == ("computes", 1, 1)
+
+
+def test_the_partner_of_a_call_whose_direction_is_not_known_shares_most_of_its_inputs() -> None:
+    reference = [call("mm x w -> a"), call("mm g y -> d", BACKWARD)]
+    culprit = blamed(reference, untold([reference[0], call("mm g x -> D")]), "D")
+    assert culprit is not None
+    assert (culprit.how, culprit.candidate, culprit.reference) == ("reads", 1, 0)
+    culprit = blamed(reference, untold([call("mm q r -> D")]), "D")
+    assert culprit is not None
+    assert (culprit.how, culprit.reference) == ("adds", None)
+
+
+def test_calls_of_two_known_directions_do_not_stand_for_each_other() -> None:
+    reference = [call("neg x -> a"), call("neg g -> d", BACKWARD)]
+    culprit = blamed(reference, [call("neg x -> d"), call("sum d -> L")], "L")
+    assert culprit is not None and culprit.candidate == 0
+
+
+def view(text: str, place: Place = FORWARD) -> Call:
+    return call(text, place)._replace(view=True)
+
+
+def test_a_view_that_the_reference_takes_by_another_operator_is_right() -> None:
+    reference = [view("transpose x -> y"), view("t w -> v"), call("mm v a -> b")]
+    candidate = [view("transpose x -> y"), view("transpose w -> v"), call("mm v a -> B")]
+    culprit = blamed(reference, candidate, "B")
+    assert culprit is not None and culprit.candidate == 2
+
+
+def test_a_view_that_keeps_the_order_of_elements_is_passed_over_and_one_of_another_dtype_is_not() -> None:
+    reference = [view("view z -> y"), call("mm a w -> b")]
+    culprit = blamed(reference, [view("view a -> Q"), call("mm Q w -> B")], "B")
+    assert culprit is not None and culprit.call.operator == "mm"
+    reference = [view("view.dtype z -> y"), call("mm a w -> b")]
+    culprit = blamed(reference, [view("view.dtype a -> Q"), call("mm Q w -> B")], "B")
+    assert culprit is not None and culprit.call.operator == "view.dtype"
+
+
+def test_a_call_is_traced_back_to_what_left_its_input_and_not_to_another_of_the_same_value() -> None:
+    reference = [call("neg x -> a"), call("zeros -> o"), call("add o p -> s")]
+    candidate = [call("neg x -> O"), call("zeros -> O"), call("zeros -> O"), call("add O p -> S")]
+    exact = [*candidate[:3], candidate[3]._replace(producers=(1, None))]
+    culprit = blamed(reference, exact, "S")
+    assert culprit is not None and culprit.candidate == 1
+
+
+def test_a_call_that_leads_only_to_tensors_that_agree_is_not_blamed() -> None:
+    reference = [call("mul a -> o"), call("neg x -> z"), call("add z -> s"), call("sum o -> t")]
+    # Both `mul` and the wrong `neg` come to O, and only the latter is read by what differs.
+    candidate = [
+        call("neg x -> O"),
+        call("mul a -> O"),
+        call("add O -> S")._replace(producers=(0,)),
+        call("sum O -> t"),
+    ]
+    culprit = blamed(reference, candidate, "S")
+    assert culprit is not None and culprit.call.operator == "neg"

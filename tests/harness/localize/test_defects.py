@@ -13,15 +13,17 @@ from torch import Tensor
 from cases.chunking import transformer_batch
 from harness.capture.digest import digest
 from harness.case import Case, Parallelism
-from harness.graph_step import GraphProgram, make_graph_system, prepare
 from harness.localize.blame import Culprit, find_culprit
+from harness.localize.call_log import logged
 from harness.localize.calls import Call, calls_from_text, calls_to_text
-from harness.localize.recorder import logged
+from harness.systems.graph import GraphProgram, make_graph_system, prepare
 from reference.parallel.mesh import Mesh
 from reference.step import Trainer, make_eager
 from tests.harness.localize.defects import BAD_RANK, DEFECTS, EXPERTS, Defect
 from tests.harness.localize.noisy import NOISY_RANK, add_noise
 from tests.ranks import on_ranks
+
+pytestmark = pytest.mark.ranks
 
 CPU = torch.device("cpu")
 CASE = replace(transformer_batch, parallelism=Parallelism(world_size=2))

@@ -11,11 +11,13 @@ import pytest
 
 from cases.chunking import moe_seq
 from harness.case import Parallelism
-from harness.launch import run_cases
+from harness.execute.launch import run_cases
+from harness.options import RunOptions
 from harness.records import CaseResult, Divergence, Verdict
-from harness.run_options import RunOptions
 from tests.harness.localize.defects import EXPERTS
 from tests.harness.localize.noisy import NOISY_RANK
+
+pytestmark = pytest.mark.ranks
 
 NOISY = "tests.harness.localize.noisy"
 
@@ -44,14 +46,14 @@ def test_noise_in_eager_and_in_the_graph_shows_in_both_controls(result: CaseResu
 
 def test_the_noisy_call_is_blamed_on_its_rank_though_its_rows_reach_all(first: Divergence) -> None:
     assert (first.between, first.step, first.rank, first.name) == ("reference against itself", 0, 0, "loss")
-    assert (first.operator, first.module, first.direction) == ("sum_in_any_order", EXPERTS, "forward")
-    assert first.how == "gives another output from the same inputs"
-    assert (first.operator_rank, first.operator_ranks) == (NOISY_RANK, str(NOISY_RANK))
-    assert first.source is not None and "localize/noisy.py:" in first.source
+    assert (first.call.operator, first.call.module, first.call.direction) == ("sum_in_any_order", EXPERTS, "forward")
+    assert first.call.how == "gives another output from the same inputs"
+    assert (first.call.rank, first.call.ranks) == (NOISY_RANK, str(NOISY_RANK))
+    assert first.call.source is not None and "localize/noisy.py:" in first.call.source
 
 
 def test_two_more_replays_tell_how_far_the_outputs_of_the_noisy_call_lie_apart(first: Divergence) -> None:
-    assert first.output_elements is not None and first.output_elements_differing is not None
-    assert 0 < first.output_elements_differing < first.output_elements, "one expert's rows alone"
-    assert first.output_max_ulp is not None and 0 < first.output_max_ulp < 100
-    assert first.output_reference_bits != first.output_candidate_bits
+    assert first.call.output.elements is not None and first.call.output.elements_differing is not None
+    assert 0 < first.call.output.elements_differing < first.call.output.elements, "one expert's rows alone"
+    assert first.call.output.max_ulp is not None and 0 < first.call.output.max_ulp < 100
+    assert first.call.output.reference_bits != first.call.output.candidate_bits

@@ -11,7 +11,7 @@ import pytest
 from cases.chunking import transformer_batch
 from harness.case import Case, Memory, Model, Parallelism, Pipeline
 from harness.localize.shrink_case import Budget, Symptom, Trial, change, differences, shrink, symptom_of
-from harness.records import CaseResult, Divergence, Verdict
+from harness.records import BlamedCall, CaseResult, Divergence, Verdict
 
 SIZES: dict[str, Any] = {"layers": 3, "dense_layers": 1, "experts": 8, "top_k": 3, "dim": 64, "heads": 4}
 CASE = replace(transformer_batch, model=Model(**SIZES))
@@ -19,7 +19,9 @@ PASSES = ("cases/examples/extra_passes.py:wait_late", "cases/examples/extra_pass
 
 
 def result(case: Case, verdict: Verdict = Verdict.DIFFERENT, error: str | None = None, **blame: Any) -> CaseResult:
-    first = Divergence(**{"step": 0, "rank": 0, "kind": "grad", "name": "w"} | blame)
+    place = {name: blame.pop(name) for name in ("step", "rank", "kind") if name in blame}
+    call = BlamedCall(**blame) if blame.get("operator") else None
+    first = Divergence(**{"step": 0, "rank": 0, "kind": "grad", "name": "w"} | place, call=call)
     return CaseResult(
         case=case,
         verdict=verdict,
@@ -166,15 +168,13 @@ BLAME = {
     "direction": "forward",
     "module": "layers.2.moe",
     "node": "mul_7",
-    "operator_rank": 3,
+    "ranks": "3",
 }
 
 
 def test_numbers_of_layers_nodes_and_ranks_do_not_make_another_symptom() -> None:
     first = symptom_of(result(CASE, **BLAME))
-    second = symptom_of(
-        result(CASE, **BLAME | {"module": "layers.0.moe", "node": "mul", "rank": 1, "operator_rank": 1})
-    )
+    second = symptom_of(result(CASE, **BLAME | {"module": "layers.0.moe", "node": "mul", "rank": 1, "ranks": "1"}))
     assert first == second
     assert str(first) == "DIFFERENT, first in a grad, by mul.Tensor of layers.*.moe (forward)"
 
@@ -226,3 +226,43 @@ def test_an_error_is_known_by_its_class_and_words_not_by_names_and_numbers() -> 
 def test_a_change_that_contradicts_the_case_is_refused() -> None:
     with pytest.raises(Exception, match="cannot be split in two along batch"):
         change(Trial(CASE), {"batch.sequences": 3})
+
+
+def ignorant(*, follows: tuple[str, ...] = ()) -> Callable[[Trial], CaseResult]:
+    """Runs that differ always, of systems whose losses change with the sizes that they follow alone."""
+
+    def run(trial: Trial) -> CaseResult:
+        sizes = [str(getattr(trial.case.model, name)) for name in follows]
+        found = result(trial.case, operator="mm", direction="forward", module="")
+        return replace(found, losses={"reference": ["-".join(["0x1p+0", *sizes])], "candidate": ["0x1p+1"]})
+
+    return run
+
+
+FOREIGN = Trial(replace(CASE, reference="mine.py:eager", candidate="mine.py:graph", chunking=None))
+
+
+def test_sizes_that_leave_every_bit_as_it_was_are_not_claimed_to_be_smaller() -> None:
+    runs = Runs(ignorant(), FOREIGN)
+    assert runs.changed.keys() == {"steps", "world_size", "ep"}
+    assert runs.lines[-1] == (
+        "left as they were, since mine.py:eager and mine.py:graph ignore them: "
+        "dense_layers, dim, experts, heads, layers, seq_len, sequences, top_k"
+    )
+    assert sum("dim 64" in line for line in runs.lines) == 1, "one run shows it"
+
+
+def test_a_size_that_a_foreign_system_follows_is_shrunk() -> None:
+    runs = Runs(ignorant(follows=("dim",)), FOREIGN)
+    assert runs.changed["dim"] == 8
+    assert "layers" not in runs.changed
+
+
+def test_built_in_systems_follow_every_size() -> None:
+    runs = Runs(ignorant(), Trial(replace(FOREIGN.case, candidate="graph")))
+    assert runs.changed["layers"] == 1
+    assert not any("ignore" in line for line in runs.lines)
+
+
+def test_a_run_without_losses_does_not_show_what_is_ignored() -> None:
+    assert Runs(lambda _: True, FOREIGN).changed["layers"] == 1

@@ -7,8 +7,24 @@ from typing import Any
 
 import pytest
 
-from harness.case import Case, Chunking
-from harness.records import CaseResult, Closeness, Divergence, Key, Report, Verdict
+from harness.case import Case, Chunking, Parallelism
+from harness.records import (
+    BaselineResult,
+    BaselineStatus,
+    BlamedCall,
+    CaseResult,
+    CaseSeconds,
+    Closeness,
+    Divergence,
+    Drift,
+    Key,
+    Neighbour,
+    PassReport,
+    Report,
+    Sample,
+    TensorDifference,
+    Verdict,
+)
 from harness.report.status import exit_status
 
 COMPARED = {"loss": 160, "grad": 320, "param": 320, "buffer": 80, "optimizer": 640}
@@ -22,38 +38,37 @@ CLOSENESS = Closeness(
 )
 
 
-DRIFT = {
-    "kind": "grad",
-    "name": "layers.1.moe.gate|w",
-    "step": 1,
-    "rank": 3,
-    "records": 4,
-    "measured": 2,
-    "elements_differing": 5,
-    "elements": 128,
-    "max_ulp": 3,
-    "reference_bits": "0x3f80",
-    "candidate_bits": "0x3f83",
-    "reference_type": "bfloat16[64]",
-    "candidate_type": "bfloat16[64]",
-    "histogram": {"1": 4, "3-4": 1},
-}
+DRIFT = Drift(
+    kind="grad",
+    name="layers.1.moe.gate|w",
+    step=1,
+    rank=3,
+    records=4,
+    measured=2,
+    elements_differing=5,
+    elements=128,
+    max_ulp=3,
+    reference_bits="0x3f80",
+    candidate_bits="0x3f83",
+    reference_type="bfloat16[64]",
+    candidate_type="bfloat16[64]",
+    histogram={"1": 4, "3-4": 1},
+)
 
 
 @pytest.fixture
-def make_baseline() -> Callable[..., dict[str, Any]]:
-    def make(status: str = "EQUAL", **facts: Any) -> dict[str, Any]:
+def make_baseline() -> Callable[..., BaselineResult]:
+    def make(status: str = "EQUAL", **facts: Any) -> BaselineResult:
         has_drift = status == "DRIFTED" or "reasons" in facts
-        return {
-            "status": status,
+        values = {
+            "status": BaselineStatus(status),
             "path": None if status == "NO BASELINE" else "baselines/moe_seq/graph/cpu-torch2.13.0-1a2b3c4d",
-            "reasons": [],
             "compared": 1520 if status in ("EQUAL", "DRIFTED") else 0,
             "mismatched": 4 if has_drift else 0,
             "tensors_drifted": 1 if has_drift else 0,
-            "drift": [dict(DRIFT)] if has_drift else [],
-            **facts,
+            "drift": [DRIFT] if has_drift else [],
         }
+        return BaselineResult(**values | facts)
 
     return make
 
@@ -61,7 +76,8 @@ def make_baseline() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def make_result() -> Callable[..., CaseResult]:
     def make(name: str = "moe_seq", verdict: str = "EQUAL", **facts: Any) -> CaseResult:
-        expected = facts.pop("expected", "EQUAL")
+        expected, steps, world_size = facts.pop("expected", "EQUAL"), facts.get("steps", 20), facts.get("world_size", 8)
+        places = steps * world_size
         case = Case(
             name=name,
             family="chunking",
@@ -69,12 +85,16 @@ def make_result() -> Callable[..., CaseResult]:
             expected=expected,
             differs=("grad", "param") if expected == "DIFFERENT" else (),
             close_within=0.01 if expected == "CLOSE" else None,
+            steps=steps,
+            parallelism=Parallelism(world_size=world_size, ep=1 if world_size % 2 else 2),
         )
         if verdict == "DIFFERENT":
             facts = {
                 "mismatched": {"loss": 0, "grad": 3, "param": 2, "buffer": 0, "optimizer": 0},
                 "differing_kinds": ("grad", "param"),
-                "first_divergence": Divergence(step=0, rank=3, kind="grad", name="layers.1.moe.gate|w", max_ulp=1),
+                "first_divergence": Divergence(
+                    step=0, rank=3, kind="grad", name="layers.1.moe.gate|w", tensor=TensorDifference(max_ulp=1)
+                ),
                 **facts,
             }
         if verdict == "CLOSE":
@@ -86,15 +106,15 @@ def make_result() -> Callable[..., CaseResult]:
                 **facts,
             }
         values = {
-            "steps": 20,
-            "world_size": 8,
+            "steps": steps,
+            "world_size": world_size,
             "device": "cpu",
             "backend": "gloo",
-            "compared": dict(COMPARED),
+            "compared": {kind: places * count // 160 for kind, count in COMPARED.items()},
             "control": {"reference": "EQUAL", "candidate": "EQUAL"},
-            "losses": {"reference": [LOSS], "candidate": [LOSS]},
-            "seconds": {"trace": 2.0, "passes": {"chunk": 0.5}, "reference": 1.25},
-            "passes": [{"name": "chunk", "seconds": 0.5, "nodes_before": 10, "nodes_after": 20}],
+            "losses": {"reference": [LOSS] * steps, "candidate": [LOSS] * steps},
+            "seconds": CaseSeconds(trace=2.0, passes={"chunk": 0.5}, reference=1.25),
+            "passes": [PassReport("chunk", seconds=0.5, nodes_before=10, nodes_after=20)],
             "memory": {"reference": None, "candidate": 12.5},
             **facts,
         }
@@ -123,40 +143,46 @@ def localized(make_result) -> CaseResult:
             rank=3,
             kind="grad",
             name="layers.1.moe.gate|w",
-            module="layers.1.moe",
-            direction="backward",
-            chunk=1,
-            operator="gate<b>",
-            how="gives another output from the same inputs",
-            source="moe.py:68",
-            operator_rank=3,
-            operator_ranks="3, 5",
-            elements_differing=2,
-            elements=1000,
-            max_ulp=4,
-            reference_bits="0x3f80",
-            candidate_bits="0x3f84",
-            reference_type="bfloat16[10, 100]",
-            candidate_type="bfloat16[10, 100]",
-            output_elements_differing=1,
-            output_elements=8,
-            output_max_ulp=1,
-            neighbours=[
-                {
-                    "operator": operator,
-                    "module": "layers.1.moe",
-                    "direction": "backward",
-                    "chunk": 1,
-                    "source": "moe.py:68",
-                    "agrees": agrees,
-                    "is_culprit": operator == "gate<b>",
-                }
-                for operator, agrees in calls
-            ],
-            histogram={"0": 998, "1": 1, "3-4": 1},
-            samples=[[[0, 7], "0x3f80", "0x3f84"], [[9, 99], "0x4000", "0x4001"]],
-            output_histogram={"0": 7, "1": 1},
-            output_samples=[[[5], "0xbf80", "0xbf81"]],
+            tensor=TensorDifference(
+                elements_differing=2,
+                elements=1000,
+                max_ulp=4,
+                reference_bits="0x3f80",
+                candidate_bits="0x3f84",
+                reference_type="bfloat16[10, 100]",
+                candidate_type="bfloat16[10, 100]",
+                histogram={"0": 998, "1": 1, "3-4": 1},
+                samples=[Sample([0, 7], "0x3f80", "0x3f84"), Sample([9, 99], "0x4000", "0x4001")],
+            ),
+            call=BlamedCall(
+                operator="gate<b>",
+                how="gives another output from the same inputs",
+                module="layers.1.moe",
+                direction="backward",
+                chunk=1,
+                source="moe.py:68",
+                rank=3,
+                ranks="3, 5",
+                output=TensorDifference(
+                    elements_differing=1,
+                    elements=8,
+                    max_ulp=1,
+                    histogram={"0": 7, "1": 1},
+                    samples=[Sample([5], "0xbf80", "0xbf81")],
+                ),
+                neighbours=[
+                    Neighbour(
+                        operator=operator,
+                        module="layers.1.moe",
+                        direction="backward",
+                        chunk=1,
+                        source="moe.py:68",
+                        agrees=agrees,
+                        is_culprit=operator == "gate<b>",
+                    )
+                    for operator, agrees in calls
+                ],
+            ),
         ),
     )
 

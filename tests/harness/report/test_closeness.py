@@ -163,7 +163,7 @@ def test_a_close_without_a_bound_in_its_case_is_refused(mixed):
         (_set("closeness", "largest_error", 1e999), None),
         (_set("closeness", "largest", None), "closeness.largest"),
         (_set("closeness", "largest", "kind", "taste"), "closeness.largest.kind"),
-        (_set("closeness", "first_beyond", {"step": -1}), "closeness.first_beyond.kind"),
+        (_set("closeness", "first_beyond", {"step": -1}), "closeness.first_beyond.step"),
         (_set("closeness", "histogram", "taste", {}), "closeness.histogram"),
         (_set("closeness", "histogram", "grad", {"3-5": 1}), "closeness.histogram.grad"),
         (_set("closeness", "histogram", "grad", {"0": 1.5}), "closeness.histogram.grad.0"),

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.records import CaseResult, Shard, Verdict
+from harness.case import KINDS
+from harness.records import BaselineResult, BaselineStatus, BlamedCall, CaseResult, PassReport, Shard, Verdict
 from harness.report import html
 from harness.report import json as report_json
 
@@ -83,7 +84,7 @@ def test_every_case_has_a_row_with_its_verdict_in_words_and_signs(page):
             "≠ DIFFERENT (grad, param)",
             "EQUAL",
             "no",
-            "1,520",
+            "228",
             "12",
             "3.8",
             "step 0, rank 3, grad layers.1.moe.gate|w",
@@ -109,19 +110,15 @@ def test_cases_that_are_not_as_expected_come_first_and_unfolded(page):
 def test_the_heatmap_tells_kinds_and_steps_for_every_case(page):
     assert rows(page, "Records by kind and step") == [
         ["kind", "compared", "differ", "0", "1", "2"],
-        ["loss", "160", "0", "0", "0", "0"],
-        ["grad", "320", "9", "1", "8", "0"],
-        ["param", "320", "3", "0", "3", "0"],
-        ["buffer", "80", "0", "0", "0", "0"],
-        ["optimizer", "640", "0", "0", "0", "0"],
+        ["loss", "24", "0", "0", "0", "0"],
+        ["grad", "48", "9", "1", "8", "0"],
+        ["param", "48", "3", "0", "3", "0"],
+        ["buffer", "12", "0", "0", "0", "0"],
+        ["optimizer", "96", "0", "0", "0", "0"],
     ]
     assert [text for text in page.texts("p") if "recorded tensors" in text] == [
         "All 1,520 recorded tensors agree in every bit, at every step, on every rank."
     ]
-
-
-def test_shades_are_quarters_of_the_share_that_differs():
-    assert [html._shade(share) for share in (0.001, 0.25, 0.26, 0.5, 0.51, 0.75, 0.76, 1.0, 1.5)] == list("112233444")
 
 
 def test_the_heatmap_tells_on_how_many_and_on_which_ranks_a_tensor_differs(page):
@@ -155,36 +152,54 @@ def test_the_cause_is_told_with_bits_values_histogram_and_neighbours(page):
     ]
 
 
+def drawn(page: Page) -> list[tuple[str, list[tuple[float, ...]]]]:
+    """Every line of the page's charts: its side, and its points as x and y."""
+    return [
+        (found["class"], [tuple(map(float, point.split(","))) for point in found["points"].split()])
+        for tag, found, _ in page.elements
+        if tag == "polyline"
+    ]
+
+
 def test_losses_are_told_drawn_and_listed(page):
     assert "They differ at 1 of 3 steps, first at step 1: 0x1p+2 in the reference, 0x1.8p+2 in the candidate." in (
         page.texts("p")
     )
-    lines = {found["class"]: found["points"] for tag, found, _ in page.elements if tag == "polyline"}
-    assert lines["reference"] == "6.0,6.0 160.0,62.0 314.0,90.0"
-    assert lines["candidate"] == "6.0,6.0 160.0,34.0 314.0,90.0"
-    assert [found["x1"] for tag, found, _ in page.elements if tag == "line"] == ["160.0"]
+    lines = drawn(page)
+    reference, candidate = (next(points for side, points in lines if side == name) for name in html.ROLES)
+    left, middle, right = (x for x, _ in reference)
+    assert left < middle < right and middle - left == pytest.approx(right - middle)
+    assert [x for x, _ in candidate] == [left, middle, right]
+    (top, low, bottom), (_, high, _) = ([y for _, y in points] for points in (reference, candidate))
+    assert top < high < low < bottom, "y grows downwards, and the candidate's loss is the larger one"
+    assert [candidate[0], candidate[2]] == [reference[0], reference[2]]
+    assert [float(found["x1"]) for tag, found, _ in page.elements if tag == "line"] == [middle]
     assert rows(page, "Losses")[2] == ["1", "4.000000", "0x1p+2", "0x1.8p+2", "no"]
 
 
 def test_a_loss_that_is_not_finite_or_missing_leaves_a_gap(make_report, make_result):
     losses = {"reference": ["0x1p+0", "nan", "0x1p+1", "0x1p+0"], "candidate": ["0x1p+0", "inf"]}
     page = Page(html.render(make_report(make_result(verdict="UNVERIFIED", losses=losses))))
-    lines = [(found["class"], found["points"]) for tag, found, _ in page.elements if tag == "polyline"]
-    assert lines == [("reference", "6.0,90.0"), ("reference", "211.3,6.0 314.0,90.0"), ("candidate", "6.0,90.0")]
+    (first_side, first), (second_side, second), (last_side, last) = drawn(page)
+    assert (first_side, second_side, last_side) == ("reference", "reference", "candidate")
+    assert first == last and len(first) == 1, "a loss of its own is a dot, and both begin with the same"
+    (third_x, third_y), (fourth_x, fourth_y) = second
+    assert third_x - first[0][0] == pytest.approx(2 * (fourth_x - third_x), rel=0.01), "step 1 is left out"
+    assert fourth_y == first[0][1] > third_y
     assert rows(page, "Losses")[3] == ["2", "2.000000", "0x1p+1", "missing", "no"]
 
 
 def test_passes_have_times_nodes_and_what_they_tell(make_report, make_result):
-    entry = {
-        "name": "bucket",
-        "seconds": 0.25,
-        "nodes_before": 3000,
-        "nodes_after": 2000,
-        "settings": {"dim": "batch"},
-        "facts": {"buckets": [{"group": "fsdp", "members": ["a", "b|"]}]},
-        "changed": {"all_gather": [40, 8], "cat": [0, 8]},
-    }
-    slow = {"name": "chunk", "seconds": 0.5, "nodes_before": 1, "nodes_after": 1}
+    entry = PassReport(
+        "bucket",
+        seconds=0.25,
+        nodes_before=3000,
+        nodes_after=2000,
+        settings={"dim": "batch"},
+        facts={"buckets": [{"group": "fsdp", "members": ["a", "b|"]}]},
+        changed={"all_gather": [40, 8], "cat": [0, 8]},
+    )
+    slow = PassReport("chunk", seconds=0.5, nodes_before=1, nodes_after=1)
     page = Page(html.render(make_report(make_result(passes=[entry, slow]))))
     assert rows(page, "Passes")[1:] == [["bucket", "0.250", "3,000 → 2,000", "-1,000"], ["chunk", "0.500", "1 → 1", ""]]
     bars = [found["style"] for _, found, _ in page.elements if "thin" in (found.get("class") or "")]
@@ -226,8 +241,8 @@ def test_controls_memory_options_environment_and_replay_are_told(make_report, ma
 
 def test_the_blamed_pass_and_baselines_are_told(make_report, localized):
     result = replace(localized, first_divergence=replace(localized.first_divergence, pass_="chunk"))
-    result.baseline = {"candidate": {"status": "NOT COMPARABLE", "path": "b", "reasons": ["torch <2>"], "compared": 0}}
-    result.baseline["candidate"] |= {"mismatched": 0, "tensors_drifted": 0, "drift": []}
+    status = BaselineStatus.NOT_COMPARABLE
+    result.baseline = {"candidate": BaselineResult(status=status, path="b", reasons=["torch <2>"])}
     page = Page(html.render(make_report(result)))
     assert "The pass to blame: chunk." in page.texts("p")
     told = "baselines: candidate NOT COMPARABLE candidate graph against b: NOT COMPARABLE torch <2>"
@@ -235,7 +250,8 @@ def test_the_blamed_pass_and_baselines_are_told(make_report, localized):
 
 
 def test_a_system_that_parts_from_itself_is_told_by_its_runs(make_report, localized):
-    first = replace(localized.first_divergence, between="candidate against itself under stress", candidate_type="x[2]")
+    tensor = replace(localized.first_divergence.tensor, candidate_type="x[2]")
+    first = replace(localized.first_divergence, between="candidate against itself under stress", tensor=tensor)
     result = replace(localized, first_divergence=first, stress={"reference": None, "candidate": "DIFFERENT"})
     page = Page(html.render(make_report(result, remarks=("--stress: <b>",))))
     where = "step 0, rank 3, grad layers.1.moe.gate|w (graph against itself under stress)"
@@ -253,9 +269,9 @@ def test_a_shard_says_so(make_report, make_result):
 
 def test_nothing_from_a_record_becomes_markup(report):
     hostile = "<script>alert(1)</script>\"'><img src=x onerror=y> </pre> \x1b[31m \x00 \ud800 \ufffe"
-    first = replace(report.cases[1].first_divergence, name=hostile, operator=hostile, how=hostile)
-    entry = {"name": hostile, "seconds": 1, "nodes_before": 1, "nodes_after": 2, "facts": {hostile: hostile}}
-    entry |= {"changed": {hostile: [1, 2]}}
+    call = BlamedCall(operator=hostile, how=hostile)
+    first = replace(report.cases[1].first_divergence, name=hostile, call=call)
+    entry = PassReport(hostile, 1, 1, 2, facts={hostile: hostile}, changed={hostile: [1, 2]})
     case = replace(
         report.cases[1],
         first_divergence=first,
@@ -305,7 +321,9 @@ def many_differ(make_result, name: str, names: int, steps: int, ranks: int, **fa
         steps=steps,
         differing={"grad": found},
         mismatched={"loss": 0, "grad": count, "param": 0, "buffer": 0, "optimizer": 0},
-        compared={"loss": 1, "grad": count, "param": 1, "buffer": 0, "optimizer": 1},
+        world_size=ranks,
+        differing_kinds=("grad",),
+        compared=dict.fromkeys(KINDS, steps * ranks) | {"grad": count, "buffer": 0},
         losses={side: ["0x1p+0"] * steps for side in ("reference", "candidate")},
         **facts,
     )
@@ -339,14 +357,16 @@ def test_a_few_cases_that_differ_are_shown_whole_though_others_are_many(make_rep
 
 
 def test_a_report_of_64_cases_is_quick_and_small(make_report, make_result, localized):
-    entry = {"name": "chunk", "seconds": 0.5, "nodes_before": 1, "nodes_after": 9, "facts": {"x": list(range(50))}}
-    entry["changed"] = {f"operator{i}": [i, 2 * i] for i in range(40)}
+    changed = {f"operator{i}": [i, 2 * i] for i in range(40)}
+    entry = PassReport("chunk", 0.5, 1, 9, facts={"x": list(range(50))}, changed=changed)
     logs = [f"logs/case/{side}/rank{rank}{arm}.log" for side in "ab" for rank in range(8) for arm in ("", ".control")]
     losses = {side: [(10.0 - i).hex() for i in range(5)] for side in ("reference", "candidate")}
     facts = {"passes": [entry] * 9, "logs": logs}
     cases = [make_result(f"case{i}", losses=losses, steps=5, **facts) for i in range(44)]
     cases += [many_differ(make_result, f"bad{i}", 200, 5, 8, **facts) for i in range(10)]
-    cases += [make_result(f"broken{i}", "ERROR", error="x" * 60_000) for i in range(10)]
+    cases += [
+        make_result(f"broken{i}", "ERROR", error="x" * 60_000, losses={side: [] for side in losses}) for i in range(10)
+    ]
     report = make_report(*cases)
     began = time.process_time()
     text = html.render(report)
@@ -360,7 +380,7 @@ def test_what_a_report_does_not_list_is_not_shown_as_agreeing(make_report, make_
     result.mismatched["grad"] -= 3
     page = Page(html.render(make_report(result)))
     assert rows(page, "Records by kind and step")[2] == ["grad", "48", "45", "16", "16", "8+"]
-    assert rows(page, "Records by kind and step")[3] == ["param", "1", "0", "0", "0", "?"]
+    assert rows(page, "Records by kind and step")[3] == ["param", "24", "0", "0", "0", "?"]
     assert rows(page, "Tensors that differ, by step")[3] == ["layers.1.moe.some_module.weight", "8", "8", "?", "0-7"]
     assert any(text.startswith("5 later records that differ are not listed") for text in page.texts("p"))
 
@@ -390,4 +410,4 @@ def test_a_report_without_cases_is_a_page_too(make_report):
 def test_the_template_travels_with_the_package():
     config = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert html.TEMPLATE.name.endswith(".jinja")
-    assert 'package-data."harness.report" = ["*.jinja"]' in config
+    assert 'package-data."harness.report" = ["*.jinja", "*.schema.json"]' in config

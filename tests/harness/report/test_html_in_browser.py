@@ -10,13 +10,13 @@ from urllib.parse import unquote, urlparse
 import pytest
 
 from harness.case import Case
+from harness.commands.run import run_and_report
+from harness.options import RunOptions
 from harness.records import Report
 from harness.report import html
 from harness.report import json as report_json
-from harness.run import run_and_report
-from harness.run_options import RunOptions
+from tests.harness.execute.test_launch import toy
 from tests.harness.report.chromium import MISSING, Chromium, find_chromium, running
-from tests.harness.test_launch import toy
 
 VERDICTS = {
     "steady": "EQUAL",
@@ -105,6 +105,7 @@ def complaints(browser: Chromium) -> list[object]:
     return [*browser.told("Log.entryAdded"), *browser.told("Runtime.consoleAPICalled"), *thrown]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("width", "scheme"), SIZES)
 def test_the_page_loads_alone_and_fits_phone_and_desk_in_light_and_dark(browser, run, width, scheme):
     browser.open(run.url, width=width, scheme=scheme)
@@ -121,6 +122,7 @@ def test_the_page_loads_alone_and_fits_phone_and_desk_in_light_and_dark(browser,
     assert dark == (scheme == "dark")
 
 
+@pytest.mark.ranks
 def test_the_verdict_of_every_case_is_in_sight(browser, run):
     browser.open(run.url)
     shown = browser.evaluate(
@@ -136,6 +138,7 @@ def test_the_verdict_of_every_case_is_in_sight(browser, run):
     assert "it needs <CUDA>" in browser.evaluate("document.body.innerText")
 
 
+@pytest.mark.ranks
 def test_details_open_and_a_link_in_the_table_unfolds_its_case(browser, run):
     browser.open(run.url)
     is_open = "document.getElementById('case-steady').closest('details').open"
@@ -148,6 +151,7 @@ def test_details_open_and_a_link_in_the_table_unfolds_its_case(browser, run):
     assert browser.evaluate(f"{logs}.querySelector('a').checkVisibility()") is True
 
 
+@pytest.mark.ranks
 def test_every_link_leads_to_a_file_of_the_run_or_to_a_place_on_the_page(browser, run):
     browser.open(run.url)
     places = browser.evaluate(
@@ -161,6 +165,7 @@ def test_every_link_leads_to_a_file_of_the_run_or_to_a_place_on_the_page(browser
     assert logs == {file.resolve() for name in VERDICTS for file in (run.folder / "logs" / name).rglob("*.log")}
 
 
+@pytest.mark.ranks
 def test_the_heatmap_has_a_cell_for_every_tensor_and_step_and_a_color_for_every_share(browser, run):
     browser.open(run.url)
     [result] = [result for result in run.report.cases if result.case.name == "one_bit_off"]
@@ -178,12 +183,14 @@ def test_the_heatmap_has_a_cell_for_every_tensor_and_step_and_a_color_for_every_
     assert kinds == 4 * run.report.cases[0].steps, "buffers were not compared"
 
 
+@pytest.mark.ranks
 def test_what_is_folded_on_the_screen_is_printed(browser, run):
     browser.open(run.url, width=1000, media="print")
     heights = browser.evaluate("[...document.querySelectorAll('details.case > div')].map(d => d.checkVisibility())")
     assert heights == [True] * 5
 
 
+@pytest.mark.ranks
 def test_hostile_text_runs_nothing(browser, run, tmp_path):
     hostile = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
     page = html.render(replace(run.report, cases=[replace(case, error=hostile) for case in run.report.cases]))

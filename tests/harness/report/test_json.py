@@ -5,7 +5,7 @@ import json
 import pytest
 
 from harness.errors import RecordingError
-from harness.records import Shard
+from harness.records import CaseSeconds, PassReport, Shard
 from harness.report import json as report_json
 
 
@@ -13,6 +13,15 @@ def test_a_report_survives_writing_and_reading(report, tmp_path):
     path = tmp_path / "report.json"
     path.write_text(report_json.render(report))
     assert report_json.read(path) == report
+
+
+def test_infinity_and_nan_among_what_was_measured_are_null(make_report, make_result):
+    seconds = CaseSeconds(total=1.0, passes={"chunk": float("inf")})
+    passes = [PassReport("chunk", 0.5, 1, 2, facts={"peak": [float("nan"), 2.5]})]
+    text = report_json.render(make_report(make_result(seconds=seconds, passes=passes, memory={"graph": float("-inf")})))
+    [case] = json.loads(text, parse_constant=lambda name: pytest.fail(name))["cases"]
+    assert case["seconds"] == {"passes": {"chunk": None}, "total": 1.0}
+    assert (case["passes"][0]["facts"], case["memory"]) == ({"peak": [None, 2.5]}, {"graph": None})
 
 
 def test_the_schema_holds_every_promised_field(make_report, make_result):
@@ -44,7 +53,7 @@ def test_a_report_from_before_there_was_such_evidence_is_read(make_report, local
         del values["cases"][0]["first_divergence"][name]
     [result] = report_json.parse(json.dumps(values)).cases
     assert (result.differing, result.differing_left_out, result.logs) == ({}, 0, [])
-    assert (result.first_divergence.histogram, result.first_divergence.samples) == (None, None)
+    assert (result.first_divergence.tensor.histogram, result.first_divergence.tensor.samples) == (None, None)
 
 
 def test_fields_of_a_later_version_are_passed_over(make_report, make_result):
@@ -72,7 +81,7 @@ def _set(path, value):
         (_set(["environment"], None), "report.environment is damaged"),
         (_set(["exit_status"], True), "report.exit_status is damaged"),
         (_set(["exit_status"], 0), "report.exit_status is damaged"),
-        (_set(["options"], [1]), "report.options is damaged"),
+        (_set(["options"], [1]), "report.options[0] is damaged"),
         (_set(["cases", 0], "x"), "report.cases[0] is damaged"),
         (_set(["cases", 0, "case"], None), "report.cases[0].case is damaged"),
         (_set(["cases", 0, "case", "name"], "../../etc"), "report.cases[0].case is not a case"),
@@ -86,10 +95,10 @@ def _set(path, value):
             _set(["cases", 1, "mismatched"], dict.fromkeys(["loss", "grad", "param", "buffer", "optimizer"], 0)),
             "report.cases[1].verdict is damaged",
         ),
-        (_set(["cases", 0, "losses", "candidate"], ["ten"]), "report.cases[0].losses.candidate is damaged"),
+        (_set(["cases", 0, "losses", "candidate"], ["ten"]), "report.cases[0].losses.candidate[0] is damaged"),
         (_set(["cases", 0, "control", "candidate"], "FINE"), "report.cases[0].control.candidate is damaged"),
         (_set(["cases", 0, "error"], 5), "report.cases[0].error is damaged"),
-        (_set(["cases", 0, "options"], [1]), "report.cases[0].options is damaged"),
+        (_set(["cases", 0, "options"], [1]), "report.cases[0].options[0] is damaged"),
         (_set(["cases", 0, "seconds"], []), "report.cases[0].seconds is damaged"),
         (_set(["cases", 0, "passes"], [1]), "report.cases[0].passes[0] is damaged"),
         (_set(["cases", 0, "passes", 0, "name"], 1), "report.cases[0].passes[0].name is damaged"),
@@ -97,7 +106,7 @@ def _set(path, value):
         (_set(["cases", 0, "passes", 0, "nodes_after"], None), "report.cases[0].passes[0].nodes_after is damaged"),
         (_set(["cases", 0, "passes", 0, "facts"], []), "report.cases[0].passes[0].facts is damaged"),
         (_set(["cases", 0, "passes", 0, "changed"], {"mm": [1]}), "report.cases[0].passes[0].changed.mm is damaged"),
-        (_set(["cases", 1, "differing_kinds"], ["taste"]), "report.cases[1].differing_kinds is damaged"),
+        (_set(["cases", 1, "differing_kinds"], ["taste"]), "report.cases[1].differing_kinds[0] is damaged"),
         (_set(["cases", 1, "first_divergence", "step"], None), "report.cases[1].first_divergence.step is damaged"),
         (_set(["cases", 1, "first_divergence", "kind"], "x"), "report.cases[1].first_divergence.kind is damaged"),
     ],
@@ -119,19 +128,19 @@ def test_a_damaged_field_is_refused_by_name(report, change, what):
         (["differing", "grad", "layers.1.moe.gate|w", "x"], [1], "steps as decimal numbers"),
         (["differing", "param", "layers.1.moe.gate|w", "1"], [0, 1, 8], "steps and ranks of the case"),
         (["differing", "param", "layers.1.moe.gate|w"], {"3": [0, 1, 2]}, "steps and ranks of the case"),
-        (["differing", "param", "layers.1.moe.gate|w", "1"], [0, 1, -3], "an array of integers, zero or more"),
+        (["differing", "param", "layers.1.moe.gate|w", "1"], [0, 1, -3], "an integer, zero or more"),
         (["differing", "param", "layers.1.moe.gate|w", "1"], 3, "an array"),
         (["differing_left_out"], 1, "12 keys, by the mismatched records"),
         (["differing_left_out"], -1, "an integer, zero or more"),
         (["logs"], ["logs/../../etc/passwd"], "paths within logs/"),
         (["logs"], ["javascript:alert(1)"], "paths within logs/"),
-        (["logs"], [1], "an array of texts"),
+        (["logs"], [1], "a text"),
         (["first_divergence", "histogram"], {"3-5": 1}, "ranges of ULPs such as 3-4"),
         (["first_divergence", "histogram"], [], "an object"),
-        (["first_divergence", "output_histogram"], {"0": "1"}, "an integer, zero or more"),
-        (["first_divergence", "samples"], [[[0], "0x0"]], "an index and two texts"),
-        (["first_divergence", "samples"], [[[True], "0x0", "0x1"]], "an array of integers, zero or more"),
-        (["first_divergence", "output_samples"], [[[0], "0x0", 1]], "an array of texts"),
+        (["first_divergence", "output_histogram"], {"0": "1"}, "an integer"),
+        (["first_divergence", "samples"], [[[0], "0x0"]], "a value"),
+        (["first_divergence", "samples"], [[[True], "0x0", "0x1"]], "an integer"),
+        (["first_divergence", "output_samples"], [[[0], "0x0", 1]], "a text"),
         (["first_divergence", "neighbours"], ["mm"], "an object"),
     ],
 )

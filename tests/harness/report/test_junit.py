@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from harness.records import CaseSeconds
 from harness.report import junit
 
 # junit-10.xsd of Jenkins' xunit plugin: required attributes, others, and what an element may hold.
@@ -73,7 +74,7 @@ def test_the_environment_is_kept_as_properties(make_report, make_result):
 def test_every_kind_of_outcome_is_valid_by_the_schema_of_ci_systems(report, make_result):
     report.not_run = {"regional\x00": "it needs CUDA\x1b"}
     report.cases.append(make_result("near", "CLOSE", expected="CLOSE"))
-    report.cases.append(make_result("long", seconds={"total": 12345.6789}))
+    report.cases.append(make_result("long", seconds=CaseSeconds(total=12345.6789)))
     root = ElementTree.fromstring(junit.render(report).encode("utf-8", "strict"))
     assert faults(root) == []
     assert {child.tag for case in root.iter("testcase") for child in case} == {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.records import Shard
+from harness.records import PassReport, Shard
 from harness.report import markdown
 
 
@@ -88,16 +88,16 @@ def test_results_outside_a_run_are_summarized_too(make_result):
 
 
 def test_what_a_pass_was_told_found_and_changed_is_folded_below_the_table(make_report, make_result):
-    entry = {
-        "name": "bucket",
-        "seconds": 0.25,
-        "nodes_before": 30,
-        "nodes_after": 20,
-        "settings": {"dim": "batch", "early": False},
-        "facts": {"saved": 3, "buckets": [{"group": "fsdp", "members": ["a", "b|"]}, {"group": "EP"}], "none": None},
-        "changed": {"all_gather": [40, 8], "cat": [0, 8]},
-    }
-    plain = {"name": "clean_up", "seconds": 0.0, "nodes_before": 30, "nodes_after": 30, "facts": {}, "changed": {}}
+    entry = PassReport(
+        "bucket",
+        seconds=0.25,
+        nodes_before=30,
+        nodes_after=20,
+        settings={"dim": "batch", "early": False},
+        facts={"saved": 3, "buckets": [{"group": "fsdp", "members": ["a", "b|"]}, {"group": "EP"}], "none": None},
+        changed={"all_gather": [40, 8], "cat": [0, 8]},
+    )
+    plain = PassReport("clean_up", seconds=0.0, nodes_before=30, nodes_after=30)
     text = markdown.render(make_report(make_result(passes=[plain, entry])))
     assert "<summary>pass clean_up</summary>" not in text
     details = " ".join(text[text.index("<summary>pass bucket</summary>") :].split())
@@ -113,7 +113,7 @@ def test_what_a_pass_was_told_found_and_changed_is_folded_below_the_table(make_r
 
 def test_a_pass_with_a_great_deal_to_tell_is_cut(make_report, make_result):
     facts = {"moved": [{"node": index} for index in range(1000)], "long": ["x" * 100] * 1000}
-    entry = {"name": "overlap", "seconds": 0, "nodes_before": 1, "nodes_after": 1, "facts": facts}
+    entry = PassReport("overlap", 0, 1, 1, facts=facts)
     text = markdown.render(make_report(make_result(passes=[entry])))
     assert len(text) < 20_000
     assert "| moved[99].node | 99 " in text and "moved[100]" not in text
@@ -147,7 +147,7 @@ def test_of_very_many_tensors_that_differ_the_first_are_listed(make_report, make
 def test_a_monstrous_report_stays_below_the_limit_in_bytes_and_points_at_the_rest(make_report, make_result, localized):
     """Everything that has no bound of its own, in characters of four bytes and in ones that cannot be encoded."""
     wide, odd = "\U0001d54f" * 20_000, "\ud800" * 20_000
-    facts = {"passes": [{"name": wide, "seconds": 1, "nodes_before": 1, "nodes_after": 2, "facts": {wide: wide}}]}
+    facts = {"passes": [PassReport(wide, 1, 1, 2, facts={wide: wide})]}
     cases = [make_result(f"case{i}", "ERROR", error=wide if i % 2 else odd) for i in range(200)]
     cases += [
         make_result(f"long{i}", "DIFFERENT", first_divergence=replace(localized.first_divergence, name=wide))

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import io
 
+from harness.records import Event
 from harness.report.progress import LiveProgress, PlainProgress, describe_event, make_progress
 
 
 def test_a_pipe_gets_one_line_an_event_with_steps_throttled(make_result):
     stream, now = io.StringIO(), [0.0]
     progress = PlainProgress(2, stream, clock=lambda: now[0])
-    progress.on_event({"event": "prepare", "case": "moe_seq", "system": "graph", "arm": "first"})
+    progress.on_event(Event(event="prepare", case="moe_seq", system="graph", arm="first"))
     for step in range(20):
         now[0] += 1.0
-        progress.on_event({"event": "step", "case": "moe_seq", "system": "graph", "step": step, "steps": 20})
+        progress.on_event(Event(event="step", case="moe_seq", system="graph", step=step, steps=20))
     progress.on_result(make_result())
     assert stream.getvalue().splitlines() == [
         "[   0.0 s] moe_seq graph: trace and rewrite the graph",
@@ -24,10 +25,9 @@ def test_a_pipe_gets_one_line_an_event_with_steps_throttled(make_result):
 
 
 def test_an_event_is_told_as_a_phrase():
-    control = {"event": "start", "case": "moe_seq", "system": "graph", "arm": "control"}
+    control = Event(event="start", case="moe_seq", system="graph", arm="control")
     assert describe_event(control) == "moe_seq graph (control): start ranks"
-    assert describe_event({"event": "phase", "case": "moe_seq", "phase": "compare"}) == "moe_seq: compare"
-    assert describe_event({"event": "compare", "case": "moe_seq"}) == "moe_seq: compare"
+    assert describe_event(Event(event="compare", case="moe_seq")) == "moe_seq: compare"
 
 
 def test_a_terminal_gets_live_bars_and_finished_cases_stay(make_result):
@@ -40,7 +40,7 @@ def test_a_terminal_gets_live_bars_and_finished_cases_stay(make_result):
     assert isinstance(progress, LiveProgress)
     assert isinstance(make_progress(1, io.StringIO()), PlainProgress)
     with progress:
-        progress.on_event({"event": "start", "case": "moe_seq", "system": "graph", "arm": "first"})
-        progress.on_event({"event": "step", "case": "moe_seq", "system": "graph", "step": 0, "steps": 2})
+        progress.on_event(Event(event="start", case="moe_seq", system="graph", arm="first"))
+        progress.on_event(Event(event="step", case="moe_seq", system="graph", step=0, steps=2))
         progress.on_result(make_result())
     assert "moe_seq: EQUAL in 3.8 s" in stream.getvalue()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from harness.records import Divergence
+from harness.records import BlamedCall, Divergence
 from harness.report import terminal
 
 
@@ -37,13 +37,15 @@ def test_a_blamed_call_is_told_with_its_place_and_line(make_report, make_result)
         rank=3,
         kind="grad",
         name="w",
-        module="layers.1.moe",
-        direction="forward",
-        chunk=1,
-        operator="mul",
-        how="gives another output from the same inputs",
-        source="layers/moe.py:68",
-        operator_rank=2,
+        call=BlamedCall(
+            operator="mul",
+            how="gives another output from the same inputs",
+            module="layers.1.moe",
+            direction="forward",
+            chunk=1,
+            source="layers/moe.py:68",
+            rank=2,
+        ),
     )
     assert (
         "  to blame: mul of layers.1.moe (forward, chunk 1) on rank 2 gives another output from the same inputs "
@@ -52,8 +54,7 @@ def test_a_blamed_call_is_told_with_its_place_and_line(make_report, make_result)
 
 
 def test_a_call_that_no_module_owns_and_that_runs_once_is_told_too(make_report, make_result):
-    first = Divergence(
-        step=0, rank=0, kind="loss", name="loss", direction="update", operator="add", how="is odd", operator_rank=0
-    )
+    call = BlamedCall(operator="add", how="is odd", direction="update", rank=0)
+    first = Divergence(step=0, rank=0, kind="loss", name="loss", call=call)
     text = printed(make_report(make_result("bad", "DIFFERENT", first_divergence=first)))
     assert "  to blame: add of the step itself (update) on rank 0 is odd\n" in text

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from harness.records import TensorDifference
 from harness.report import text
+from tests.harness.report.conftest import CLOSENESS
 
 
 @pytest.mark.parametrize(
@@ -28,13 +32,14 @@ def test_ranks_are_told_as_ranges():
 
 
 def test_how_much_differs_is_told_as_far_as_it_is_known():
-    assert text.extent(2, 1000, 1) == "2 of 1,000 elements differ, by 1 ULP at most"
-    assert text.extent(2, 1000, None) == "2 of 1,000 elements differ"
-    assert text.extent(None, 1000, 3) == ""
+    found = TensorDifference(elements_differing=2, elements=1000, max_ulp=1)
+    assert text.extent(found) == "2 of 1,000 elements differ, by 1 ULP at most"
+    assert text.extent(replace(found, max_ulp=None)) == "2 of 1,000 elements differ"
+    assert text.extent(replace(found, elements_differing=None)) == text.extent(None) == ""
 
 
 def test_the_blamed_call_stands_among_its_neighbours(localized):
-    assert text.neighbour_rows(localized.first_divergence) == [
+    assert text.neighbour_rows(localized.first_divergence.call) == [
         ("", "mm", "layers.1.moe", "backward, chunk 1", "moe.py:68", "yes"),
         ("blamed", "gate<b>", "layers.1.moe", "backward, chunk 1", "moe.py:68", "no"),
         ("", "add", "layers.1.moe", "backward, chunk 1", "moe.py:68", "no"),
@@ -44,3 +49,23 @@ def test_the_blamed_call_stands_among_its_neighbours(localized):
 def test_differing_tensors_are_listed_with_their_first_step_and_ranks_up_to_a_limit(localized):
     rows, left_out = text.tensor_rows(localized, 1)
     assert (rows, left_out) == ([("grad", "layers.1.moe.gate|w", "2", "0", "0-7")], 1)
+
+
+def test_an_expected_difference_is_told_with_its_bound_and_held_to_it(make_result):
+    result = make_result(verdict="DIFFERENT", expected="DIFFERENT")
+    assert (text.expectation(result), result.as_expected) == ("DIFFERENT (grad, param), no bound stated", True)
+    result.case = replace(result.case, differs_within=0.01)
+    assert (text.outcome(result), result.as_expected) == ("DIFFERENT (grad, param) beyond the bound", False)
+    result.closeness = CLOSENESS
+    assert (text.expectation(result), text.outcome(result)) == (
+        "DIFFERENT (grad, param) within 0.01",
+        "DIFFERENT (grad, param)",
+    )
+    assert result.as_expected
+    for closeness in (
+        replace(CLOSENESS, bound=1000.0),
+        replace(CLOSENESS, largest_error=999.0, tensors_beyond=1),
+        replace(CLOSENESS, largest_error=None),
+    ):
+        result.closeness = closeness
+        assert not result.as_expected

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 import re
 
 import pytest
 
-from harness.errors import UsageError
+from harness.errors import RecordingError, UsageError
 from harness.report import json as report_json
 from harness.report import write
 
@@ -85,9 +86,70 @@ def test_a_form_that_cannot_be_made_leaves_no_file_at_all(report, tmp_path, monk
 
     monkeypatch.setitem(write.FORMATS, "md", ("report.md", fail))
     run_dir = write.prepare_run_dir(tmp_path)
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(RecordingError) as error:
         write.write_run(report, run_dir)
+    assert str(error.value) == (
+        f"RecordingError: the report cannot be written\n  found: ValueError: no\n  came from: {run_dir}"
+    )
     assert list(run_dir.iterdir()) == []
+
+
+def test_more_files_are_written_with_the_report(report, tmp_path):
+    run_dir = write.prepare_run_dir(tmp_path)
+    write.write_run(report, run_dir, {"more.json": "{}\n"})
+    assert sorted(os.listdir(run_dir)) == ["junit.xml", "more.json", "report.html", "report.json", "report.md"]
+
+
+@pytest.mark.parametrize("num_calls", [0, 2, 5, 6])
+def test_a_run_folder_that_runs_full_at_any_file_holds_none_of_them(report, tmp_path, monkeypatch, num_calls):
+    calls = []
+
+    def replace(source, target, original=os.replace):
+        calls.append(target)
+        if len(calls) > num_calls:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(source, target)
+
+    run_dir = write.prepare_run_dir(tmp_path)
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(RecordingError, match="the report cannot be written\n  found: No space left on device"):
+        write.write_run(report, run_dir)
+    assert (os.listdir(run_dir), os.listdir(tmp_path)) == ([], [run_dir.name])
+
+
+def test_latest_is_left_as_it_was_where_no_link_can_be_made(report, tmp_path, monkeypatch):
+    def refuse(self, target, target_is_directory=False):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    run_dir = write.prepare_run_dir(tmp_path)
+    monkeypatch.setattr("pathlib.Path.symlink_to", refuse)
+    with pytest.raises(RecordingError) as error:
+        write.write_run(report, run_dir)
+    assert str(error.value) == (
+        f"RecordingError: the report is written, and {tmp_path / 'latest'} cannot be pointed at it\n"
+        f"  found: Operation not permitted\n  came from: {run_dir}"
+    )
+    assert report_json.read(run_dir / "report.json") == report
+
+
+def test_finishing_tells_where_the_report_is_or_why_it_is_not(report, tmp_path, monkeypatch, capsys):
+    run_dir = write.prepare_run_dir(tmp_path)
+    assert write.finish_run(report, run_dir, 1) == 1
+    assert capsys.readouterr() == (f"report: {run_dir / 'report.md'}\n", "")
+    monkeypatch.setitem(write.FORMATS, "md", ("report.md", lambda report: {}["no"]))
+    run_dir = write.prepare_run_dir(tmp_path)
+    assert [write.finish_run(report, run_dir, status) for status in (0, 1, 2)] == [3, 3, 2]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("RecordingError: the report cannot be written\n  found: KeyError: 'no'\n")
+
+
+def test_a_folder_that_holds_empty_logs_alone_is_discarded(tmp_path):
+    for name, content in (("bare", ""), ("told", "it broke")):
+        (tmp_path / name / "logs").mkdir(parents=True)
+        (tmp_path / name / "logs" / "host.log").write_text(content)
+        write.discard_if_bare(tmp_path / name)
+    assert os.listdir(tmp_path) == ["told"]
 
 
 def test_an_unknown_format_is_refused_with_those_that_exist(report):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from harness.case import Model
+from harness.torch_compat import FakeTensorMode, open_dim, symbolic_graph
 from reference.loss import cross_entropy
 from reference.models import FAMILIES, build_model
 
 
+@functools.cache
 def trace_step(model: Model, dim: int) -> GraphModule:
     """Trace loss and gradients in bfloat16; `dim` of the three inputs is one unbacked symbol."""
     with torch.device("meta"):
@@ -28,15 +29,10 @@ def trace_step(model: Model, dim: int) -> GraphModule:
         real = torch.empty(value.shape, dtype=dtype, requires_grad=value.requires_grad)
         return mode.from_tensor(real, static_shapes=True)
 
-    def unbacked() -> Tensor:
+    def unbacked(name: str) -> Tensor:
         real_BS = torch.zeros(4, 32, dtype=torch.int64)
         size = real_BS.shape[dim]
-        context: StatelessSymbolicContext[..., object] = StatelessSymbolicContext(
-            dynamic_sizes=[DimDynamic.UNBACKED if d == dim else DimDynamic.STATIC for d in (0, 1)],
-            shape_ids={dim: "chunked"},
-            unbacked_bounds={dim: (size // 2, size)},
-        )
-        return mode.from_tensor(real_BS, symbolic_context=context)
+        return open_dim(mode, real_BS, dim, (size // 2, size), name, shared="chunked")
 
     def step(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> list[Tensor]:
         tokens_BS, labels_BS, positions_BS = inputs
@@ -47,10 +43,10 @@ def trace_step(model: Model, dim: int) -> GraphModule:
     with shape_env.ignore_fresh_unbacked_symbols():
         parameters = {name: static(value, torch.bfloat16) for name, value in module.named_parameters()}
         buffers = {name: static(value, value.dtype) for name, value in module.named_buffers()}
-        inputs = [unbacked() for _ in range(3)]
-    # The mode stays on: attention's math kernel makes its causal mask out of nothing.
-    with mode, torch.autograd.set_multithreading_enabled(False):
-        return make_fx(step)(parameters, buffers, *inputs)
+        inputs = [unbacked(name) for name in ("tokens", "labels", "positions")]
+    # The mode is on meanwhile: attention's math kernel makes its causal mask out of nothing.
+    with torch.autograd.set_multithreading_enabled(False):
+        return symbolic_graph(step, mode)(parameters, buffers, *inputs)
 
 
 def symbols_of(graph_module: GraphModule) -> set[str]:

@@ -1,9 +1,12 @@
+import pytest
 import torch
 
 from harness.case import Parallelism
 from reference.parallel.expert import ExpertExchange
 from reference.parallel.mesh import EXPERT
 from tests.ranks import on_ranks
+
+pytestmark = pytest.mark.ranks
 
 TWO = Parallelism(world_size=2, ep=2)
 

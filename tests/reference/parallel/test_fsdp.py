@@ -31,6 +31,7 @@ def sharded(mesh, module):
     return model.part
 
 
+@pytest.mark.ranks
 def test_gathering_a_parameter_gives_its_initial_values_on_every_rank():
     def body(mesh):
         return sharded(mesh, nn.Linear(3, 8, bias=False)).weight.tolist()
@@ -39,6 +40,7 @@ def test_gathering_a_parameter_gives_its_initial_values_on_every_rank():
     assert on_ranks(Parallelism(world_size=4, ep=2), body) == [expected] * 4
 
 
+@pytest.mark.ranks
 def test_rows_that_do_not_divide_among_ranks_are_padded_with_zeros_that_stay_zero():
     def body(mesh):
         layer = sharded(mesh, nn.Linear(3, 5, bias=False))
@@ -52,6 +54,7 @@ def test_rows_that_do_not_divide_among_ranks_are_padded_with_zeros_that_stay_zer
     assert answers == [[[5, 3], padded[rank].tolist(), ones[rank].tolist()] for rank in range(4)]
 
 
+@pytest.mark.ranks
 def test_experts_are_split_over_the_expert_group_before_they_are_sharded():
     def body(mesh):
         return sharded(mesh, Experts()).w.tolist()
@@ -61,6 +64,7 @@ def test_experts_are_split_over_the_expert_group_before_they_are_sharded():
     assert on_ranks(Parallelism(world_size=4, ep=2), body) == [low, high, low, high]
 
 
+@pytest.mark.ranks
 def test_a_tensor_parallel_parameter_is_split_along_its_dim_before_it_is_sharded():
     def body(mesh):
         model = nn.ModuleDict({"out": nn.Linear(3, 6, bias=False), "in": nn.Linear(4, 5, bias=False)})
@@ -79,6 +83,7 @@ def test_a_tensor_parallel_parameter_is_split_along_its_dim_before_it_is_sharded
     assert answers == [[*low, twos], [*high, twos], [*low, padded], [*high, padded]]
 
 
+@pytest.mark.ranks
 def test_a_rank_may_hold_nothing_but_padding():
     def body(mesh):
         layer = sharded(mesh, nn.Linear(3, 5, bias=False))
@@ -89,6 +94,7 @@ def test_a_rank_may_hold_nothing_but_padding():
     assert last == [[[0.0] * 3] * 2] * 2
 
 
+@pytest.mark.ranks
 def test_a_parameter_computes_in_bfloat16_and_reduces_in_float32():
     def body(mesh):
         layer = nn.ModuleDict({"part": nn.Linear(3, 2, bias=False)})
@@ -102,6 +108,7 @@ def test_a_parameter_computes_in_bfloat16_and_reduces_in_float32():
     assert on_ranks(Parallelism(world_size=2, ep=1), body) == [["torch.bfloat16", "torch.float32", [1 + 2.0**-9]]] * 2
 
 
+@pytest.mark.ranks
 def test_a_module_that_runs_twice_gathers_and_reduces_twice():
     from torch.utils._python_dispatch import TorchDispatchMode
 

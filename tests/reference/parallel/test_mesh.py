@@ -23,6 +23,7 @@ def test_every_group_is_a_partition_of_all_ranks(world_size, ep):
         assert sorted(rank for ranks in mesh.partition(name) for rank in ranks) == list(range(world_size))
 
 
+@pytest.mark.ranks
 def test_groups_are_gone_after_leaving():
     def body(mesh):
         return dist.get_world_size()
@@ -50,6 +51,7 @@ def test_groups_are_objects_of_their_own_unless_the_case_shares_them():
     assert objects(ep=2, shared_groups=True) == [FSDP, EXPERT_FSDP, EXPERT]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("shared", [False, True])
 def test_names_of_one_object_are_registered_for_one_process_group(shared):
     def body(mesh):
@@ -60,6 +62,7 @@ def test_names_of_one_object_are_registered_for_one_process_group(shared):
     assert on_ranks(parallelism, body) == [[False, shared, False]] * 2
 
 
+@pytest.mark.ranks
 def test_a_group_that_a_graph_asks_for_is_made_once():
     def body(mesh):
         ensure_group("extra", ((0,), (1, 2)))
@@ -70,6 +73,7 @@ def test_a_group_that_a_graph_asks_for_is_made_once():
     assert on_ranks(Parallelism(world_size=3, ep=1), body) == [[True, 1, 0], [True, 2, 0], [True, 2, 1]]
 
 
+@pytest.mark.ranks
 def test_ranks_out_of_order_are_refused():
     def body(mesh):
         with pytest.raises(ValueError, match=r"^group turned lists ranks out of order: \[\[1, 0\]\]$"):
@@ -79,6 +83,7 @@ def test_ranks_out_of_order_are_refused():
     assert on_ranks(Parallelism(world_size=2, ep=1), body) == [True, True]
 
 
+@pytest.mark.ranks
 def test_a_group_name_cannot_stand_for_other_ranks():
     def body(mesh):
         with pytest.raises(ValueError, match=r"^group ep exists, over \[\[0, 1\]\], not \[\[0\], \[1\]\]$"):
@@ -88,6 +93,7 @@ def test_a_group_name_cannot_stand_for_other_ranks():
     assert on_ranks(Parallelism(world_size=2, ep=2), body) == [True, True]
 
 
+@pytest.mark.ranks
 def test_leaving_forgets_the_groups_that_a_graph_asked_for():
     def body(mesh):
         ensure_group("extra", mesh.partition(FSDP))

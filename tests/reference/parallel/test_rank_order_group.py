@@ -6,6 +6,8 @@ from reference.parallel.collectives import all_gather, all_reduce, all_to_all, r
 from reference.parallel.mesh import EXPERT, FSDP
 from tests.ranks import on_ranks
 
+pytestmark = pytest.mark.ranks
+
 FOUR = Parallelism(world_size=4, ep=2)
 
 # 1e8 + 1 is 1e8 in float32, so a sum of these depends on its order.

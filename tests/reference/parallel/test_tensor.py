@@ -52,6 +52,7 @@ def two_by_two() -> list[dict]:
     return steps(Parallelism(world_size=4, ep=1, tp=2))
 
 
+@pytest.mark.ranks
 def test_losses_are_close_to_those_of_whole_layers(two_by_two: list[dict]) -> None:
     whole = [answer["losses"] for answer in steps(Parallelism(world_size=2, ep=1))]
     assert whole[0] != whole[1], "two data ranks read different text"
@@ -60,6 +61,7 @@ def test_losses_are_close_to_those_of_whole_layers(two_by_two: list[dict]) -> No
     assert split[2] == split[3] == pytest.approx(whole[1], rel=1e-5)
 
 
+@pytest.mark.ranks
 def test_four_tensor_ranks_are_close_to_one() -> None:
     [whole] = steps(Parallelism(world_size=1, ep=1))
     split = steps(Parallelism(world_size=4, ep=1, tp=4))
@@ -67,6 +69,7 @@ def test_four_tensor_ranks_are_close_to_one() -> None:
         assert answer["losses"] == split[0]["losses"] == pytest.approx(whole["losses"], rel=1e-5)
 
 
+@pytest.mark.ranks
 def test_gradients_of_what_is_not_split_agree_bitwise_on_all_tensor_ranks(two_by_two: list[dict]) -> None:
     first, second = two_by_two[0]["gradients"], two_by_two[1]["gradients"]
     differing = {name.split(".weight")[0].split(".")[-1] for name in first if first[name] != second[name]}
@@ -74,6 +77,7 @@ def test_gradients_of_what_is_not_split_agree_bitwise_on_all_tensor_ranks(two_by
     assert {name for name in first if "norm" in name or "tok_embeddings" in name or "output" in name}
 
 
+@pytest.mark.ranks
 def test_a_split_starts_from_the_whole_parameters_values() -> None:
     case = Case(
         name="llama", family="test", reference="eager", model=Model(family="llama3"), parallelism=Parallelism(ep=1)
@@ -91,6 +95,7 @@ def test_a_split_starts_from_the_whole_parameters_values() -> None:
     assert answers == [[wk[:32], left, [1.0] * 64], [wk[32:], right, [1.0] * 64]] * 2
 
 
+@pytest.mark.ranks
 def test_each_split_layer_sums_its_output_once_and_its_inputs_gradient_once() -> None:
     def body(mesh: Mesh) -> list:
         x = torch.ones(3, requires_grad=True)

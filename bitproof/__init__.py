@@ -1,0 +1,123 @@
+"""bitproof's public Python face: what tests, notebooks and other tools import.
+
+    cases, Case and its parts       which comparisons there are, and what one states
+    run, record, diff               run a case, record one system, compare two recordings
+    Run, Comparison, Verdict        what came of it
+    assert_bitwise_equal            two tensors, or structures of them, agree in every bit
+    BitproofError and its kinds     every error that a call can raise
+    Mesh, compiler_problem          for systems: what a factory is handed, and why nothing can be compiled here
+
+Everything else in `harness`, `reference` and `cases` may change without notice. Importing this loads no torch, and
+none of those three: each name is fetched when it is first used. `Mesh` alone is torch's, so name it in annotations.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bitproof import packages
+
+if TYPE_CHECKING:
+    from bitproof.bitwise import assert_bitwise_equal
+    from bitproof.runs import Run, assert_as_expected, cases, diff, record, run
+    from harness.case import (
+        AdamW,
+        Batch,
+        Case,
+        Chunking,
+        Memory,
+        Model,
+        Parallelism,
+        Pipeline,
+        Precision,
+    )
+    from harness.compare.verdict import Comparison
+    from harness.errors import (
+        BitproofError,
+        CaseError,
+        ChunkError,
+        MachineError,
+        PassError,
+        RankError,
+        RecordingError,
+        TraceError,
+        UsageError,
+    )
+    from harness.machine.compiler import compiler_problem
+    from harness.records import CaseResult, Divergence, Verdict
+    from reference.parallel.mesh import Mesh
+
+_CASE = ("AdamW", "Batch", "Case", "Chunking", "Memory", "Model", "Parallelism", "Pipeline", "Precision")
+_ERRORS = (
+    "BitproofError",
+    "CaseError",
+    "ChunkError",
+    "MachineError",
+    "PassError",
+    "RankError",
+    "RecordingError",
+    "TraceError",
+    "UsageError",
+)
+_HOME = {
+    "assert_bitwise_equal": "bitproof.bitwise",
+    **dict.fromkeys(("Run", "assert_as_expected", "cases", "diff", "record", "run"), "bitproof.runs"),
+    **dict.fromkeys(_CASE, "harness.case"),
+    **dict.fromkeys(_ERRORS, "harness.errors"),
+    **dict.fromkeys(("CaseResult", "Divergence", "Verdict"), "harness.records"),
+    "Comparison": "harness.compare.verdict",
+    "Mesh": "reference.parallel.mesh",
+    "compiler_problem": "harness.machine.compiler",
+    "__version__": "harness",
+}
+
+__all__ = [
+    "AdamW",
+    "Batch",
+    "BitproofError",
+    "Case",
+    "CaseError",
+    "CaseResult",
+    "ChunkError",
+    "Chunking",
+    "Comparison",
+    "Divergence",
+    "MachineError",
+    "Memory",
+    "Mesh",
+    "Model",
+    "Parallelism",
+    "PassError",
+    "Pipeline",
+    "Precision",
+    "RankError",
+    "RecordingError",
+    "Run",
+    "TraceError",
+    "UsageError",
+    "Verdict",
+    "assert_as_expected",
+    "assert_bitwise_equal",
+    "cases",
+    "compiler_problem",
+    "diff",
+    "record",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Fetch a public name from the module that it lives in."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'bitproof' has no attribute {name!r}")
+    packages.load("harness")
+    if name == "Mesh":
+        packages.load("reference")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,140 @@
+"""`assert_bitwise_equal`: two tensors, or two structures of them, agree in every bit, or the message says where not.
+
+`torch.equal` takes 0.0 and -0.0 for equal and a NaN for unequal to itself; `torch.testing.assert_close` has a
+tolerance. Here bits decide: dtype first, then shape, then every bit. torch is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import RecordingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.compare.bits import BitDifference
+
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_MAX_TOLD = 10
+
+
+def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) -> None:
+    """Assert that two tensors agree in dtype, in shape and in every bit, -0.0 and the payloads of NaNs included.
+
+    `actual` and `expected` may also be mappings, lists, tuples and dataclasses of tensors, nested at will, of the
+    same types, keys and lengths; numbers, texts and None among them must agree in type and value, floats in bits.
+    Where a tensor lies and its strides do not count. A DTensor counts as this rank's local shard, and must agree
+    in placements and global shape; no tensor of a GPU is fetched whole.
+
+    Raises AssertionError, which begins with `msg` if given, and tells of each part that differs (the first ten):
+    where it stands, how many elements differ, the first one's index and bits on both sides, the largest distance
+    in ULPs and how many elements are how far apart. Raises TypeError for what has no bits to compare: a sparse,
+    nested, quantized, fake or freed tensor, or any other kind of object.
+    """
+    problems = list(_differences(actual, expected, ""))
+    if not problems:
+        return
+    told = problems[:_MAX_TOLD]
+    if len(problems) > len(told):
+        told.append(f"and {len(problems) - len(told)} more parts")
+    raise AssertionError("\n".join(filter(None, [msg, *told])))
+
+
+def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
+    """What differs, a text for each part, in the order of `expected`."""
+    import torch
+
+    at = f" at {path}" if path else ""
+    if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor):
+        yield from _tensor_differences(actual, expected, at)
+    elif type(actual) is not type(expected):
+        yield f"types differ{at}: {_name(actual)} where {_name(expected)} is expected"
+    elif isinstance(expected, Mapping):
+        yield from _key_differences(actual, expected, at)
+        for key in expected:
+            if key in actual:
+                yield from _differences(actual[key], expected[key], f"{path}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        if len(actual) != len(expected):
+            yield f"lengths differ{at}: {len(actual)} where {len(expected)} is expected"
+        for index, (left, right) in enumerate(zip(actual, expected, strict=False)):
+            yield from _differences(left, right, f"{path}[{index}]")
+    elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
+        for field in dataclasses.fields(expected):
+            left, right = getattr(actual, field.name), getattr(expected, field.name)
+            yield from _differences(left, right, f"{path}.{field.name}")
+    elif isinstance(expected, _SCALARS):
+        if _bits(actual) != _bits(expected):
+            yield f"values differ{at}: {actual!r} where {expected!r} is expected"
+    else:
+        raise TypeError(f"{_name(expected)}{at} has no bits to compare: neither a tensor, a structure nor a number")
+
+
+def _key_differences(actual: Mapping[Any, Any], expected: Mapping[Any, Any], at: str) -> Iterator[str]:
+    missing = [repr(key) for key in expected if key not in actual]
+    extra = [repr(key) for key in actual if key not in expected]
+    if missing or extra:
+        parts = [f"{what} {', '.join(keys)}" for what, keys in (("missing", missing), ("unexpected", extra)) if keys]
+        yield f"keys differ{at}: {'; '.join(parts)}"
+
+
+def _tensor_differences(actual: Tensor, expected: Tensor, at: str) -> Iterator[str]:
+    from harness.compare.bits import bit_difference, tensor_type
+
+    layouts = [_layout(tensor) for tensor in (actual, expected)]
+    if layouts[0] != layouts[1]:
+        yield f"tensors differ{at} in how they are spread over ranks: {layouts[0]} where {layouts[1]} is expected"
+        return
+    left, right = (_local(tensor, at) for tensor in (actual, expected))
+    if left.dtype != right.dtype:
+        yield f"dtypes differ{at}: {tensor_type(left)} where {tensor_type(right)} is expected"
+    elif left.shape != right.shape:
+        yield f"shapes differ{at}: {tensor_type(left)} where {tensor_type(right)} is expected"
+    elif not (difference := bit_difference(right, left)).is_equal:
+        yield _tell(difference, f"{tensor_type(right)} tensors differ{at}")
+
+
+def _tell(difference: BitDifference, head: str) -> str:
+    """A difference in words; its reference is what is expected."""
+    lines = [
+        f"{head}: {difference.elements_differing} of {difference.elements} elements",
+        f"  first: index {difference.first_index}, {difference.candidate_bits} where "
+        f"{difference.reference_bits} is expected",
+    ]
+    if difference.max_ulp is not None and difference.histogram is not None:
+        counts = ", ".join(f"{bucket}: {count}" for bucket, count in difference.histogram.items())
+        lines.append(f"  by at most {difference.max_ulp} ULP; elements by ULPs: {counts}")
+    return "\n".join(lines)
+
+
+def _layout(tensor: Tensor) -> str:
+    """How a tensor is spread over ranks, in words."""
+    placements = getattr(tensor, "placements", None)
+    if placements is None:
+        return "a tensor of one rank"
+    return f"a DTensor of shape {list(tensor.shape)} placed {', '.join(map(str, placements))}"
+
+
+def _local(tensor: Tensor, at: str) -> Tensor:
+    """The dense tensor of this rank. Raises TypeError when there is none."""
+    from harness.capture.digest import plain
+
+    try:
+        return plain(tensor)
+    except RecordingError as error:
+        raise TypeError(f"a tensor{at} has no bits to compare: it is {error.found}") from error
+
+
+def _bits(value: Any) -> Any:
+    """What two equal scalars share: floats their bytes, anything else itself."""
+    if isinstance(value, float):
+        return struct.pack("<d", value)
+    return (_bits(value.real), _bits(value.imag)) if isinstance(value, complex) else value
+
+
+def _name(value: Any) -> str:
+    return type(value).__qualname__

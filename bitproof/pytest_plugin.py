@@ -1,0 +1,89 @@
+"""What bitproof adds to pytest: fixtures that run cases, a marker that names one, and divergences in failures.
+
+    bitproof_run                    run a case and fail the test unless it gets its expected verdict
+    bitproof_result                 the run of the case that the test's marker names, whatever came of it
+    @pytest.mark.bitproof(CASE, **options)
+                                    names that case, with options of `bitproof.run`
+
+Where a test fails after it ran cases, its report has a section for each, with its divergence. Run folders go below
+pytest's temporary folder, or where `--bitproof-reports DIR` says.
+
+Every pytest of an environment with bitproof loads this file: it imports nothing that a test does not ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_RUNS = pytest.StashKey[list[Any]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the command line say where run folders go."""
+    group = parser.getgroup("bitproof")
+    group.addoption("--bitproof-reports", metavar="DIR", help="where cases leave their run folders")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line("markers", "bitproof(case, **options): the case that `bitproof_result` runs")
+
+
+@pytest.fixture
+def bitproof_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+    """A function with the parameters of `bitproof.run`, which fails the test unless the case is as expected.
+
+    Returns the `bitproof.Run`. With `expect="DIFFERENT"` that verdict is asked for instead of the one that the case
+    states.
+    """
+    run = _runner(request, tmp_path)
+
+    def run_and_check(case: Any, *, expect: str | None = None, **options: Any) -> Any:
+        done = run(case, **options)
+        if expect is None and not done.as_expected:
+            pytest.fail(str(done), pytrace=False)
+        if expect not in (None, done.verdict):
+            pytest.fail(f"{done}\n  expected here: {expect}", pytrace=False)
+        return done
+
+    return run_and_check
+
+
+@pytest.fixture
+def bitproof_result(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """The `bitproof.Run` of the case that the test's marker names."""
+    marker = request.node.get_closest_marker("bitproof")
+    if marker is None or len(marker.args) != 1:
+        pytest.fail("bitproof_result needs a marker such as @pytest.mark.bitproof('moe_seq', steps=2)", pytrace=False)
+    return _runner(request, tmp_path)(marker.args[0], **marker.kwargs)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Show what the cases of a failed test came to."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.when == "call" and report.failed:
+        text = str(report.longrepr)
+        for run in item.stash.get(_RUNS, []):
+            if str(run) not in text:
+                report.sections.append((f"bitproof {run.result.case.name}", str(run)))
+
+
+def _runner(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+    """`bitproof.run`, with its runs kept for the test's report."""
+    import bitproof
+
+    folder = request.config.getoption("--bitproof-reports")
+
+    def run(case: Any, **options: Any) -> bitproof.Run:
+        options.setdefault("report_dir", folder or tmp_path / "bitproof")
+        done = bitproof.run(case, **options)
+        request.node.stash.setdefault(_RUNS, []).append(done)
+        return done
+
+    return run

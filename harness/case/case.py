@@ -1,0 +1,388 @@
+"""A case: everything that can change a bit of a run, as one frozen value.
+
+A case names two systems, the model and how it is split over ranks, and the verdict it should get.
+It travels between processes as JSON and stands whole in every recording's manifest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.checked import STRICT, read
+from harness.errors import CaseError
+
+Kind = Literal["loss", "grad", "param", "buffer", "optimizer"]
+KINDS: tuple[Kind, ...] = typing.get_args(Kind)
+
+SIZES = ("layers", "dense_layers", "experts", "top_k", "dim", "heads")
+"""A model's sizes that a case may state."""
+
+DIM_MULTIPLE = 8
+
+ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which model, in which size, and how it attends: "flex" masks documents apart with FlexAttention.
+
+    The other fields make a flavor smaller or larger; None leaves what the flavor has. `dim` is the model dim, and
+    hidden dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have
+    no experts: by default as many as the flavor has, as far as there are layers. A family refuses what it lacks.
+    """
+
+    __pydantic_config__ = STRICT
+
+    family: str = "deepseek_v3"
+    flavor: str = "tiny"
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    layers: int | None = None
+    dense_layers: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    dim: int | None = None
+    heads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in self.sizes.items():
+            smallest = 0 if name == "dense_layers" else 1
+            if size < smallest:
+                raise CaseError(f"a model needs {name}", expected=f"{name} >= {smallest}", found=f"{name}={size}")
+        if self.dim is not None and self.dim % DIM_MULTIPLE:
+            raise CaseError(
+                "the model dim does not suit the kernels of grouped matrix products, whose rows are multiples of 16 "
+                "bytes",
+                expected=f"a multiple of {DIM_MULTIPLE}",
+                found=f"dim={self.dim}",
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the case says of the model's size, by name; what is left to the flavor is left out."""
+        return {name: size for name in SIZES if (size := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking:
+    """How a block's input is split in two.
+
+    `modules` is a pattern over fully qualified module names in which `*` stands for one component.
+    `early_grad_accumulation` on adds both chunks' gradient of a parameter before its cast and
+    reduce-scatter; off, each goes through its own, and the results are added. `only`, where it is not empty,
+    names the matching modules that are chunked: the others run whole.
+    """
+
+    __pydantic_config__ = STRICT
+
+    dim: Literal["batch", "seq"]
+    modules: str
+    early_grad_accumulation: bool = False
+    only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dim not in ("batch", "seq"):
+            raise CaseError("unknown chunking dim", expected="'batch' or 'seq'", found=repr(self.dim))
+        if not re.fullmatch(r"(\*|\w+)(\.(\*|\w+))*", self.modules):
+            raise CaseError(
+                "a chunking pattern is a dotted module name",
+                expected="components of letters, digits and _, or *, joined by dots, such as layers.*.moe",
+                found=repr(self.modules),
+            )
+        if strangers := [name for name in self.only if root_of(self.modules, name) != name]:
+            raise CaseError(
+                "only modules that the chunking pattern matches can be chunked",
+                expected=f"names that {self.modules} matches",
+                found=", ".join(strangers),
+            )
+
+    def root_of(self, module: str) -> str | None:
+        """The chunked module that `module` is, or lies in: layers.1.moe of layers.1.moe.router; else None."""
+        root = root_of(self.modules, module)
+        return root if not self.only or root in self.only else None
+
+
+def pattern_of(module: str) -> str:
+    """The chunking pattern that a module and its like in other layers match: layers.*.moe of layers.1.moe."""
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))
+
+
+def root_of(pattern: str, module: str) -> str | None:
+    """The module matching `pattern` that `module` is, or lies in; else None. `*` stands for one component."""
+    wanted, parts = pattern.split("."), module.split(".")[: pattern.count(".") + 1]
+    fits = len(parts) == len(wanted) and all(w in ("*", part) for w, part in zip(wanted, parts, strict=True))
+    return ".".join(parts) if fits else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """The ranks and how parameters lie on them.
+
+    Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are
+    sharded over all `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor
+    parallelism, rank r has tensor coordinate r % tp and data coordinate r // tp; ep is then 1, and parameters
+    are split over tp before they are sharded over the ranks of one tensor coordinate.
+
+    `shared_groups`: groups over the same ranks are one process-group object, as where meshes cache them.
+    """
+
+    __pydantic_config__ = STRICT
+
+    world_size: int = 8
+    ep: int = 2
+    tp: int = 1
+    shared_groups: bool = False
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or self.ep < 1 or self.world_size % self.ep:
+            raise CaseError(
+                "expert parallelism must divide the world size",
+                expected="world_size >= 1 and a multiple of ep",
+                found=f"world_size={self.world_size}, ep={self.ep}",
+            )
+        if self.tp < 1 or self.world_size % self.tp or (self.tp > 1 and self.ep > 1):
+            raise CaseError(
+                "tensor parallelism must divide the world size, and does not go with expert parallelism",
+                expected="world_size a multiple of tp, and tp = 1 or ep = 1",
+                found=f"world_size={self.world_size}, tp={self.tp}, ep={self.ep}",
+            )
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different data: all but those that share one model between them."""
+        return self.world_size // self.tp
+
+    @property
+    def expert_fsdp(self) -> int:
+        """Ranks that share one expert shard's parameters."""
+        return self.world_size // self.ep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one rank reads in one step: `sequences` rows of `seq_len` tokens of its own documents."""
+
+    __pydantic_config__ = STRICT
+
+    sequences: int = 4
+    seq_len: int = 32
+    data: str = "pydoc"
+
+    def __post_init__(self) -> None:
+        if self.sequences < 1 or self.seq_len < 1:
+            raise CaseError(
+                "a batch needs tokens",
+                expected="sequences >= 1 and seq_len >= 1",
+                found=f"sequences={self.sequences}, seq_len={self.seq_len}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """dtypes: parameters are stored in float32, computed with in `compute`, gradients reduced in `reduce`."""
+
+    __pydantic_config__ = STRICT
+
+    compute: Literal["bfloat16", "float32"] = "bfloat16"
+    reduce: Literal["bfloat16", "float32"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What the graph does with each activation that backward reads; eager saves all.
+
+    | policy      | saved                                                      | else                               |
+    |-------------|------------------------------------------------------------|------------------------------------|
+    | `none`      | everything                                                 |                                    |
+    | `selective` | what enters a block, compute-heavy operators, collectives  | recomputed                         |
+    | `full`      | what enters a block                                        | recomputed                         |
+    | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
+
+    Whatever the policy, what would not be the same a second time (random draws, readers of a buffer that the
+    step writes) and what lies outside every block is saved. harness/graph/passes/tag_memory.py has the rules.
+    """
+
+    __pydantic_config__ = STRICT
+
+    policy: Literal["none", "selective", "full", "offload"] = "none"
+    offload_gib: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("none", "selective", "full", "offload") or not 0 <= self.offload_gib < math.inf:
+            raise CaseError(
+                "unknown memory policy",
+                expected="policy none, selective, full or offload, and a finite offload_gib >= 0",
+                found=f"policy={self.policy!r}, offload_gib={self.offload_gib}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The optional passes of the graph pipeline, and what runs the finished graph.
+
+    `isolate_groups` gives expert all-to-alls a process group of their own where they share one; `bucket`
+    joins the all-gathers and reduce-scatters of a block; `overlap` reorders so that one chunk's
+    all-to-all is in flight during the other chunk's compute. `overlap_costs` is the path of a cost model
+    for that, fitted to another machine than the one that comes with bitproof was.
+
+    `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles
+    FlexAttention's operators alone; "inductor" compiles the whole graph, which fuses operators and so
+    rounds less often: expect CLOSE.
+
+    `until` names the last pass of the column to apply, "" for none: the graph runs as it is then, without the
+    passes that follow and without the backend.
+    """
+
+    __pydantic_config__ = STRICT
+
+    isolate_groups: bool = False
+    bucket: bool = False
+    overlap: bool = False
+    overlap_costs: str | None = None
+    backend: Literal["fx", "regional_inductor", "inductor"] = "fx"
+    until: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW's settings, and the step by which expert biases move toward balance."""
+
+    __pydantic_config__ = STRICT
+
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    expert_bias_lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not all(map(math.isfinite, value if name == "betas" else (value,))):
+                raise CaseError("a setting of the optimizer is not finite", found=f"{name}={value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Two systems to compare on one model, and the verdict they should get.
+
+    `differs`, for a case that expects DIFFERENT, lists the kinds that differ at the first differing
+    step: exactly those, on any rank. Later steps inherit the difference and prove nothing more. `differs_within`
+    states how far: the largest relative error, as of `close_within`, that any tensor of that step may have; without
+    it a defect of any size passes for it, and reports say that no bound is stated.
+
+    `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean
+    norms over one tensor) that any recorded floating-point tensor may have; all others must agree in bits.
+
+    `requires` names a device without which the case cannot be judged: where a machine lacks it, runs that
+    select nothing by name leave the case out and say so.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    family: str
+    reference: str = "eager_chunked"
+    candidate: str = "graph"
+    chunking: Chunking | None = None
+    expected: ExpectedVerdict = "EQUAL"
+    differs: tuple[Kind, ...] = ()
+    close_within: float | None = None
+    differs_within: float | None = None
+    requires: Literal["cuda"] | None = None
+    steps: int = 20
+    seed: int = 0
+    model: Model = field(default_factory=Model)
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    batch: Batch = field(default_factory=Batch)
+    precision: Precision = field(default_factory=Precision)
+    memory: Memory = field(default_factory=Memory)
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    optimizer: AdamW = field(default_factory=AdamW)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", self.name):
+            raise CaseError(
+                "a case name serves as a folder name and in -k expressions",
+                expected="at most 100 lower-case letters, digits and _, starting with a letter",
+                found=repr(self.name),
+            )
+        if self.steps < 1:
+            raise CaseError(f"case {self.name} compares nothing", expected="steps >= 1", found=f"steps={self.steps}")
+        if self.expected not in typing.get_args(ExpectedVerdict):
+            raise CaseError(
+                f"case {self.name} expects an unknown verdict",
+                expected=" or ".join(typing.get_args(ExpectedVerdict)),
+                found=repr(self.expected),
+            )
+        if (self.expected == "DIFFERENT") != bool(self.differs):
+            raise CaseError(
+                f"case {self.name} must list the kinds that differ exactly when it expects DIFFERENT",
+                expected="expected='DIFFERENT' with differs=(...), or expected='EQUAL' with differs=()",
+                found=f"expected={self.expected!r}, differs={self.differs!r}",
+            )
+        if unknown := set(self.differs) - set(KINDS):
+            raise CaseError(
+                f"case {self.name} lists unknown kinds", expected=", ".join(KINDS), found=", ".join(sorted(unknown))
+            )
+        self._check_bounds()
+        if "eager_chunked" in (self.reference, self.candidate) and self.chunking is None:
+            raise CaseError(
+                f"case {self.name} runs eager_chunked but does not say how to chunk",
+                expected="chunking=Chunking(dim=..., modules=...)",
+                found="chunking=None",
+            )
+        self._check_chunks()
+
+    @property
+    def bound(self) -> float | None:
+        """The largest relative error that the case allows, if it states one."""
+        return self.close_within or self.differs_within
+
+    def _check_bounds(self) -> None:
+        close, apart = self.close_within, self.differs_within
+        if (self.expected == "CLOSE") != (close is not None) or not 0 < (1 if close is None else close) < math.inf:
+            raise CaseError(
+                f"case {self.name} must state how close is close exactly when it expects CLOSE",
+                expected="expected='CLOSE' with a finite close_within > 0, or another verdict with close_within=None",
+                found=f"expected={self.expected!r}, close_within={close!r}",
+            )
+        if apart is not None and (self.expected != "DIFFERENT" or not 0 < apart < math.inf):
+            raise CaseError(
+                f"case {self.name} may state how far its systems differ only when it expects DIFFERENT",
+                expected="expected='DIFFERENT' with a finite differs_within > 0, or differs_within=None",
+                found=f"expected={self.expected!r}, differs_within={apart!r}",
+            )
+
+    def _check_chunks(self) -> None:
+        if self.chunking is None:
+            return
+        if self.parallelism.tp > 1 and "graph" in (self.reference, self.candidate):
+            raise CaseError(
+                f"case {self.name} chunks a graph with tensor parallelism",
+                expected="tp = 1 with chunking: a tensor-parallel all-reduce depends on the chunked dim, so it would "
+                "run once a chunk, and only expert collectives may",
+                found=f"tp={self.parallelism.tp}, chunking={self.chunking.modules!r}",
+                fix="leave out chunking, or set tp=1",
+            )
+        field_name = "sequences" if self.chunking.dim == "batch" else "seq_len"
+        extent = getattr(self.batch, field_name)
+        if extent % 2:
+            raise CaseError(
+                f"case {self.name} cannot be split in two along {self.chunking.dim}",
+                expected=f"an even batch.{field_name}",
+                found=f"batch.{field_name}={extent}",
+                fix=f"choose {extent + 1}",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The case as plain JSON values, for a manifest or another process."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Case:
+        """The inverse of `to_dict`. Raises CaseError when a field is unknown or of the wrong type."""
+        return read(Case, values, "case", CaseError)

@@ -1,0 +1,29 @@
+"""What part of a selection of cases one machine runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.case.case import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What part of a selection one machine ran: number `index`, counted from 1, of `count`."""
+
+    index: int
+    count: int
+    selection: tuple[Case, ...]
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    @staticmethod
+    def parse(text: str, selection: Iterable[Case]) -> Shard | None:
+        """The shard that a text such as `2/4` names; None for any other text."""
+        found = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+        if found is None or int(found[1]) > int(found[2]):
+            return None
+        return Shard(index=int(found[1]), count=int(found[2]), selection=tuple(selection))

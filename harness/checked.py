@@ -1,0 +1,214 @@
+"""JSON from outside, read into dataclasses: nothing is taken on trust, and a refusal names the field.
+
+A dataclass that is read so says how strictly, by a class attribute, `__pydantic_config__ = STRICT` or `GROWING`;
+what its fields' types do not say stands in their annotations as `That`. pydantic does the work. It is loaded when
+something is read, for its import takes 0.1 s and more; nothing else of the project imports it. Tuples are plain
+ones: NamedTuples know no strictness, and would take `true` for a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from harness.errors import BitproofError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
+
+STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+"""Types as declared, numbers that are finite, and no field but those declared."""
+
+GROWING = STRICT | {"extra": "ignore"}
+"""As STRICT, but of a form that grows: fields that are not known yet are passed over."""
+
+_MAX_FOUND = 200
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "an array",
+    "tuple_type": "an array",
+    "dict_type": "an object",
+    "dataclass_type": "an object",
+    "missing": "a value",
+}
+# JSON can escape halves of surrogate pairs, which are no text by themselves and which pydantic refuses. Names of files
+# and messages of errors have them all the same, so they travel as private characters.
+_HALVES = {code: code - 0xD800 + 0xF0000 for code in range(0xD800, 0xE000)}
+_WHOLE = {private: half for half, private in _HALVES.items()}
+
+
+@dataclass(frozen=True, eq=False)  # equality of tables would leave it without a hash, which unions ask for
+class That:
+    """What a value must be beyond its type: as a test, in words, and in the words of JSON Schema.
+
+    `Annotated[int, That("an integer, zero or more", lambda n: n >= 0, {"minimum": 0})]`.
+    """
+
+    expected: str
+    holds: Callable[[Any], bool]
+    schema: Mapping[str, Any] = field(default_factory=dict)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def check(value: Any) -> Any:
+            if not self.holds(value):
+                raise PydanticCustomError("that", "{expected}", {"expected": self.expected})
+            return value
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return handler(schema) | dict(self.schema)
+
+
+@dataclass(frozen=True, eq=False)  # equality of tables would leave it without a hash, which unions ask for
+class Whole:
+    """A nested value that is read by itself, so that what its own class raises is told with its place.
+
+    `Annotated[Case, Whole("a case", CaseError)]`.
+    """
+
+    noun: str
+    error: type[BitproofError]
+
+    def __get_pydantic_core_schema__(self, source: type[Any], handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def read_it(value: Any) -> Any:
+            if not isinstance(value, dict):
+                raise PydanticCustomError("that", "{expected}", {"expected": "an object"})
+            try:
+                return read(source, value, self.noun.split()[-1], self.error)
+            except BitproofError as error:
+                raise PydanticCustomError("whole", "{text}", {"noun": self.noun, "text": str(error)}) from error
+
+        return core_schema.no_info_plain_validator_function(read_it, json_schema_input_schema=handler(source))
+
+
+def parse(text: str | bytes) -> Any:
+    """The values of a JSON text. Raises ValueError, or RecursionError, for one that is damaged or not of this world.
+
+    JSON has no NaN and no infinity, and an object that says something twice does not say which counts.
+    """
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_table)
+
+
+def read(
+    cls: type[T],
+    values: Any,
+    name: str,
+    error: type[BitproofError],
+    *,
+    damaged: str | None = None,
+    where: str | None = None,
+) -> T:
+    """JSON values as a `cls`, a dataclass or another type. `name` is what the whole is called in refusals.
+
+    Raises `error`, with the path of the first field that is not as declared, what is there, and what should be;
+    `damaged` says what is wrong with it, in place of the reason. What the dataclasses raise when they are made, such
+    as CaseError, comes through.
+    """
+    from pydantic import ValidationError
+
+    text = json.dumps(values, ensure_ascii=False)
+    has_halves = not _is_unicode(text)
+    try:
+        found: T = _adapter(typing.cast(Any, cls)).validate_json(text.translate(_HALVES) if has_halves else text)
+    except ValidationError as refusal:
+        first = refusal.errors(include_url=False)[0]
+        loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # a key is its table's fault
+        path = name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+        told, expected, shown = _tell(cls, first)
+        if first["type"] == "whole":
+            damaged = None
+        raise error(f"{path} {damaged or told}", expected=expected, found=shown, where=where) from refusal
+    return _restored(found) if has_halves else found
+
+
+@functools.cache
+def _adapter(cls: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
+
+
+def json_schema(cls: type[Any]) -> dict[str, Any]:
+    """JSON Schema of what is read as a `cls`."""
+    return _adapter(typing.cast(Any, cls)).json_schema(mode="validation")
+
+
+def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
+    """What is wrong with a field, what is expected, and what was found."""
+    kind, facts = refusal["type"], refusal.get("ctx", {})
+    if kind == "whole":
+        return f"is not {facts['noun']}", None, facts["text"]
+    found = "nothing" if kind == "missing" else repr(_restored(refusal["input"]))[:_MAX_FOUND]
+    if kind == "unexpected_keyword_argument":
+        return "is no field", ", ".join(_fields_at(cls, refusal["loc"][:-1])), found
+    expected = _EXPECTED.get(kind) or facts.get("expected") or refusal["msg"]
+    told = (
+        "is missing" if kind == "missing" else "has the wrong type" if kind.endswith("_type") else "has the wrong value"
+    )
+    return told, str(expected), found
+
+
+def _fields_at(cls: Any, path: Sequence[str | int]) -> list[str]:
+    """The fields of the dataclass that lies at a path."""
+    for part in path:
+        hints = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
+        found = hints.get(str(part), cls)
+        while not dataclasses.is_dataclass(found) and typing.get_args(found):
+            nested = [option for option in typing.get_args(found) if option is not type(None)]
+            found = nested[-1]
+        cls = found
+    return [item.name for item in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _table(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(fields)
+    if len(table) != len(fields):
+        names = [name for name, _ in fields]
+        twice = next(name for name in table if names.count(name) > 1)
+        raise ValueError(f"the field {twice!r} is there twice")
+    return table
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _restored(value: Any) -> Any:
+    """A value in which halves of surrogate pairs are themselves again."""
+    if isinstance(value, str) and type(value) is str:
+        return value.translate(_WHOLE)
+    if isinstance(value, dict):
+        return {_restored(name): _restored(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    if isinstance(value, tuple):
+        items = [_restored(item) for item in value]
+        return tuple(items) if type(value) is tuple else type(value)(*items)  # a named one
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{name: _restored(item) for name, item in vars(value).items()})
+    return value

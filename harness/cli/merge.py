@@ -1,0 +1,22 @@
+"""`bitproof merge`: one run folder of a run's shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.app import app
+from harness.cli.options import ReportDir
+
+
+@app.command("merge")
+def merge_command(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="The folders of the shards' runs.")],
+    report_dir: ReportDir = Path("reports"),
+) -> None:
+    """Join the run folders that `run --shard` made into one; a missing shard's cases are UNVERIFIED."""
+    from harness.commands.merge import merge
+
+    raise typer.Exit(merge(run_dirs, report_dir))

@@ -1,0 +1,76 @@
+"""`bitproof record` and `bitproof diff`: one system's recording, and two compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.capture.selection import parse_values
+from harness.cli.app import app
+from harness.cli.options import (
+    BaselineDir,
+    CaseName,
+    Data,
+    Device,
+    OnDevice,
+    ReportDir,
+    Steps,
+    WorldSize,
+    check_seconds,
+    chosen_baseline_dir,
+    find_case,
+    make_changes,
+)
+
+
+@app.command("record")
+def record_command(
+    case: CaseName,
+    system: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to record.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The recording's folder, which must not exist yet.")
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="File the recording under its environment, to hold later runs against.")
+    ] = False,
+    baseline_dir: BaselineDir = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the baseline of this environment.")] = False,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Keep the values of these tensors: kinds, as in grad,param, or a pattern over step/kind/name, as in "
+            "'*/grad/layers.1.*'. Repeatable. [default: none; of a baseline, the first and the last step]",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Steps = None,
+    world_size: WorldSize = None,
+    data: Data = None,
+    device: OnDevice = Device.AUTO,
+    report_dir: ReportDir = Path("reports"),
+    timeout: Annotated[
+        float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for the run.")
+    ] = 600.0,
+) -> None:
+    """Record one system alone, to compare with a recording from another machine, commit or version."""
+    from harness.commands.record import Target, record
+    from harness.options import RunOptions
+
+    changes = make_changes(steps=steps, world_size=world_size, data=data)
+    target = Target(out=out, baseline_dir=chosen_baseline_dir(baseline, baseline_dir), force=force)
+    options = RunOptions(device=device.value, timeout=timeout, values=parse_values(values or ()))
+    raise typer.Exit(record(find_case(case, changes), system, options, target, report_dir))
+
+
+@app.command("diff")
+def diff_command(
+    first: Annotated[Path, typer.Argument(metavar="DIR_A", help="A recording's folder.")],
+    second: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another.")],
+) -> None:
+    """Compare two recordings."""
+    from harness.commands.record import diff
+
+    raise typer.Exit(diff(first, second))

@@ -1,0 +1,102 @@
+"""One `bitproof bisect`, from the report folder to the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.case import Case
+from harness.commands.following import follow_rank_0
+from harness.compare.outcome import complete
+from harness.disturb.faults import check_fault, parse_fault
+from harness.execute.case_run import CaseRun
+from harness.execute.launch import environment
+from harness.execute.transport import follows, open_desk
+from harness.graph.options import check_extra_passes
+from harness.localize.bisect_passes import Bisector, any_difference, check_case
+from harness.machine.devices import lease_gpus
+from harness.options import RunOptions
+from harness.program import interrupts
+from harness.records import Bisection, Probe, Report, Verdict
+from harness.report.bisection import render, tell_answer, tell_probes
+from harness.report.progress import make_progress
+from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
+from harness.report.write import finish_run, prepare_run_dir
+
+BISECT_FILE = "bisect.json"
+
+
+def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
+    """Find the pass that first changes a case's bits, show and write what was found, and return the exit status.
+
+    0 where every bit agrees, 1 where the pass was found or where tracing alone differs, 3 where it could not be told.
+    Raises UsageError when the call or the case is wrong, before anything runs.
+    """
+    check_case(case)
+    check_extra_passes(options.extra_passes, case)
+    if options.inject is not None:
+        check_fault(parse_fault(options.inject), case)
+    options = replace(options, control="when_different")
+    if follows():
+        return follow_rank_0(case, options, report_dir)
+    with interrupts.raising(), interrupts.held():
+        run_dir = prepare_run_dir(report_dir)
+        print(f"bitproof: bisect {case.name}, report in {run_dir}", flush=True)
+        found = _search(case, options, run_dir)
+        interrupts.too_late()
+        return _finish(found, case, options, run_dir, replay)
+
+
+def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
+    """Search until the end, an error or an interrupt; what was found until then counts."""
+
+    def show(probe: Probe) -> None:
+        print(f"{probe.applied}, against {probe.reference}: {probe.verdict} in {probe.seconds:.1f} s", flush=True)
+
+    found = Bisection()
+    try:
+        with interrupts.let_in(), open_desk([case], run_dir, options) as desk:
+            placement = desk.place(case)
+            with lease_gpus(placement, case.parallelism.world_size), make_progress(1) as progress:
+
+                def run_of(case: Case, options: RunOptions) -> CaseRun:
+                    return CaseRun(case, placement, desk, options, progress.on_event)
+
+                bisector = Bisector(case, options, run_of, show)
+                found = bisector.found
+                bisector.search()
+    except interrupts.STOPS:
+        found.problem = "interrupted"
+    return found
+
+
+def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, replay: Sequence[str]) -> int:
+    """Print what was found, then write it with the report of the case's run; returns the exit status."""
+    status = status_of(found)
+    where = {"device": options.device, "backend": "unknown"}
+    results = complete([any_difference(case)], filter(None, [found.result]), found.problem or "", **where)
+    report = Report(
+        run_id=run_dir.name,
+        exit_status=exit_status(results),
+        environment=environment(options.device),
+        cases=results,
+        options=tuple(replay),
+    )
+    answer = list(tell_answer(found, options.inject, _dumped(found, run_dir, case.name), replay, case.name))
+    print("\n".join(["", *tell_probes(found), "", *answer]))
+    more = {BISECT_FILE: render(found, case.name, status, options.inject, answer)}
+    return finish_run(report, run_dir, status, more, shown=BISECT_FILE)
+
+
+def status_of(found: Bisection) -> int:
+    """0 where nothing differs, 1 where the difference has an answer, 3 where not."""
+    if found.problem is None and found.result is not None and found.result.verdict == Verdict.EQUAL:
+        return SUCCESS
+    return UNJUDGED if found.blamed is None else UNEXPECTED
+
+
+def _dumped(found: Bisection, run_dir: Path, name: str) -> Path | None:
+    """The diff of the blamed pass, as the case's own run wrote it; a backend has none."""
+    files = sorted((run_dir / "graphs" / name).glob(f"??-{found.blamed}.diff"))
+    return files[0] if files else None

@@ -1,0 +1,94 @@
+"""Copy from a folder that a stranger may have filled: real folders and regular files, nothing that leads elsewhere.
+
+Every name is opened relative to its open parent and never followed, so no link, not even one put there meanwhile,
+leads out of the folder. Pipes, sockets and devices are never opened. Copies share nothing with the originals: a
+hard link would let a later change of one be a change of the other.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import RecordingError
+
+_NO_LINKS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_DEPTH = 50
+_BLOCK = 1 << 20
+
+
+@dataclass
+class Room:
+    """What may still be copied: a run of hundreds of cases that keep all values takes a hundredth of the bytes."""
+
+    num_bytes: int = 64 << 30
+    entries: int = 1_000_000
+
+    def take(self, num_bytes: int, what: Path) -> None:
+        """Use some of it. Raises RecordingError when it is used up."""
+        self.num_bytes -= num_bytes
+        self.entries -= 1
+        if self.num_bytes < 0 or self.entries < 0:
+            raise RecordingError(
+                "a shard's files are too large to copy",
+                expected=f"{Room.num_bytes >> 30} GiB and {Room.entries:,} files at most",
+                found=f"more, at {what}",
+                fix="leave out what is not a run's, or merge folders that hold nothing but report.json",
+            )
+
+
+@contextmanager
+def opened_folder(path: Path) -> Iterator[int | None]:
+    """A folder's descriptor; None where its name stands for no folder. Links before the last name are followed."""
+    with _opened(path.name, None, path, stat.S_IFDIR) as folder:
+        yield folder
+
+
+def copy_folder(parent: int, name: str, target: Path, room: Room, depth: int = _MAX_DEPTH) -> None:
+    """Copy the folder `name` of an open folder to `target`, if a folder it is."""
+    with _opened(name, parent, target, stat.S_IFDIR) as folder:
+        if folder is None or depth == 0:
+            return
+        room.take(0, target)
+        target.mkdir(parents=True)
+        for entry in sorted(os.listdir(folder)):
+            copy_file(folder, entry, target / entry, room)
+            copy_folder(folder, entry, target / entry, room, depth - 1)
+
+
+def copy_file(parent: int, name: str, target: Path, room: Room) -> None:
+    """Copy the file `name` of an open folder to `target`, if a regular file it is."""
+    with _opened(name, parent, target, stat.S_IFREG) as file:
+        if file is None:
+            return
+        size = os.fstat(file).st_size
+        room.take(size, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as copy:
+            while size > 0 and (block := os.read(file, min(size, _BLOCK))):
+                copy.write(block)
+                size -= len(block)
+
+
+@contextmanager
+def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[int | None]:
+    """An entry's descriptor; None where it is missing or of another kind."""
+    path = str(told) if parent is None else name
+    try:
+        found = os.stat(path, dir_fd=parent, follow_symlinks=False)
+        entry = os.open(path, _NO_LINKS, dir_fd=parent) if stat.S_IFMT(found.st_mode) == kind else None
+    except FileNotFoundError:
+        entry = None
+    except OSError as error:
+        raise RecordingError("a shard's file cannot be read", found=f"{error.strerror}: {told}") from error
+    if entry is None:
+        yield None
+        return
+    try:
+        yield entry if stat.S_IFMT(os.fstat(entry).st_mode) == kind else None
+    finally:
+        os.close(entry)

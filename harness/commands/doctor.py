@@ -1,0 +1,238 @@
+"""What this machine can run, and why not the rest: torch is asked in another process, and small cases are run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness import torch_versions
+from harness.machine.compiler import compiler, compiler_problem
+from harness.options import RunOptions
+from harness.records import CaseResult, Verdict
+
+MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
+MIN_PYTHON = (3, 11)
+NUM_RANKS = 8
+NEEDED_GIB = 4.0
+PROBE_SECONDS = 120
+TRIAL_CASES = ("moe_batch", "moe_seq")
+"""Two, as tracing a second graph after the ranks of a first were forked may fail where one graph does not."""
+TRIAL_SECONDS = 300.0  # a case; it takes about 10
+
+PROBE = """
+import json, torch, torch.distributed as dist
+available = dist.is_available()
+print(json.dumps({
+    "version": torch.__version__,
+    "gloo": available and dist.is_gloo_available(),
+    "nccl": available and dist.is_nccl_available(),
+    "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing a run may need. `is_required` says whether the main cases need it."""
+
+    name: str
+    is_ok: bool
+    found: str
+    fix: str | None = None
+    is_required: bool = True
+
+    def __str__(self) -> str:
+        fix = f"; fix: {self.fix}" if self.fix and not self.is_ok else ""
+        return f"{'ok' if self.is_ok else 'no'}  {self.name}: {self.found}{fix}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """What torch says of itself."""
+
+    version: str
+    gloo: bool
+    nccl: bool
+    gpus: list[str]
+
+
+def examine(report_dir: Path) -> Iterator[Check]:
+    """Every check, cheapest first, each as soon as it is known."""
+    yield check_python(sys.version_info[:3])
+    yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    yield check_memory(available_gib())
+    yield check_report_dir(report_dir)
+    yield check_compiler(compiler_problem())
+    yield check_program(
+        "Chromium", ("chromium", "chromium-browser", "google-chrome"), "tests of HTML reports", "install chromium"
+    )
+    torch_checks = list(check_torch(probe_torch()))
+    yield from torch_checks
+    if all(check.is_ok for check in torch_checks if check.is_required):
+        yield check_trial(run_trial())
+
+
+def summarize(checks: list[Check]) -> Check:
+    """Whether the main cases can run here, and what stops them if not."""
+    missing = [check.name for check in checks if check.is_required and not check.is_ok]
+    names = ", ".join(MAIN_CASES)
+    found = f"{names} can run" if not missing else f"{names} cannot run, because of: {', '.join(missing)}"
+    return Check(name="main cases", is_ok=not missing, found=found)
+
+
+def check_python(version: tuple[int, ...]) -> Check:
+    """Python is new enough."""
+    found = ".".join(map(str, version))
+    return Check(name="Python", is_ok=version >= MIN_PYTHON, found=found, fix="use Python 3.11 or newer")
+
+
+def check_cores(num_cores: int) -> Check:
+    """Cores are never too few: ranks share them, and only time is lost."""
+    note = f"; {NUM_RANKS} ranks share them" if num_cores < NUM_RANKS else ""
+    return Check(name="cores", is_ok=True, found=f"{num_cores}{note}", is_required=False)
+
+
+def check_memory(gib: float | None) -> Check:
+    """Eight ranks of a tiny model fit."""
+    if gib is None:
+        return Check(name="memory", is_ok=True, found="unknown on this system", is_required=False)
+    return Check(
+        name="memory",
+        is_ok=gib >= NEEDED_GIB,
+        found=f"{gib:.1f} GiB available, {NEEDED_GIB:.0f} needed for {NUM_RANKS} ranks",
+        fix="end other programs, or use fewer ranks with --world-size",
+    )
+
+
+def check_report_dir(report_dir: Path) -> Check:
+    """Files can be made in the report folder, or in the nearest folder above it that exists."""
+    folder = next(folder for folder in (report_dir.absolute(), *report_dir.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        fix = "choose another folder with --report-dir"
+        return Check(name="report folder", is_ok=False, found=f"{report_dir}: {error.strerror or error}", fix=fix)
+    return Check(name="report folder", is_ok=True, found=f"{report_dir} can be written")
+
+
+def check_compiler(problem: str | None) -> Check:
+    """Inductor compiles for the CPU with what CXX names, else g++. A program was compiled to see that it works."""
+    found = f"{compiler()} compiles" if problem is None else f"{problem}; the cases of family backends need it"
+    fix = "install g++, or name another compiler in CXX"
+    return Check(name="C++ compiler", is_ok=problem is None, found=found, fix=fix, is_required=False)
+
+
+def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> Check:
+    """A program that later needs, and no main case does."""
+    path = next((path for program in programs if (path := shutil.which(program))), None)
+    found = path or f"none found, needed only by {needed_by}"
+    return Check(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
+
+
+def check_torch(torch: Torch | str) -> Iterator[Check]:
+    """torch and what it can do: its version, gloo, GPUs. A text says why it cannot be asked."""
+    supported = torch_versions.SUPPORTED
+    if isinstance(torch, str):
+        yield Check(name="torch", is_ok=False, found=torch, fix=f"pip install torch, {supported}")
+        return
+    version = torch.version
+    tested = (
+        f"{'one' if torch_versions.is_tested(version) else 'none'} of the tested {', '.join(torch_versions.TESTED)}"
+    )
+    yield Check(
+        name="torch",
+        is_ok=torch_versions.is_supported(version),
+        found=f"{version}, {tested}; supported: {supported}",
+        fix="install a supported torch",
+    )
+    found = "available" if torch.gloo else "not built into this torch"
+    yield Check(name="gloo", is_ok=torch.gloo, found=found, fix="install a torch built with gloo")
+    yield _check_gpus(torch.gpus, has_nccl=torch.nccl)
+
+
+def check_trial(results: list[CaseResult] | str) -> Check:
+    """Small cases came out as they must: what else is examined may all be there, and a release of torch not trace."""
+    fix = f"install a tested torch: {', '.join(torch_versions.TESTED)}"
+    if isinstance(results, str):
+        return Check(name="trial", is_ok=False, found=results, fix=fix)
+    failed = [result for result in results if result.verdict != Verdict.EQUAL]
+    if failed:
+        found = "; ".join(f"{result.case.name} in small: {_tell_failure(result)}" for result in failed)
+        return Check(name="trial", is_ok=False, found=found, fix=fix)
+    names = " and ".join(result.case.name for result in results)
+    seconds = sum(result.seconds.total or 0.0 for result in results)
+    found = f"{names} in small are EQUAL, {seconds:.0f} s: traced, 2 ranks forked, 1 step of eager_chunked and graph"
+    return Check(name="trial", is_ok=True, found=found)
+
+
+def run_trial() -> list[CaseResult] | str:
+    """The results of small cases, one after the other in one command, on the CPU; in words why there are none.
+
+    Never on a GPU, which another run may hold for hours. Cases that outlast TRIAL_SECONDS are stopped.
+    """
+    from cases import CASES
+    from harness.execute.launch import run_cases
+
+    small = []
+    for case in map(CASES.__getitem__, TRIAL_CASES):
+        model, parallelism = replace(case.model, layers=1, dense_layers=0), replace(case.parallelism, world_size=2)
+        small.append(replace(case, model=model, parallelism=parallelism, steps=1))
+    options = RunOptions(device="cpu", timeout=TRIAL_SECONDS, control="never")
+    try:
+        with tempfile.TemporaryDirectory(prefix="bitproof-doctor-") as folder:
+            return list(run_cases(small, options, Path(folder)))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _tell_failure(result: CaseResult) -> str:
+    """A case's verdict and error on one line, without a traceback."""
+    text = (result.error or "").partition("\n\n")[0]
+    return ", ".join([result.verdict.value, *(line.strip() for line in text.splitlines())])
+
+
+def probe_torch() -> Torch | str:
+    """What torch says of itself, or, as a text, why it cannot be asked."""
+    command = [sys.executable, "-c", PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+        if done.returncode == 0:
+            return Torch(**json.loads(done.stdout.splitlines()[-1]))
+        lines = done.stderr.strip().splitlines()
+        return lines[-1] if lines else f"importing it ended with exit status {done.returncode}"
+    except (subprocess.TimeoutExpired, OSError, ValueError, IndexError) as error:
+        return f"asking it failed: {error}"
+
+
+def available_gib() -> float | None:
+    """Memory that new processes can have, within the container's limit. None where /proc does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    gib = kib / 2**20
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return min(gib, (limit - used) / 2**30)
+    except (OSError, ValueError):
+        return gib
+
+
+def _check_gpus(gpus: list[str], *, has_nccl: bool) -> Check:
+    if not gpus:
+        found = "none, or none that this torch can use; cases run on the CPU with gloo"
+        return Check(name="GPUs", is_ok=False, found=found, is_required=False)
+    backend = "NCCL" if has_nccl and len(gpus) >= NUM_RANKS else "gloo"
+    sharing = "" if len(gpus) >= NUM_RANKS else f"; {NUM_RANKS} ranks share {len(gpus)}"
+    found = f"{len(gpus)} ({', '.join(dict.fromkeys(gpus))}), {backend}{sharing}"
+    return Check(name="GPUs", is_ok=True, found=found, is_required=False)

@@ -1,0 +1,31 @@
+"""What a command does on torchrun's ranks above 0: what rank 0 asks, in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.case import Case
+from harness.errors import BitproofError
+from harness.execute.transport import follow
+from harness.options import RunOptions
+from harness.program import interrupts
+from harness.report.status import SUCCESS, error_status
+from harness.report.write import discard_if_bare, prepare_run_dir
+
+
+def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:
+    """Do what rank 0 asks until it is done; returns 0, or the status of the error that ended rank 0, which tells it.
+
+    Rank 0's status is the command's: it may still find that bits differ when nobody has to follow any more.
+    """
+    with interrupts.raising(), interrupts.held():
+        run_dir = prepare_run_dir(report_dir)
+        try:
+            with interrupts.let_in():
+                for _ in follow([case], run_dir, options):
+                    pass
+        except BitproofError as error:
+            return error_status(error)
+        finally:
+            discard_if_bare(run_dir)
+    return SUCCESS

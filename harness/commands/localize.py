@@ -1,0 +1,29 @@
+"""One `bitproof localize`, from the report folder to the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.case import Case
+from harness.commands.run import run_and_report
+from harness.localize.bisect_passes import any_difference
+from harness.options import RunOptions
+from harness.records import Report
+from harness.report.story import render, tell_story
+
+LOCALIZE_FILE = "localize.json"
+
+
+def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
+    """Run a case, tell all that is known of its first difference, and return the exit status.
+
+    0 where every bit agrees, 1 where not, whatever the case expects; 3 where it could not be judged.
+    """
+
+    def tell(report: Report) -> dict[str, str]:
+        [result] = report.cases
+        print("\n".join(tell_story(result)), flush=True)
+        return {LOCALIZE_FILE: render(result)}
+
+    return run_and_report([any_difference(case)], options, report_dir, replay, tell=tell)

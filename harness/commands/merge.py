@@ -1,0 +1,188 @@
+"""Join the run folders of a run's shards into one run.
+
+1. Read every shard's report. One that cannot be read counts as missing.
+2. Refuse what are not different shards of one run.
+3. Put the cases together in the selection's order. A case without a result is UNVERIFIED.
+4. Copy each case's logs, recordings and graphs into a new run folder, and write its report.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.commands.copying import Room, copy_file, copy_folder, opened_folder
+from harness.compare.outcome import complete
+from harness.errors import RecordingError, UsageError
+from harness.program import interrupts
+from harness.records import Report, Shard
+from harness.report import json as report_json
+from harness.report import terminal
+from harness.report.status import exit_status, worst
+from harness.report.write import prepare_run_dir, write_run
+
+Reports = list[tuple[Path, Report]]
+_FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
+
+
+def merge(folders: Sequence[Path], report_dir: Path) -> int:
+    """Join run folders into a new one under `report_dir` and return the exit status: the worst of all.
+
+    Raises UsageError when they are no shards, not of one run, or one shard twice, and RecordingError when none can
+    be read or two claim one case; then nothing is written.
+    """
+    reports: Reports = []
+    for folder in folders:
+        try:
+            reports.append((folder, report_json.read(folder / report_json.FILE_NAME)))
+        except RecordingError as error:
+            print(f"bitproof: {folder} counts as missing\n{error}", file=sys.stderr)
+    if not reports:
+        raise RecordingError("no shard's report can be read", found=", ".join(map(str, folders)))
+    _refuse_strangers(reports)
+    _refuse_double_claims(reports)
+    with interrupts.held():
+        return _merge(reports, prepare_run_dir(report_dir))
+
+
+def _merge(reports: Reports, run_dir: Path) -> int:
+    """Print what the shards came to together, and fill the run folder, or leave none."""
+    try:
+        merged = _join(run_dir.name, [report for _, report in reports])
+        terminal.print_report(merged)
+        with interrupts.let_in():
+            for folder, report in reports:
+                _copy_files(folder, report, run_dir)
+        write_run(merged, run_dir)
+    except OSError as error:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise RecordingError(
+            "the shards' files cannot be put together", found=error.strerror or str(error), where=str(run_dir)
+        ) from error
+    except BaseException:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+    interrupts.too_late()
+    print(f"report: {run_dir / 'report.md'}", flush=True)
+    return merged.exit_status
+
+
+def _refuse_strangers(reports: Reports) -> None:
+    """Only different shards of one selection, split the same way, make a whole."""
+    seen: dict[int, Path] = {}
+    first_folder, first = reports[0]
+    for folder, report in reports:
+        if report.shard is None:
+            raise UsageError(
+                f"{folder} holds a whole run, not a shard",
+                expected="folders that `bitproof run --shard i/n` made",
+                found="a report without a shard",
+            )
+        assert first.shard is not None
+        if report.shard.count != first.shard.count or report.shard.selection != first.shard.selection:
+            raise UsageError(
+                "these are not shards of one run",
+                expected=f"{_describe(first.shard)} as in {first_folder}",
+                found=f"{_describe(report.shard)} in {folder}",
+                fix="give every shard the same -k, --steps, --world-size and other changes to its cases",
+            )
+        if other := seen.get(report.shard.index):
+            raise UsageError(
+                f"shard {report.shard} is there twice",
+                expected="each shard once",
+                found=f"{other} and {folder}",
+                fix="leave out one of them",
+            )
+        seen[report.shard.index] = folder
+
+
+def _describe(shard: Shard) -> str:
+    names = ", ".join(case.name for case in shard.selection[:3])
+    more = len(shard.selection) - 3
+    return f"{shard.count} shards of {names}{f' and {more} more cases' if more > 0 else ''}"
+
+
+def _refuse_double_claims(reports: Reports) -> None:
+    """A case that two shards tell of, or that is none of the selection, shows that a report is not what it says."""
+    seen: dict[str, Path] = {}
+    for folder, report in reports:
+        assert report.shard is not None
+        selection = {case.name: case for case in report.shard.selection}
+        for name in [result.case.name for result in report.cases] + list(report.not_run):
+            if other := seen.get(name):
+                raise RecordingError(
+                    f"more than one result for case {name}", expected="one", found=f"{other} and {folder} have one"
+                )
+            seen[name] = folder
+            if name not in selection:
+                raise RecordingError(f"case {name} was not selected", found=f"{folder} has a result for it")
+        for result in report.cases:
+            if result.case != selection[result.case.name]:
+                raise RecordingError(
+                    f"case {result.case.name} is not the one that was selected",
+                    found=f"{folder} has a result for another case of this name",
+                )
+
+
+def _join(run_id: str, reports: list[Report]) -> Report:
+    """One report of all shards. What they say differently of machine and options is told and kept."""
+    shards = [report.shard for report in reports if report.shard is not None]
+    selection, count = shards[0].selection, shards[0].count
+    missing = sorted(set(range(1, count + 1)) - {shard.index for shard in shards})
+    names = ", ".join(f"{index}/{count}" for index in missing)
+    if names:
+        print(f"bitproof: missing shards: {names}", file=sys.stderr)
+    reason = "no shard has a result for this case" + (f"; missing shards: {names}" if names else "")
+    options = _agreed("options", {str(report.shard): list(report.options) for report in reports})
+    results = [
+        result if isinstance(options, list) else replace(result, options=report.options)
+        for report in reports
+        for result in report.cases
+    ]
+    not_run = {name: why for report in reports for name, why in report.not_run.items()}
+    expected = [case for case in selection if case.name not in not_run]
+    cases = complete(expected, results, reason, device="unknown", backend="unknown")
+    return Report(
+        run_id=run_id,
+        exit_status=worst([exit_status(cases), *(report.exit_status for report in reports)]),
+        environment=_join_environments(reports),
+        cases=cases,
+        options=tuple(options) if isinstance(options, list) else (),
+        not_run={case.name: not_run[case.name] for case in selection if case.name in not_run},
+    )
+
+
+def _join_environments(reports: list[Report]) -> dict[str, Any]:
+    """What all machines say, and by shard what they say differently, such as torch's version."""
+    ran = {str(report.shard): report.environment for report in reports if report.cases}
+    names = dict.fromkeys(name for environment in ran.values() for name in environment)
+    return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}
+
+
+def _agreed(what: str, values: Mapping[str, Any]) -> Any:
+    """What all shards say; where they do not agree, all of it, told and by shard."""
+    first = next(iter(values.values()))
+    if all(value == first for value in values.values()):
+        return first
+    told = ", ".join(f"{value} in {shard}" for shard, value in values.items())
+    print(f"bitproof: shards differ in {what}: {told}", file=sys.stderr)
+    return values
+
+
+def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
+    """Put a shard's files into the merged run's folder: those of its cases where one looks for them, others aside."""
+    assert report.shard is not None
+    names, room = {result.case.name for result in report.cases}, Room()
+    for kind in _FOLDERS_OF_CASES:
+        with opened_folder(folder / kind) as source:
+            if source is None:
+                continue
+            for name in sorted(os.listdir(source)):
+                if name.partition(".")[0] in names:
+                    copy_folder(source, name, run_dir / kind / name, room)
+                copy_file(source, name, run_dir / kind / f"shard-{report.shard.index}" / name, room)

@@ -1,0 +1,205 @@
+"""One recording alone, and two recordings compared: for systems that do not run at one time in one place.
+
+A recording made on another machine, at another commit or with another torch is compared by what its
+manifest and its digests say. What the manifests say differently is told next to the verdict: it is
+where an explanation of a difference starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.capture.selection import chooser, first_and_last_step, name_value
+from harness.capture.store import put_in_place, read_recording
+from harness.case import Case
+from harness.commands.following import follow_rank_0
+from harness.compare.baselines import file_baseline
+from harness.compare.same_case import leaf_differences
+from harness.compare.verdict import Comparison, compare, demand_substance
+from harness.errors import CaseError, RecordingError, UsageError
+from harness.execute.launch import record_system
+from harness.execute.transport import follows
+from harness.options import OnEvent, RunOptions
+from harness.program import interrupts
+from harness.records import Drift, Manifest, Recording, Verdict
+from harness.report.diff import tell_diff
+from harness.report.progress import make_progress
+from harness.report.write import discard_if_bare, prepare_run_dir
+
+STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
+
+# True of every two recordings, or follows from their digests.
+_ALWAYS_DIFFERENT = ("digests_sha256", "values_sha256", "manifest_sha256", "arm", "values")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a recording goes: to the folder `out`, or among the baselines in `baseline_dir`.
+
+    With `force` a baseline of the same environment is replaced; `out` must not exist yet.
+    """
+
+    out: Path | None = None
+    baseline_dir: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.out is None) == (self.baseline_dir is None) or (self.force and self.baseline_dir is None):
+            raise UsageError(
+                "a recording needs one place to go to",
+                expected="--out DIR, or --baseline, which --force may go with",
+                found="both"
+                if self.out and self.baseline_dir
+                else "--force without --baseline"
+                if self.out
+                else "none",
+            )
+        if self.out is not None and self.out.exists():
+            raise UsageError(
+                "the recording would overwrite something", expected="a folder that does not exist", found=str(self.out)
+            )
+
+
+def record(case: Case, system: str, options: RunOptions, target: Target, report_dir: Path) -> int:
+    """Record one system. Logs go to a run folder. Returns 0, or raises, and then leaves nothing at the target.
+
+    A baseline keeps the values of its first and last step unless `options` say otherwise. Raises UsageError when
+    none of a pattern's tensors were there, or a baseline is, and RankError when the system fails.
+    """
+    if target.baseline_dir is not None and not options.values:
+        options = replace(options, values=first_and_last_step(case.steps))
+    if follows():
+        return follow_rank_0(case, options, report_dir)
+    with interrupts.raising(), interrupts.held():
+        run_dir = prepare_run_dir(report_dir)
+        try:
+            with interrupts.let_in():
+                _record(case, system, options, target, run_dir)
+        except interrupts.STOPS:
+            discard_if_bare(run_dir)
+            raise
+    return 0
+
+
+def _record(case: Case, system: str, options: RunOptions, target: Target, run_dir: Path) -> None:
+    print(f"bitproof: record {system} on {case.name}, logs in {run_dir}", flush=True)
+    with _beside(target.out or target.baseline_dir / case.name) as new:  # type: ignore[operator]
+        with make_progress(1) as progress:
+            _make(case, system, options, new, run_dir, progress.on_event)
+        interrupts.too_late()
+        if target.out is not None:
+            put_in_place(new, target.out)
+            print(f"recording: {target.out}")
+        else:
+            assert target.baseline_dir is not None
+            folder = file_baseline(new, target.baseline_dir, case, system, force=target.force)
+            print(f"baseline: {folder}")
+
+
+def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: Path) -> None:
+    """Record one system at `out`, whole or not at all, and print nothing. Raises as `record` does."""
+    Target(out=out)
+    with _beside(out) as new:
+        _make(case, system, options, new, run_dir, lambda event: None)
+        put_in_place(new, out)
+
+
+def _make(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path, on_event: OnEvent) -> None:
+    record_system(case, system, options, new, run_dir, on_event)
+    _refuse_idle_patterns(new, options.values)
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A hidden folder's path beside `folder`, removed in the end unless it was moved away."""
+    new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    try:
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
+    """A pattern that chose nothing is a mistake that would show only when a value is missed."""
+    keys = read_recording(folder).records
+    for pattern in patterns:
+        if not any(map(chooser([pattern]), keys)):
+            raise UsageError(
+                "--values chose no tensor",
+                expected="a pattern that fits step/kind/name of some tensor, such as " + name_value(next(iter(keys))),
+                found=pattern,
+            )
+
+
+def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
+    """Compare two recordings, show what they came to, and return the exit status.
+
+    Raises UsageError for a path that is no folder and RecordingError for a damaged recording.
+    """
+    recordings = _read(first), _read(second)
+    comparison = _compare(recordings, first)
+    drift: list[Drift] = []
+    if comparison.verdict == Verdict.DIFFERENT:
+        from harness.compare.drift import measure_drift  # loads torch
+
+        drift = measure_drift(first, second)
+    differences = _manifest_differences(recordings[0].manifest, recordings[1].manifest)
+    for line in tell_diff(comparison, (first, second), drift, differences):
+        show(line)
+    return STATUS[comparison.verdict]
+
+
+def compare_recordings(first: Path, second: Path) -> Comparison:
+    """What two recordings come to. Raises as `diff` does."""
+    return _compare((_read(first), _read(second)), first)
+
+
+def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Comparison:
+    """`folder` is the first's: its manifest says which case both recorded."""
+    case = _case_of(recordings[0], folder)
+    return _refuse_other_data(recordings) or demand_substance(compare(*recordings, case))
+
+
+def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | None:
+    """Systems that read other data must differ: that says nothing about either."""
+    read = [_data_of(recording.manifest) for recording in recordings]
+    ranks = [rank for rank, (left, right) in enumerate(zip(*read, strict=False)) if left and right and left != right]
+    if not ranks:
+        return None
+    left, right = (data[ranks[0]] for data in read)
+    return Comparison(
+        verdict=Verdict.UNVERIFIED,
+        reason="the recordings are not comparable\n"
+        f"  they read other data, first on rank {ranks[0]}: sha256 {left} in the first, {right} in the second",
+    )
+
+
+def _data_of(manifest: Manifest) -> list[Any]:
+    return [rank.get("data_sha256") for rank in manifest.ranks or ()]
+
+
+def _read(folder: Path) -> Recording:
+    if not folder.is_dir():
+        raise UsageError("there is no such recording", expected="a folder with manifest.json", found=str(folder))
+    return read_recording(folder)
+
+
+def _case_of(recording: Recording, folder: Path) -> Case:
+    try:
+        return Case.from_dict(recording.manifest.case)
+    except CaseError as error:
+        raise RecordingError(
+            "the manifest does not say which case it recorded", found=error.what, where=str(folder)
+        ) from error
+
+
+def _manifest_differences(first: Manifest, second: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    left, right = first.to_dict(), second.to_dict()
+    names = sorted(left.keys() - set(_ALWAYS_DIFFERENT))
+    yield from leaf_differences({name: (left[name], right[name]) for name in names})

@@ -1,0 +1,250 @@
+"""One `bitproof run`, from the report folder to the exit status.
+
+1. Make the run folder, so that an unwritable one is found before anything runs.
+2. Say what will run and where the report goes.
+3. Run the cases, showing progress.
+4. Print the verdicts, then write the report, whatever happened: a case that did not finish is UNVERIFIED.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+from harness.case import Case
+from harness.compare.outcome import complete
+from harness.errors import BitproofError, CaseError, UsageError
+from harness.program import interrupts
+from harness.records import CaseResult, Event, Report, Shard
+from harness.report import terminal
+from harness.report.progress import Progress, make_progress
+from harness.report.status import error_status, exit_status, worst
+from harness.report.write import discard_if_bare, finish_run, is_reporting_rank, prepare_run_dir, warm_up
+
+if TYPE_CHECKING:
+    from harness.options import RunOptions
+
+INTERRUPTED = "interrupted before this case was finished"
+NO_RESULT = "the launcher gave no result for this case"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a command line changes about every case that it selects. None leaves a case as it is."""
+
+    reference: str | None = None
+    candidate: str | None = None
+    steps: int | None = None
+    world_size: int | None = None
+    data: str | None = None
+    early_grad_accumulation: bool = False
+
+
+@dataclass
+class Progressing:
+    """What a run knows so far; `reason` says why the cases without a result have none."""
+
+    environment: dict[str, Any] = field(default_factory=dict)
+    results: list[CaseResult] = field(default_factory=list)
+    reason: str = NO_RESULT
+    status: int = 0
+    failure: Exception | None = None
+
+
+def check_data(data: str | Path | None) -> str | None:
+    """The file that a case is to train on, as the case states it. Raises UsageError for one that is not there."""
+    if data is not None and not Path(data).is_file():
+        raise UsageError("there is no such data file", expected="a text file", found=str(data))
+    return None if data is None else str(data)
+
+
+def change_case(case: Case, changes: Changes) -> Case:
+    """The case with a command line's changes. Raises CaseError when they do not fit it."""
+    values: dict[str, Any] = {
+        name: value for name in ("reference", "candidate", "steps") if (value := getattr(changes, name)) is not None
+    }
+    if changes.world_size is not None:
+        values["parallelism"] = replace(case.parallelism, world_size=changes.world_size)
+    if changes.data is not None:
+        values["batch"] = replace(case.batch, data=changes.data)
+    if changes.early_grad_accumulation:
+        if case.chunking is None:
+            raise CaseError(
+                f"case {case.name} does not chunk, so it has no gradients to accumulate early",
+                expected="cases that chunk",
+                found=f"case {case.name} with chunking=None",
+                fix="leave it out with -k, or leave out --early-grad-accumulation",
+            )
+        values["chunking"] = replace(case.chunking, early_grad_accumulation=True)
+    return replace(case, **values)
+
+
+def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
+    """The case of exactly that name, with a command line's changes. Raises UsageError when there is none."""
+    for case in cases:
+        if case.name == name:
+            return change_case(case, changes)
+    raise UsageError("no such case", expected=", ".join(case.name for case in cases), found=name)
+
+
+def replay_options(changes: Changes, run: RunOptions) -> list[str]:
+    """The options that a replay of one case must repeat: those that were not left at their default."""
+    values = {
+        "--candidate": changes.candidate,
+        "--reference": changes.reference,
+        "--steps": changes.steps,
+        "--world-size": changes.world_size,
+        "--data": changes.data,
+        "--inject": run.inject,
+        "--device": None if run.device == "auto" else run.device,
+        "--control": "when-different" if run.control == "when_different" else None,
+        "--stress-threads": run.stress.num_threads if run.stress and run.stress.num_threads > 1 else None,
+    }
+    flags = {
+        "--early-grad-accumulation": changes.early_grad_accumulation,
+        "--no-control": run.control == "never",
+        "--stress": run.stress is not None,
+        "--baseline": run.baseline_dir is not None,
+    }
+    options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+    options += [name for name, is_given in flags.items() if is_given]
+    options += ["--baseline-dir", str(run.baseline_dir)] if run.baseline_dir else []
+    return options + [part for text in run.extra_passes for part in ("--extra-pass", text)]
+
+
+def run_and_report(
+    cases: Sequence[Case],
+    options: RunOptions,
+    report_dir: Path,
+    replay: Sequence[str] = (),
+    not_run: Mapping[str, str] = MappingProxyType({}),
+    shard: Shard | None = None,
+    tell: Callable[[Report], Mapping[str, str]] = lambda report: {},
+) -> int:
+    """Run cases, write their report and return the exit status.
+
+    `not_run` says, by name, why cases were left out; `replay` are the command-line options that a replay
+    must repeat; `shard` says of what selection the cases are one machine's part; `tell` prints more of the report and
+    returns more files to write with it, texts by name. Raises UsageError when the call is wrong, before anything is
+    run or written.
+    """
+    with interrupts.raising(), interrupts.held():
+        run_dir = prepare_run_dir(report_dir)
+        reports = is_reporting_rank()
+        if reports:
+            names = ", ".join(case.name for case in cases)
+            part = f"shard {shard}, " if shard else ""
+            counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}" + (f" ({names})" if cases else "")
+            print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
+        progress = _run(cases, options, run_dir, reports)
+        if isinstance(progress.failure, UsageError) and not progress.results:
+            discard_if_bare(run_dir)
+            raise progress.failure
+        interrupts.too_late()
+        return _finish(cases, progress, options, run_dir, replay, not_run, shard, reports, tell)
+
+
+def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
+    """Run the cases until they end, fail or are interrupted."""
+    from harness.execute import launch
+
+    state = Progressing()
+    try:
+        if reports:
+            state.environment = launch.environment(options.device)
+        show: Progress = make_progress(len(cases)) if reports else Silence()
+        with (
+            interrupts.let_in(),
+            show,
+            _closing(launch.run_cases(cases, options, run_dir, show.on_event)) as results,
+        ):
+            if reports:  # while the host imports torch: after the verdict nothing shall be waited for
+                terminal.warm_up()
+                warm_up()
+            for result in results:
+                state.results.append(result)
+                show.on_result(result)
+    except interrupts.STOPS:
+        state.reason = INTERRUPTED
+    except BitproofError as error:
+        state.reason, state.status, state.failure = str(error), error_status(error), error
+    except Exception as error:  # our own bug: keep what was found out, then tell all
+        state.reason, state.status, state.failure = traceback.format_exc(), 3, error
+    return state
+
+
+def _finish(
+    cases: Sequence[Case],
+    state: Progressing,
+    options: RunOptions,
+    run_dir: Path,
+    replay: Sequence[str],
+    not_run: Mapping[str, str],
+    shard: Shard | None,
+    reports: bool,
+    tell: Callable[[Report], Mapping[str, str]],
+) -> int:
+    """Print and write the report, on the rank that reports; return the exit status on all."""
+    where = {
+        "device": _join(result.device for result in state.results) or options.device,
+        "backend": _join(result.backend for result in state.results) or "unknown",
+    }
+    results = complete(cases, state.results, state.reason, **where)
+    status = worst([exit_status(results, is_shard=shard is not None), state.status])
+    if not reports:
+        discard_if_bare(run_dir)
+        return status
+    report = Report(
+        run_id=run_dir.name,
+        exit_status=status,
+        environment=state.environment | where,
+        cases=results,
+        options=tuple(replay),
+        not_run=dict(not_run),
+        remarks=options.remarks(),
+        shard=shard,
+    )
+    terminal.print_report(report)
+    more = tell(report)
+    if state.reason == INTERRUPTED:
+        print(f"{interrupts.MESSAGE}; the cases that were not finished are UNVERIFIED", file=sys.stderr)
+    if state.failure is not None:
+        print(state.reason, file=sys.stderr)
+    return finish_run(report, run_dir, status, more)
+
+
+class Silence:
+    """The progress display of a rank that does not report."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def on_event(self, event: Event) -> None:
+        """Show nothing."""
+
+    def on_result(self, result: CaseResult) -> None:
+        """Show nothing."""
+
+
+@contextmanager
+def _closing(results: Iterator[CaseResult]) -> Iterator[Iterator[CaseResult]]:
+    """Close the launcher's generator however the loop ends: that is what stops its ranks."""
+    try:
+        yield results
+    finally:
+        if close := getattr(results, "close", None):
+            close()
+
+
+def _join(values: Iterable[str]) -> str:
+    """Distinct values in order: `cpu`, or `cpu, cuda` for a run that used both."""
+    return ", ".join(dict.fromkeys(values))

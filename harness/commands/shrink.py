@@ -1,0 +1,218 @@
+"""One `bitproof shrink`: from a failing case to the smallest that fails the same way, and what shows it.
+
+1. Run the case as it is. One that does not fail, or differs from itself, is not shrunk.
+2. Shrink it; tries run without controls, in a temporary folder.
+3. Run what was found once more, each system twice.
+4. Write the small case, a file of plain Python that shows the difference where there can be one, and a report.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.case import Case
+from harness.case.case_file import case_text
+from harness.compare.outcome import complete
+from harness.errors import BitproofError, RecordingError
+from harness.execute.case_run import CaseRun
+from harness.execute.launch import environment
+from harness.execute.requests import Request, SizesRequest, StandaloneRequest
+from harness.execute.session import Desk
+from harness.execute.transport import open_desk, refuse_torchrun
+from harness.localize.shrink_case import Budget, Symptom, Trial, differences, shrink, symptom_of
+from harness.machine.devices import Placement, lease_gpus
+from harness.options import OnEvent, RunOptions
+from harness.program import interrupts
+from harness.records import CaseResult, Report, Verdict
+from harness.report.progress import make_progress
+from harness.report.shrunk import tell_head, tell_shrunk
+from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
+from harness.report.text import CASE_FILE
+from harness.report.write import finish_run, prepare_run_dir, write_atomically
+
+FOLDER = "shrunk"
+A = TypeVar("A")
+
+_ASK_SECONDS = 120.0
+_FILE_SECONDS = 300.0
+
+
+@dataclass
+class _Drawer:
+    """A desk's own, with folders of its own: for one of many runs of cases of one name."""
+
+    desk: Desk
+    run_dir: Path
+    work: Path
+
+    def place(self, case: Case) -> Placement:
+        return self.desk.place(case)
+
+    def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
+        return self.desk.ask(request, timeout, on_event)
+
+    def announce(self, result: CaseResult) -> None:
+        self.desk.announce(result)
+
+
+def shrink_and_report(case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]) -> int:
+    """Shrink a case; returns 1 when the small case differs, 0 when there is nothing to shrink, 3 for the rest.
+
+    `replay` are the options that a run of the small case must repeat. Raises UsageError for a wrong call.
+    """
+    refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
+    start = Trial(case, options.extra_passes, options.inject)
+    start.check()
+    with interrupts.raising(), interrupts.held():
+        run_dir = prepare_run_dir(report_dir)
+        print(f"bitproof: shrink {case.name}, report in {run_dir}", flush=True)
+        try:
+            with interrupts.let_in(), open_desk([case], run_dir, options) as desk:
+                return _Shrinking(desk, run_dir, options, budget, tuple(replay)).run(start)
+        except interrupts.STOPS:
+            return _report_interrupted(case, options, run_dir)
+
+
+@dataclass
+class _Shrinking:
+    desk: Desk
+    run_dir: Path
+    options: RunOptions
+    budget: Budget
+    replay: tuple[str, ...]
+    num_runs: int = 0
+
+    def run(self, start: Trial) -> int:
+        """All of it; returns the exit status."""
+        first = self._watched(start, "when_different", "first")
+        symptom = symptom_of(first)
+        if symptom is None:
+            return refuse(first)
+        print(f"it fails: {symptom}", flush=True)
+        start = replace(start, case=self._with_sizes(start.case))
+        smallest = shrink(start, first, self._try, self.budget, lambda line: print(line, flush=True))
+        if self.budget.is_spent:
+            print(
+                f"the budget is spent ({self.budget.spent} tries, {self.budget.elapsed:.0f} s): there may be a smaller"
+            )
+        final = self._watched(smallest, "always", "smallest")
+        return self._finish(start, smallest, final, symptom)
+
+    def _with_sizes(self, case: Case) -> Case:
+        """The case with every size of its model stated; as it is where no model is known by its name."""
+        try:
+            sizes: dict[str, Any] = self.desk.ask(SizesRequest(case=case), _ASK_SECONDS).sizes
+        except BitproofError:
+            return case
+        return replace(case, model=replace(case.model, **sizes))
+
+    def _try(self, trial: Trial) -> CaseResult:
+        self.num_runs += 1
+        folder = self.desk.work / f"try{self.num_runs}"
+        left = max(1.0, self.budget.seconds - self.budget.elapsed)
+        options = replace(self.options, control="never", timeout=min(self.options.timeout, left))
+        return self._run(trial, options, folder, folder, lambda event: None)
+
+    def _watched(self, trial: Trial, control: Any, name: str) -> CaseResult:
+        """A run whose progress is shown and whose logs and recordings stay."""
+        with make_progress(1) as show:
+            options = replace(self.options, control=control)
+            result = self._run(trial, options, self.run_dir / name, self.desk.work / name, show.on_event)
+            show.on_result(result)
+        return result
+
+    def _run(self, trial: Trial, options: RunOptions, run_dir: Path, work: Path, on_event: OnEvent) -> CaseResult:
+        options = replace(options, extra_passes=trial.extra_passes, inject=trial.inject)
+        placement = self.desk.place(trial.case)
+        with lease_gpus(placement, trial.case.parallelism.world_size):
+            desk = _Drawer(self.desk, run_dir, work)
+            return CaseRun(trial.case, placement, desk, options, on_event).result()
+
+    def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> int:
+        confirmed = symptom_of(final) == symptom
+        status = UNJUDGED if not confirmed or final.verdict == Verdict.ERROR else UNEXPECTED
+        for line in tell_shrunk(differences(start, smallest), self.budget.spent, self.budget.elapsed):
+            print(line)
+        print(f"it fails: {symptom}" if confirmed else f"once more it came to {final.verdict.value}: do not trust it")
+        folder = self.run_dir / FOLDER
+        case_file = folder / "case.json"
+        options = self.replay + tuple(part for text in smallest.extra_passes for part in ("--extra-pass", text))
+        options += (CASE_FILE, str(case_file))
+        command = shlex.join(["bitproof", "run", *options])
+        try:
+            folder.mkdir()
+            write_atomically(case_file, case_text(smallest.case))
+            if confirmed:
+                print(f"file:   {self._write_file(smallest, final, folder, command)}")
+        except OSError as error:
+            raise RecordingError(
+                "the small case cannot be written", found=error.strerror or str(error), where=str(folder)
+            ) from error
+        where = {"device": final.device, "backend": final.backend}
+        report = Report(
+            run_id=self.run_dir.name,
+            exit_status=status,
+            environment=environment(self.options.device) | where,
+            cases=[final],
+            options=options,
+        )
+        print(f"replay: {command}", flush=True)
+        interrupts.too_late()
+        return finish_run(report, self.run_dir, status)
+
+    def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> str:
+        """The file of plain Python, in words: where it is and what running it showed, or why there is none."""
+        case, first = trial.case, final.first_divergence
+        if first is None:
+            return "none: what fails is a run, and a file could only compare results"
+        if trial.inject is not None:
+            return "none: the difference is put in from outside of the two systems' code"
+        if case.pipeline.backend != "fx":
+            return f"none: what {case.pipeline.backend} compiles is not the graph's own code"
+        request = StandaloneRequest(
+            case=case, extra_passes=trial.extra_passes, step=first.step, head=tell_head(case, final, command)
+        )
+        print("writing a file that shows it, and running it", flush=True)
+        try:
+            found = self.desk.ask(request, _FILE_SECONDS)
+        except BitproofError as error:
+            return f"none: {error.what}" + (f"\n{error.found}" if error.found else "")
+        file = folder / f"{case.name}.py"
+        write_atomically(file, found.text)
+        calls = " and ".join(f"{number} of the {name}" for name, number in found.num_calls.items())
+        printed = "".join(f"\n          {line}" for line in found.printed.splitlines())
+        return f"{file}, {len(found.text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
+
+
+def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> int:
+    """Say, and write, that the search has no end; returns the exit status."""
+    interrupts.too_late()
+    where = {"device": options.device, "backend": "unknown"}
+    results = complete([case], [], "interrupted before the case was shrunk", **where)
+    report = Report(
+        run_id=run_dir.name,
+        exit_status=exit_status(results),
+        environment=environment(options.device) | where,
+        cases=results,
+        options=tuple(part for text in options.extra_passes for part in ("--extra-pass", text)),
+    )
+    print(f"{interrupts.MESSAGE}; the case was not shrunk", file=sys.stderr)
+    return finish_run(report, run_dir, report.exit_status)
+
+
+def refuse(result: CaseResult) -> int:
+    """Say why there is nothing to shrink; returns the exit status."""
+    reasons = {
+        Verdict.NONDETERMINISTIC: ("a system differs from itself, so smaller cases would prove nothing", UNEXPECTED),
+        Verdict.UNVERIFIED: ("the case could not be judged", UNJUDGED),
+    }
+    reason, status = reasons.get(result.verdict, ("the case does not fail", SUCCESS))
+    print(f"nothing to shrink: {result.verdict.value}, {reason}", flush=True)
+    if result.error:
+        print(result.error, file=sys.stderr)
+    return status

@@ -1,0 +1,227 @@
+"""Baselines: recordings that are filed under their environment, and runs that are held against them.
+
+A baseline lies at DIR/<case>/<system>/<environment id>/. The environment is what a manifest has of everything
+beside the code that can change a bit: the case, package versions, hardware, device, backend, environment variables,
+determinism switches, the ordered passes with their settings, and the data. The commit, a fault and the
+graph's own code are not in it: what they change is what a baseline is there to show.
+
+Other bits than a baseline of the same environment are DRIFTED. With other environments' baselines alone a
+recording is NOT COMPARABLE: the nearest, with the fewest differing fields, is named with those fields, and where
+they are package versions alone, with the tensors that drifted. Folders' names are for people: manifests decide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.capture.store import put_in_place, read_manifest, read_recording
+from harness.case import Case
+from harness.compare.same_case import LABELS, leaf_differences
+from harness.compare.verdict import compare
+from harness.errors import BitproofError, RecordingError, UsageError, cut
+from harness.records import (
+    BaselineResult,
+    BaselineStatus,
+    CaseResult,
+    Drift,
+    MachineFacts,
+    Manifest,
+    Recording,
+    Role,
+    Verdict,
+)
+
+MeasureDrift = Callable[[Path, Path], list[Drift]]
+
+_VERSION_FIELDS = {
+    f"machine.{name}" for name in ("python", "torch", "cuda", "libc", "numpy", "triton", "pyarrow", "xxhash")
+}
+# What a manifest says of a machine that changes no bit, and bitproof's own version, which is of the code.
+_NOT_DECISIVE = ("bitproof", "platform", "cpu_count")
+_STATUS = {
+    Verdict.EQUAL: BaselineStatus.EQUAL,
+    Verdict.DIFFERENT: BaselineStatus.DRIFTED,
+    Verdict.UNVERIFIED: BaselineStatus.UNVERIFIED,
+}
+_MAX_VALUE = 100
+_MAX_DRIFT = 100
+
+
+def environment_of(manifest: Manifest) -> dict[str, Any]:
+    """What of a manifest can change a bit and is not the code under test, as nested JSON values."""
+    machine, passes = manifest.machine or {}, manifest.graph.passes if manifest.graph else []
+    settings: dict[str, list[Any]] = {}
+    for entry in passes:
+        settings.setdefault(entry.name, []).append(entry.settings)
+    whole = ("system", "device", "backend", "shared_gpus", "environment", "determinism", "ranks")
+    return {name: getattr(manifest, name) for name in whole} | {
+        "case": {name: value for name, value in manifest.case.items() if name not in LABELS},
+        "machine": {name: value for name, value in machine.items() if name not in _NOT_DECISIVE} | _release_of(machine),
+        "passes": [entry.name for entry in passes],
+        "settings": settings,
+    }
+
+
+def _release_of(machine: MachineFacts) -> dict[str, str]:
+    """torch's version without a `+cu132` that says what `cuda` says already: earlier manifests had it or had it not."""
+    torch, cuda = machine.get("torch"), machine.get("cuda")
+    if not isinstance(torch, str) or not isinstance(cuda, str):
+        return {}
+    return {"torch": torch.removesuffix(f"+cu{cuda.replace('.', '')}")}
+
+
+def environment_id(manifest: Manifest) -> str:
+    """A folder name for an environment: `cpu-torch2.13.0-1a2b3c4d`."""
+    environment = environment_of(manifest)
+    content = json.dumps(environment, sort_keys=True).encode()
+    torch = str(environment["machine"].get("torch", "")).partition("+")[0]
+    prefix = re.sub(r"[^\w.-]", "-", f"{environment['device']}-torch{torch}")[:40]
+    return f"{prefix}-{hashlib.sha256(content).hexdigest()[:8]}"
+
+
+def file_baseline(recording: Path, baseline_dir: Path, case: Case, system: str, *, force: bool = False) -> Path:
+    """Move a recording to where its environment's baseline lies, and return that folder.
+
+    Raises UsageError when there is one already, unless `force` has it replaced.
+    """
+    found = read_recording(recording)
+    environment = environment_of(found.manifest)
+    present = [
+        folder
+        for folder, manifest in _manifests(_folder(baseline_dir, case, system)).items()
+        if not isinstance(manifest, RecordingError) and environment_of(manifest) == environment
+    ]
+    folder = present[0] if present else _folder(baseline_dir, case, system) / environment_id(found.manifest)
+    if folder.exists() and not force:
+        raise UsageError(
+            "there is a baseline of this environment already",
+            expected="none, or --force to replace it",
+            found=f"{folder}, {_tell_bits(folder, found, case)}",
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    put_in_place(recording, folder)
+    return folder
+
+
+def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
+    """Patterns of the values that a system's baselines hold: a run that keeps them too can tell drift in ULPs."""
+    manifests = _manifests(_folder(baseline_dir, case, system)).values() if baseline_dir else ()
+    known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
+    return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
+
+
+def hold_against_baselines(
+    result: CaseResult, recordings: Mapping[Role, Path], measure_drift: MeasureDrift, baseline_dir: Path | None
+) -> CaseResult:
+    """A case's result with what its baselines say of each side's recording, where there is a folder of them."""
+    case = result.case
+    if baseline_dir is None:
+        return result
+
+    found: dict[Role, BaselineResult] = {
+        role: hold_against_baseline(recording, baseline_dir, case, getattr(case, role), measure_drift)
+        for role, recording in recordings.items()
+    }
+    return replace(result, baseline=found)
+
+
+def hold_against_baseline(
+    recording: Path, baseline_dir: Path, case: Case, system: str, measure_drift: MeasureDrift
+) -> BaselineResult:
+    """What one recording's baselines say of it. Never raises for what is damaged."""
+    try:
+        manifests = _manifests(_folder(baseline_dir, case, system))
+        if not manifests:
+            return BaselineResult(status=BaselineStatus.NO_BASELINE)
+        return _compare(recording, manifests, case, measure_drift)
+    except RecordingError as error:
+        return BaselineResult(status=BaselineStatus.UNVERIFIED, reasons=[str(error)])
+
+
+def _compare(
+    recording: Path,
+    manifests: dict[Path, Manifest | RecordingError],
+    case: Case,
+    measure_drift: MeasureDrift,
+) -> BaselineResult:
+    here = read_recording(recording)
+    environment = environment_of(here.manifest)
+    differences = {
+        folder: _differences(environment_of(manifest), environment)
+        for folder, manifest in manifests.items()
+        if not isinstance(manifest, RecordingError)
+    }
+    damaged = [manifest for manifest in manifests.values() if isinstance(manifest, RecordingError)]
+    nearest = min(differences, key=lambda folder: len(differences[folder]), default=None)
+    if nearest is None or (damaged and differences[nearest]):
+        raise damaged[0]  # it may be of this environment
+    reasons = [_tell_difference(path, *pair) for path, pair in differences[nearest].items()]
+    if reasons and not differences[nearest].keys() <= _VERSION_FIELDS:
+        return BaselineResult(status=BaselineStatus.NOT_COMPARABLE, path=str(nearest), reasons=reasons)
+    comparison = compare(read_recording(nearest), here, case)
+    status = BaselineStatus.NOT_COMPARABLE if reasons else _STATUS[comparison.verdict]
+    if comparison.reason:
+        reasons.append(tell_sides(comparison.reason))
+    drift: list[Drift] = []
+    if comparison.verdict == Verdict.DIFFERENT:
+        try:
+            drift = measure_drift(nearest, recording)
+        except BitproofError as error:
+            reasons.append(f"the drift cannot be measured:\n{error}")
+    return BaselineResult(
+        status=status,
+        path=str(nearest),
+        reasons=reasons,
+        compared=sum(comparison.compared.values()),
+        mismatched=sum(comparison.mismatched.values()),
+        tensors_drifted=len(drift),
+        drift=drift[:_MAX_DRIFT],
+    )
+
+
+def tell_sides(reason: str) -> str:
+    """A comparison's reason in which the two sides have the names that they have here."""
+    return reason.replace("the reference", "the baseline").replace("the candidate", "this run")
+
+
+def _tell_difference(path: str, baseline: Any, here: Any) -> str:
+    left, right = (cut(json.dumps(value), _MAX_VALUE) for value in (baseline, here))
+    return f"{json.dumps(path)[1:-1]}: {left} in the baseline, {right} here"
+
+
+def _tell_bits(folder: Path, recording: Recording, case: Case) -> str:
+    try:
+        verdict = compare(read_recording(folder), recording, case).verdict
+    except RecordingError:
+        return "which is damaged"
+    return "which has the same bits" if verdict == Verdict.EQUAL else "which has other bits"
+
+
+def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return dict(leaf_differences({name: (baseline[name], here[name]) for name in here}))
+
+
+def _folder(baseline_dir: Path, case: Case, system: str) -> Path:
+    """Where a system's baselines lie, one folder an environment."""
+    return baseline_dir / case.name / (re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-")
+
+
+def _manifests(folder: Path) -> dict[Path, Manifest | RecordingError]:
+    """The manifest of each baseline in a folder, or why it cannot be read. Hidden folders are being written."""
+    try:
+        children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    found: dict[Path, Manifest | RecordingError] = {}
+    for child in children:
+        try:
+            found[child] = read_manifest(child)
+        except RecordingError as error:
+            found[child] = error
+    return found

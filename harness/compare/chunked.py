@@ -1,0 +1,56 @@
+"""Which modules two recordings ran in chunks, and how often: systems that chunk must have chunked the same.
+
+A system that leaves a module whole computes other bits than one that splits it, and then neither's code is to
+blame; or the same bits, and then nothing was shown of chunking. So a manifest's `chunked` has, for each module,
+its calls in chunks a step. Systems that do not chunk, and those that are the user's own, say nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.errors import RecordingError
+from harness.records import Manifest, Recording
+
+Calls = Mapping[str, int]
+
+
+def agreed_by_ranks(system: str, by_rank: Sequence[dict[str, int] | None]) -> dict[str, int] | None:
+    """What every rank says that it ran in chunks. Raises RecordingError, naming the first rank that did otherwise."""
+    for rank, chunked in enumerate(by_rank):
+        if chunked != by_rank[0]:
+            raise RecordingError(
+                f"rank {rank} of {system} ran other modules in chunks than rank 0",
+                expected=f"calls a step, as on rank 0: {_tell(by_rank[0], by_rank[0], chunked)}",
+                found=_tell(chunked, by_rank[0], chunked),
+            )
+    return by_rank[0]
+
+
+def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
+    """Why two recordings cannot be compared that both ran in chunks, but other modules, or other numbers of times."""
+    found: list[Calls] = []
+    for side, recording in (("reference", reference), ("candidate", candidate)):
+        if not _runs_in_chunks(recording.manifest):
+            continue
+        chunked = recording.manifest.chunked
+        if chunked and all(calls > 0 for calls in chunked.values()):
+            found.append(chunked)
+        else:
+            yield f"the {side} does not say which modules ran in chunks: record it again"
+    if len(found) == 2 and found[0] != found[1]:
+        first, second = (_tell(calls, *found) for calls in found)
+        yield f"the reference ran in chunks, in calls a step, {first}, the candidate {second}"
+
+
+def _runs_in_chunks(manifest: Manifest) -> bool:
+    passes = manifest.graph.passes if manifest.graph else []
+    says_so = manifest.chunked is not None
+    return says_so or manifest.system == "eager_chunked" or any(entry.name == "chunk" for entry in passes)
+
+
+def _tell(calls: Calls | None, *both: Calls | None) -> str:
+    """Of a system's calls, those in which `both` are not the same."""
+    names = sorted({name for side in both for name in side or {}})
+    differing = [name for name in names if len({(side or {}).get(name, 0) for side in both}) > 1]
+    return ", ".join(f"{name} {(calls or {}).get(name, 0)}" for name in differing) or "nothing"

@@ -1,0 +1,55 @@
+"""Were two recordings made from one case, and in one way? What tells a comparison that it has nothing to compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.case import Case
+from harness.records import Recording
+
+# What may differ between the cases of two comparable recordings: names and expectations move no bit.
+LABELS = (
+    "name",
+    "family",
+    "reference",
+    "candidate",
+    "expected",
+    "differs",
+    "close_within",
+    "differs_within",
+    "requires",
+)
+
+
+def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]:
+    """Where a recording's manifest says that it was made from something other than `case`."""
+    manifest = recording.manifest
+    if not manifest.case:
+        yield f"the {side} manifest does not say which case it recorded"
+        return
+    expected = {"case": case.to_dict(), "steps": case.steps, "world_size": case.parallelism.world_size}
+    found = {"case": manifest.case, "steps": manifest.steps, "world_size": manifest.world_size}
+    for path, (want, have) in leaf_differences({name: (expected[name], found[name]) for name in expected}):
+        yield f"the {side} was recorded with {path}={have!r}, the case says {want!r}"
+
+
+def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
+    """Digests of two kinds: equal bits have unequal ones, so they say nothing about each other."""
+    kinds = [recording.manifest.digest or "unnamed" for recording in (reference, candidate)]
+    if kinds[0] != kinds[1]:
+        yield f"the reference has digests of kind {kinds[0]}, the candidate of kind {kinds[1]}: record both again"
+
+
+def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Paths of JSON values, such as `case.batch.seq_len`, at which two trees differ."""
+    for name, (left, right) in values.items():
+        path = f"{prefix}{name}"
+        if path.removeprefix("case.") in LABELS:
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            names = [*left, *(name for name in right if name not in left)]
+            yield from leaf_differences({name: (left.get(name), right.get(name)) for name in names}, f"{path}.")
+        elif json.dumps(left, default=repr) != json.dumps(right, default=repr):
+            yield path, (left, right)

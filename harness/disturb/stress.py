@@ -1,0 +1,51 @@
+"""Scheduling stress: run a system where whatever may happen at another time, or hold other garbage, does.
+
+Two things are other than in a plain run, and may not move a bit of a system that synchronizes what it shares and
+writes what it reads:
+
+1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order.
+2. What a system allocates and does not write holds zeros, and what a kernel so allocates holds whatever memory
+   held. In a plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
+
+A third only on request, as kernels that are right move bits by it: operators run on several threads. On one CPU
+two threads changed a float32 sum of a million elements and a product of (64, 4096) with (4096, 4096), and nothing
+in this project's cases.
+
+Sleeps are drawn from a seed and the rank, so a stressed replay sleeps as the stressed run did. A mode that sees
+every operator call, below autograd, is the one place where eager code, graphs and systems of other people,
+on whatever backend, launch and wait for collectives. Loads no torch before it is used.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from harness.options import Stress
+
+
+@contextmanager
+def stressed(stress: Stress | None, rank: int) -> Iterator[None]:
+    """Disturb what this thread runs in this context; without `stress` nothing is other than it was."""
+    if stress is None:
+        yield
+        return
+    from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, name_of
+    from harness.torch_compat import TorchDispatchMode
+
+    chance, longest = random.Random(f"{stress.seed}/{rank}"), stress.longest_sleep
+
+    class Disturbance(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES:
+                time.sleep(chance.uniform(0.0, longest))
+            result = function(*args, **kwargs or {})
+            return result.zero_() if name_of(function) in UNDEFINED else result
+
+    with Disturbance():
+        yield

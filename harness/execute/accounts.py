@@ -1,0 +1,95 @@
+"""What ranks tell of themselves while they run, and how a run ended on those of one place. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.errors import RankError
+from harness.execute.failures import Failure, error_of_failure, error_of_hang
+from harness.records import PassReport, Switch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedGraph:
+    """What the manifest and the report say of a prepared graph."""
+
+    code_hash: str
+    passes: list[PassReport] = field(default_factory=list)
+    trace_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A rank has its program; `graph` is None where the system runs none."""
+
+    graph: PreparedGraph | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A rank has joined its groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBegan:
+    """A rank begins a step; steps count from 0."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsEnded:
+    """A rank has taken its steps, and writes what it recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A rank's own account of a good end.
+
+    `peak_mib` is of its device's memory, None on a CPU; `determinism` is what was set and `switches` what was read,
+    by when; `system` is what the system says of itself; `chunked` has the calls a step of each module that ran in
+    chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay was to keep.
+    """
+
+    seconds: float = 0.0
+    record_seconds: float = 0.0
+    peak_mib: float | None = None
+    determinism: dict[str, Switch] = field(default_factory=dict)
+    switches: dict[str, dict[str, Switch]] = field(default_factory=dict)
+    system: dict[str, Any] = field(default_factory=dict)
+    chunked: dict[str, int] | None = None
+    unused_names: tuple[str, ...] = ()
+    kept: str | None = None
+
+
+Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure
+"""What a rank tells those who watch it."""
+
+ACCOUNTS: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a run ended on the ranks that ran here.
+
+    After a good end `done` has each rank's own account, in rank order, and `graph` is what all say of their program.
+    Otherwise `failure` is the one to blame, with that rank's `place` and `log`, or `unfinished` says where ranks were
+    that outlasted the time, and `stacks` what they did.
+    """
+
+    done: list[Done] = field(default_factory=list)
+    graph: PreparedGraph | None = None
+    prepare_seconds: float = 0.0
+    start_seconds: float = 0.0
+    failure: Failure | None = None
+    place: str = ""
+    log: str = ""
+    unfinished: dict[int, str] = field(default_factory=dict)
+    stacks: str = ""
+
+    def error(self, system: str, timeout: float) -> RankError | None:
+        """The error that names the rank to blame, None after a good end. `timeout` is the case's, in seconds."""
+        if self.failure is not None:
+            return error_of_failure(self.failure, system, self.place, self.log)
+        return error_of_hang(system, timeout, self.unfinished, self.stacks) if self.unfinished else None

@@ -1,0 +1,222 @@
+"""Answers every kind of request, one method each: in a host, and so for every one of torchrun's ranks.
+
+What takes no process of its own is done here; runs are forked, from here or from a stage (`execute/runs.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import TypeVar, assert_never, cast
+
+from harness.capture.manifest import build_manifest, num_gpus
+from harness.capture.store import join_parts
+from harness.compare.bits import ComparedBits
+from harness.compare.chunked import agreed_by_ranks
+from harness.errors import RankError, RecordingError
+from harness.execute.accounts import Done, End, PreparedGraph
+from harness.execute.requests import (
+    AnyRequest,
+    BitsRequest,
+    ClosenessRequest,
+    DriftAnswer,
+    DriftRequest,
+    Machine,
+    MachineRequest,
+    Request,
+    RunAnswer,
+    RunRequest,
+    RunSeconds,
+    SeatedRunRequest,
+    Seats,
+    SizesAnswer,
+    SizesRequest,
+    StandaloneAnswer,
+    StandaloneRequest,
+)
+from harness.execute.runs import Runner
+from harness.execute.stage import Send, Stage
+from harness.execute.worker import model_sizes, write_standalone
+from harness.graph.options import GraphOptions
+from harness.localize.replay import archive_of, read_value
+from harness.machine.determinism import first_changed, tell_changes
+from harness.options import OnEvent
+from harness.records import Closeness, GraphIdentity, PassSettings
+
+A = TypeVar("A")
+
+
+class Answerer:
+    """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when nobody waits any more."""
+
+    def __init__(self, send: OnEvent, hangup: int | None = None) -> None:
+        self._send = send
+        self._hangup = hangup
+        self._runner = Runner(send, hangup)
+
+    def answer(self, request: Request[A]) -> A:
+        """One request's answer. Raises what goes wrong."""
+        return cast(A, self._answer(cast(AnyRequest, request)))
+
+    def close(self) -> None:
+        """End what still waits for further runs."""
+        self._runner.close()
+
+    def _answer(self, request: AnyRequest) -> object:
+        match request:
+            case MachineRequest():
+                return Machine(gpus=num_gpus())
+            case RunRequest():
+                return self._run(request)
+            case SeatedRunRequest():
+                return self._runner.run(request.run, request.seats)
+            case BitsRequest():
+                return compare_bits(request)
+            case ClosenessRequest():
+                return measure_closeness(request)
+            case DriftRequest():
+                return find_drift(request)
+            case SizesRequest():
+                return SizesAnswer(sizes=model_sizes(request.case))
+            case StandaloneRequest():
+                return self._write_standalone(request)
+        assert_never(request)
+
+    def _run(self, request: RunRequest) -> RunAnswer:
+        """A run all of whose ranks start here."""
+        part = str(request.work / "parts" / "rank{rank}.parquet")
+        num_ranks = request.case.parallelism.world_size
+        seats = Seats(ranks=tuple(range(num_ranks)), part=part, store=str(request.work / "store"))
+        try:
+            end = self._runner.run(request, seats)
+            if error := end.error(request.system, request.case_timeout):
+                raise error
+            return finish_run(request, [end], [Path(part.format(rank=rank)) for rank in seats.ranks])
+        finally:
+            shutil.rmtree(request.work, ignore_errors=True)
+
+    def _write_standalone(self, request: StandaloneRequest) -> StandaloneAnswer:
+        """Both graphs are traced for it, with the candidate's extra passes: that takes a stage."""
+
+        def answer(asked: AnyRequest, send: Send, hangup: int) -> StandaloneAnswer:
+            options = GraphOptions(extra_passes=request.extra_passes)
+            written = write_standalone(request.case, options, request.step, request.head)
+            return StandaloneAnswer(text=written.text, num_calls=written.num_calls, printed=written.printed)
+
+        stage = Stage(answer)
+        try:
+            return stage.ask(request, self._send, what="the file", hangup=self._hangup)
+        finally:
+            stage.close()
+
+
+def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAnswer:
+    """Make of what ranks left the recording or the replay that was requested, and tell of the run.
+
+    `ends` are good ones, of all places where ranks ran; together their ranks are in order, as `parts` are, the files
+    that each left. Raises RankError when places prepared other graphs.
+    """
+    for rank, end in enumerate(ends):
+        if end.graph and ends[0].graph and end.graph.code_hash != ends[0].graph.code_hash:
+            raise RankError(
+                f"rank {rank} prepared another graph than rank 0",
+                rank=rank,
+                found=f"code hash {end.graph.code_hash}, not {ends[0].graph.code_hash}",
+            )
+    graph, done = ends[0].graph, [account for end in ends for account in end.done]
+    if request.replay is None:
+        values = [part.with_suffix(".safetensors") for part in parts if request.values_to_keep]
+        join_recording(request, graph, done, parts, values)
+    else:
+        keep_archives(request.out, parts)
+    return RunAnswer(
+        graph=graph,
+        peak_mib=max((rank.peak_mib for rank in done if rank.peak_mib is not None), default=None),
+        kept=next((rank.kept for rank in done if rank.kept), None),
+        switches_changed=tuple(tell_changes(first_changed([rank.switches for rank in done]))),
+        seconds=RunSeconds(
+            prepare=max(end.prepare_seconds for end in ends),
+            start_ranks=max(end.start_seconds for end in ends),
+            steps=max(rank.seconds for rank in done),
+            record=max(rank.record_seconds for rank in done),
+        ),
+    )
+
+
+def join_recording(
+    request: RunRequest,
+    graph: PreparedGraph | None,
+    done: list[Done],
+    parts: list[Path],
+    values: list[Path],
+) -> None:
+    """Make one recording of the ranks' parts and, if kept, their values.
+
+    `done` are the ranks' accounts of their end, in rank order. Raises RecordingError when names were declared that
+    appeared on no rank: such a rule is stale, and may hide a gap.
+    """
+    by_rank = [rank.unused_names for rank in done]
+    unused = [name for name in by_rank[0] if all(name in names for names in by_rank)]
+    if unused:
+        raise RecordingError(
+            f"names that system {request.system} declares never appeared",
+            expected="each rule to translate a name that some rank shows",
+            found=", ".join(map(repr, unused)),
+            fix="take the rules out, or mend them",
+        )
+    manifest = build_manifest(
+        request.case,
+        request.system,
+        request.arm,
+        request.placement,
+        determinism=done[0].determinism,
+        switches=first_changed([rank.switches for rank in done]),
+        graph=_decisive(graph) if graph else None,
+        fault=request.inject,
+        systems=[rank.system for rank in done],
+        stress=dataclasses.asdict(request.stress) if request.stress else None,
+        values=request.values_to_keep,
+        chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done]),
+    )
+    join_parts(request.out, manifest, parts, values)
+
+
+def _decisive(graph: PreparedGraph) -> GraphIdentity:
+    """What decides a graph's bits. No times, no counts."""
+    passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
+    return GraphIdentity(code_hash=graph.code_hash, passes=passes)
+
+
+def keep_archives(folder: Path, archives: list[Path]) -> None:
+    """Put what a replay left behind, rank by rank, into its folder."""
+    folder.mkdir(parents=True)
+    for rank, file in enumerate(archives):
+        shutil.copyfile(file, archive_of(folder, rank))
+
+
+def measure_closeness(request: ClosenessRequest) -> Closeness:
+    """How close the values of two recordings are."""
+    from harness.compare.closeness import measure
+
+    return measure(request.reference, request.candidate, request.bound, step=request.step)
+
+
+def find_drift(request: DriftRequest) -> DriftAnswer:
+    """The tensors in which two recordings differ, as `harness.compare.drift` tells them."""
+    from harness.compare.drift import measure_drift
+
+    return DriftAnswer(drift=measure_drift(request.reference, request.candidate))
+
+
+def compare_bits(request: BitsRequest) -> ComparedBits:
+    """How two values differ that the replays of both systems left under `name`: None for other dtypes or shapes."""
+    from harness.capture.digest import digest
+    from harness.compare.bits import bit_difference, tensor_type
+
+    reference, candidate = (read_value(file, request.name) for file in (request.reference, request.candidate))
+    same_type = tensor_type(reference) == tensor_type(candidate)
+    return ComparedBits(
+        difference=bit_difference(reference, candidate) if same_type else None,
+        digests=(digest(reference), digest(candidate)),
+    )

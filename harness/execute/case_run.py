@@ -1,0 +1,338 @@
+"""One case, from its first run to its result: record both systems, compare, run both again, judge, find the cause."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from harness.capture.store import read_recording
+from harness.case import Case
+from harness.compare.baselines import values_to_keep
+from harness.compare.bits import ComparedBits
+from harness.compare.outcome import result_of, result_of_error
+from harness.compare.verdict import Comparison, Judgement, Repeat, compare, judge, repeats
+from harness.disturb.stress import Stress
+from harness.errors import BitproofError, RankError, RecordingError
+from harness.execute.profile import join_profiles
+from harness.execute.requests import BitsRequest, ClosenessRequest, Request, RunAnswer, RunRequest
+from harness.execute.session import Desk
+from harness.graph.options import GraphOptions
+from harness.localize.noise import NoiseSearch
+from harness.localize.replay import Replay
+from harness.localize.search import Search, UnrepeatableError
+from harness.machine.devices import Placement
+from harness.options import ROLES, OnEvent, Role, RunOptions
+from harness.records import (
+    CaseResult,
+    CaseSeconds,
+    Closeness,
+    Divergence,
+    Event,
+    Key,
+    PassReport,
+    Recording,
+    Verdict,
+)
+
+# The host watches a run's time itself and says more about it; it gets this much longer before it counts as silent.
+_HOST_MARGIN = 15.0
+
+A = TypeVar("A")
+
+
+class CaseRun:
+    """One case, from its first run to its result."""
+
+    def __init__(self, case: Case, placement: Placement, desk: Desk, options: RunOptions, on_event: OnEvent) -> None:
+        self.case = case
+        self.placement = placement
+        self.desk = desk
+        self.options = options
+        self.deadline = time.monotonic() + options.timeout
+        self.seconds = CaseSeconds(trace=0.0, passes={}, reference=0.0, candidate=0.0, compare=0.0)
+        self.passes: list[PassReport] = []
+        self.memory: dict[str, float | None] = {}
+        self.remarks: list[str] = []
+        if options.dump_graphs and "graph" not in (case.reference, case.candidate):
+            self.remarks.append(
+                "--dump-graphs wrote nothing: only the passes of the system graph are known, and neither "
+                f"{case.reference} nor {case.candidate} is it"
+            )
+        self._on_event = on_event
+
+    def result(self) -> CaseResult:
+        """Run the case. Whatever goes wrong with it becomes its result."""
+        where = {"device": self.placement.device, "backend": self.placement.backend}
+        began = time.monotonic()
+        try:
+            judgement, recordings = self._judge()
+        except BitproofError as error:
+            self.seconds.total = time.monotonic() - began
+            return result_of_error(self.case, error, **where, **self._measured(), remarks=tuple(self.remarks))
+        self.seconds.total = time.monotonic() - began
+        losses = {role: recording.losses() for role, recording in recordings.items()}
+        judgement = replace(judgement, remarks=(*judgement.remarks, *self.remarks))
+        return result_of(self.case, judgement, **where, losses=losses, **self._measured())
+
+    def record(
+        self,
+        role: Role,
+        arm: str,
+        *,
+        out: Path | None = None,
+        replay: Replay | None = None,
+        later: RunRequest | None = None,
+    ) -> RunAnswer:
+        """One run of one system, recorded or replayed at `out`; returns what the host says of it."""
+        request = replace(self._request(role, arm, out, replay), later=later)
+        return self._ask(request, lambda event: replace(event, case=self.case.name, system=request.system, arm=arm))
+
+    def recording(self, role: Role) -> Recording:
+        """What the first run of one side recorded. Raises RecordingError when there is none."""
+        return read_recording(self._recording(role, "first"))
+
+    def recordings(self) -> dict[Role, Path]:
+        """Where each side's recording lies, once it was made."""
+        return {role: self._recording(role, "first") for role in ROLES}
+
+    def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
+        system = getattr(self.case, role)
+        label = self._label(role)
+        suffix = "" if arm == "first" else f".{arm}"
+        return RunRequest(
+            case=self.case,
+            system=system,
+            arm=arm,
+            placement=self.placement,
+            out=(out or self._recording(role, arm)).resolve(),
+            logs=(self.desk.run_dir / "logs" / self.case.name / label).resolve(),
+            work=self.desk.work / f"{self.case.name}-{role}{suffix}",
+            timeout=self._remaining(),
+            case_timeout=self.options.timeout,
+            inject=self.options.inject if role == "candidate" else None,
+            replay=replay,
+            values=self.options.values + values_to_keep(self.options.baseline_dir, self.case, system),
+            graph_options=GraphOptions(
+                extra_passes=self.options.extra_passes if role == "candidate" else (),
+                dump_dir=self._dump_dir(role) if self.options.dump_graphs and arm == "first" else None,
+            ),
+            stress=self._stress if arm == "stress" or (replay and replay.stressed) else None,
+            names=dict(self.options.names) if role == "candidate" else {},
+            profile=self._profile_dir(role) if self.options.profile and arm == "first" else None,
+        )
+
+    def _ask(self, request: Request[A], say: Callable[[Event], Event] = lambda event: event) -> A:
+        """Ask the desk, within the case's time. `say` has an event tell what it is about."""
+        return self.desk.ask(request, self._remaining() + _HOST_MARGIN, lambda event: self._on_event(say(event)))
+
+    def _compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
+        return self._ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
+
+    def _remaining(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def _judge(self) -> tuple[Judgement, dict[Role, Recording]]:
+        for role in ROLES if self.options.profile else ():
+            self._profile_dir(role).mkdir(parents=True, exist_ok=True)
+        self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
+        self._note("candidate", self.record("candidate", "first"))
+        if self.options.profile:
+            self._join_profiles()
+        began = time.monotonic()
+        self._on_event(Event(event="compare", case=self.case.name))
+        recordings = {role: read_recording(self._recording(role, "first")) for role in ROLES}
+        comparison = compare(recordings["reference"], recordings["candidate"], self.case)
+        self.seconds.compare = time.monotonic() - began
+        closeness = self._measure(comparison) if self._is_measurable(comparison) else None
+        needs_control = self.options.control == "always" or (
+            self.options.control == "when_different" and comparison.verdict == Verdict.DIFFERENT
+        )
+        controls = self._repeat("control", recordings) if needs_control else dict.fromkeys(ROLES)
+        stresses = self._repeat("stress", recordings) if self.options.stress else dict.fromkeys(ROLES)
+        judgement = judge(
+            self.case,
+            comparison,
+            reference_control=controls["reference"],
+            candidate_control=controls["candidate"],
+            closeness=closeness,
+            reference_stress=stresses["reference"],
+            candidate_stress=stresses["candidate"],
+        )
+        first = judgement.first_divergence
+        if judgement.verdict == Verdict.DIFFERENT and first is not None:
+            judgement = self._find_cause(judgement, first, recordings)
+        elif judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
+            found = repeats(controls, stresses)
+            repeat = next(repeat for repeat in found if repeat.between == first.between)
+            judgement = self._find_noise(judgement, first, repeat, recordings)
+        return judgement, recordings
+
+    def _is_measurable(self, comparison: Comparison) -> bool:
+        """Whether the case states a bound, and the two systems differ in nothing but values."""
+        is_bounded = self.case.bound is not None
+        return is_bounded and comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
+
+    def _measure(self, comparison: Comparison) -> Closeness:
+        """How close the two recordings are in value; where they should differ, at the first step that does."""
+        began = time.monotonic()
+        first = comparison.first_divergence
+        step = first.step if first and self.case.differs_within is not None else None
+        reference, candidate = (self._recording(role, "first").resolve() for role in ROLES)
+        assert self.case.bound is not None, "only what has a bound is measured"
+        request = ClosenessRequest(reference=reference, candidate=candidate, bound=self.case.bound, step=step)
+        found = self._ask(request)
+        self.seconds.closeness = time.monotonic() - began
+        return found
+
+    def _repeat(
+        self, arm: Literal["control", "stress"], recordings: dict[Role, Recording]
+    ) -> dict[Role, Comparison | None]:
+        """Run each system once more, and compare it with itself."""
+        found: dict[Role, Comparison | None] = {}
+        for role in ROLES:
+            began = time.monotonic()
+            self.record(role, arm)
+            found[role] = compare(recordings[role], read_recording(self._recording(role, arm)), self.case)
+            self.seconds.note(arm, role, time.monotonic() - began)
+        return found
+
+    @property
+    def _stress(self) -> Stress:
+        assert self.options.stress is not None, "only a call that asks for stress has stressed runs"
+        return self.options.stress
+
+    def _find_cause(self, judgement: Judgement, first: Divergence, recordings: dict[Role, Recording]) -> Judgement:
+        """Replay both systems to find the call to blame."""
+        search = Search(recordings, self._archives, self.case.parallelism.world_size, self._replay, self._compare_bits)
+
+        def explain() -> Judgement:
+            try:
+                return replace(judgement, first_divergence=search.explain(first))
+            except UnrepeatableError as error:
+                return self._unrepeatable(judgement, error.role, error.key, recordings)
+
+        return self._explained(judgement, explain)
+
+    def _find_noise(
+        self, judgement: Judgement, first: Divergence, repeat: Repeat, recordings: dict[Role, Recording]
+    ) -> Judgement:
+        """Replay one system twice to find the call that makes it differ from itself."""
+        search = NoiseSearch(
+            recordings,
+            self._archives / "noise",
+            self.case.parallelism.world_size,
+            self._replay,
+            self._compare_bits,
+            role=repeat.side,
+            stressed=repeat.stressed,
+        )
+
+        def explain() -> Judgement:
+            explained, told = search.explain_noise(first)
+            found = replace(judgement, first_divergence=explained)
+            return _add_error(found, told) if told else found
+
+        return self._explained(judgement, explain)
+
+    def _explained(self, judgement: Judgement, explain: Callable[[], Judgement]) -> Judgement:
+        """What replays add to a judgement. Its verdict stands, whether or not they find a cause."""
+        began = time.monotonic()
+        try:
+            return explain()
+        except (RankError, RecordingError) as error:
+            return _add_error(judgement, f"a replay that looks for the cause failed:\n{error}")
+        finally:
+            self.seconds.replay = time.monotonic() - began
+            shutil.rmtree(self._archives, ignore_errors=True)
+
+    @property
+    def _archives(self) -> Path:
+        """Where replays leave what they were asked for, until the cause is found."""
+        return self.desk.work / self.case.name
+
+    def _replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
+        return self.record(role, f"replay{number}", out=folder, replay=replay).kept
+
+    def _unrepeatable(self, judgement: Judgement, role: Role, key: Key, recordings: dict[Role, Recording]) -> Judgement:
+        """What a replay that differs from its recording makes of a case: it is a control that came late."""
+        text = (
+            f"a replay of {role} {getattr(self.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
+            f"{key.kind} {key.name}: its bits differ from the recorded ones"
+        )
+        parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
+        repeat = Repeat(role, False, parted)
+        judgement = replace(
+            _add_error(judgement, text),
+            verdict=Verdict.NONDETERMINISTIC,
+            control=judgement.control | {role: Verdict.NONDETERMINISTIC.value},
+            first_divergence=repeat.divergence(),
+        )
+        assert judgement.first_divergence is not None
+        return self._find_noise(judgement, judgement.first_divergence, repeat, recordings)
+
+    def _note(self, role: Role, answer: RunAnswer) -> None:
+        """Keep a run's times, and what it says of its graph."""
+        setattr(self.seconds, role, answer.seconds.steps)
+        self.memory[role] = answer.peak_mib
+        if changed := answer.switches_changed:
+            self.remarks.append(
+                f"{role} {getattr(self.case, role)} changed switches that bitproof had set: {', '.join(changed)}"
+            )
+        self.seconds.note("start_ranks", role, answer.seconds.start_ranks)
+        self.seconds.note("record", role, answer.seconds.record)
+        if graph := answer.graph:
+            self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds
+            self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
+            self.passes = graph.passes
+
+    def _measured(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "memory": self.memory, "passes": self.passes, "logs": self._logs()}
+
+    def _logs(self) -> list[str]:
+        """Every log of the case, as a path within the run folder."""
+        files = (self.desk.run_dir / "logs" / self.case.name).rglob("*.log")
+        return sorted((path.relative_to(self.desk.run_dir).as_posix() for path in files), key=_by_number)
+
+    def _recording(self, role: Role, arm: str) -> Path:
+        suffix = "" if arm == "first" else f".{arm}"
+        return self.desk.run_dir / "recordings" / self.case.name / f"{self._label(role)}{suffix}"
+
+    def _dump_dir(self, role: Role) -> Path:
+        """Where a side's graphs go; where both sides have one, the reference's says so."""
+        twin = role == "reference" and self.case.reference == self.case.candidate
+        return (self.desk.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
+
+    def _profile_dir(self, role: Role) -> Path:
+        return (self.desk.work / "profile" / self.case.name / self._label(role)).resolve()
+
+    def _join_profiles(self) -> None:
+        """Make one trace of all ranks of both first runs, those of other machines left out."""
+        files = {
+            f"{self._label(role)} rank {rank}": file
+            for role in ROLES
+            for rank in range(self.case.parallelism.world_size)
+            if (file := self._profile_dir(role) / f"rank{rank}.json").is_file()
+        }
+        out = self.desk.run_dir / "profile" / f"{self.case.name}.json"
+        out.parent.mkdir(exist_ok=True)
+        join_profiles(files, out)
+
+    def _label(self, role: Role) -> str:
+        """A folder name for one side; where both sides run one system, the candidate says so."""
+        label = re.sub(r"[^\w.-]", "-", getattr(self.case, role))
+        twin = role == "candidate" and self.case.reference == self.case.candidate
+        return f"{label}.candidate" if twin else label
+
+
+def _by_number(path: str) -> list[Any]:
+    """A sort key that puts rank10 behind rank9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.removesuffix(".log"))]
+
+
+def _add_error(judgement: Judgement, text: str) -> Judgement:
+    return replace(judgement, error=f"{judgement.error}\n{text}" if judgement.error else text)

@@ -1,0 +1,180 @@
+"""How ranks fail, and which one is to blame. Loads no torch.
+
+One rank's failure makes others fail: their peers' connections close. The blame goes to the first
+rank that failed by itself; a rank that only lost its peers is blamed when there is nobody else.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import errors
+from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, RankError, bounded
+
+# What gloo, NCCL and torch's stores say when a peer went away.
+_LOST_PEER = re.compile(
+    r"gloo/transport|[Cc]onnection (was )?(closed|reset|refused)|Broken pipe|Socket [Cc]losed|Connection aborted"
+    r"|remote process exited|ncclRemoteError|ncclSystemError|store.*(timed out|wait timeout)|Timed out waiting \d+ms"
+)
+
+MAX_FOUND = 500
+"""Characters of an exception's first line: a report that cuts an error must still show where it was raised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One rank's end. `time` is the machine's monotonic clock; `secondary` marks one that only lost its peers."""
+
+    rank: int
+    time: float
+    what: str
+    found: str | None = None
+    details: str | None = None
+    secondary: bool = False
+
+
+def failure_of_exception(rank: int, error: BaseException) -> Failure:
+    """A rank that raised, seen from inside it."""
+    name, text = type(error).__name__, _message_of(error)
+    found = bounded(text.partition("\n")[0], MAX_FOUND)
+    return Failure(
+        rank=rank,
+        time=time.monotonic(),
+        what="raised",
+        found=found if found.startswith(name) else f"{name}: {found}",
+        details=traceback_of(error),
+        secondary=isinstance(error, (RuntimeError, OSError)) and bool(_LOST_PEER.search(text)),
+    )
+
+
+def traceback_of(error: BaseException) -> str:
+    """An exception's traceback. A message of megabytes is shortened by itself, so that every frame stays."""
+    parts = traceback.format_exception(error)
+    return bounded("".join(bounded(part, MAX_FACT) for part in parts).rstrip(), MAX_TRACEBACK)
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return bounded(str(error), MAX_FACT)
+    except Exception as problem:  # a `__str__` of somebody else's
+        return f"its text cannot be made: {type(problem).__name__}"
+
+
+def signal_name(number: int) -> str:
+    """A signal as a user knows it: `signal 9 (SIGKILL)`; most real-time signals have no name."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
+    """A rank that ended without saying why, seen from outside. `status` is as `os.waitstatus_to_exitcode` gives it."""
+    return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=tail(log))
+
+
+def tell_exit(status: int) -> str:
+    """How a process ended that did not say why."""
+    return f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status} before it finished"
+
+
+def blame(failures: Iterable[Failure]) -> Failure:
+    """The first failure that was nobody else's doing; else the first of all."""
+    return min(failures, key=lambda failure: (failure.secondary, failure.time))
+
+
+def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankError:
+    """The error that names the rank to blame."""
+    return RankError(
+        f"rank {failure.rank} of {system} {failure.what} {at}",
+        rank=failure.rank,
+        traceback=failure.details,
+        found=failure.found,
+        where=log,
+    )
+
+
+def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
+    """The error for ranks that did not finish in time. `places` says where each unfinished rank was."""
+    at: dict[str, list[int]] = {}
+    for rank, place in sorted(places.items()):
+        at.setdefault(place, []).append(rank)
+    found = "; ".join(f"{_tell_ranks(ranks)} {place}" for place, ranks in at.items())
+    return RankError(
+        f"{system} did not finish: the case ran longer than {timeout:g} s",
+        rank=next(iter(places)) if len(places) == 1 else None,
+        traceback=stacks or None,
+        expected="every rank to finish",
+        found=f"{found}, unfinished",
+        fix="see below where the ranks were; if they were only slow, give a longer --timeout",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """An error as it travels between processes: its class's name, and its facts by name."""
+
+    error_class: str
+    facts: dict[str, Any]
+
+    @staticmethod
+    def of(error: BaseException, what: str) -> Problem:
+        """The problem that an error is. One of another class becomes a RankError with its traceback, about `what`."""
+        if not isinstance(error, BitproofError):
+            error = RankError(
+                f"{what} failed before its ranks started",
+                found=f"{type(error).__name__}: {error}",
+                where=", ".join(note.strip() for note in getattr(error, "__notes__", ())) or None,
+                traceback=traceback_of(error),
+            )
+        facts = {name: getattr(error, name) for name in ("what", "expected", "found", "where", "fix", "replay")}
+        if isinstance(error, RankError):
+            facts |= {"rank": error.rank, "traceback": error.traceback}
+        return Problem(error_class=type(error).__name__, facts=facts)
+
+    def error(self) -> BitproofError:
+        """The error that another process told; a class that is not of this project's tree becomes a RankError."""
+        kind = getattr(errors, self.error_class, None)
+        if not (isinstance(kind, type) and issubclass(kind, BitproofError)):
+            kind = RankError
+        error: BitproofError = kind(**self.facts)
+        return error
+
+
+def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
+    """The end of a log, at most `lines` lines."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - limit))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def stack_of(log: Path, entry: str) -> str:
+    """The newest stack dump in a forked process's log, innermost call first, without the frames that it was forked in.
+
+    `entry` is the function that the process began with.
+    """
+    text = tail(log, lines=200)
+    _, found, dump = text.rpartition("most recent call first")
+    frames = dump.splitlines()[1:] if found else []
+    outer = [index for index, frame in enumerate(frames) if frame.endswith(f"in {entry}")]
+    return "\n".join(frames[: outer[0]] if outer else frames[:20]) or tail(log, lines=15)
+
+
+def log_name(log: Path) -> str:
+    """A log's path within the run folder."""
+    return str(Path(*log.parts[-4:])) if "logs" in log.parts[-4:-3] else str(log)
+
+
+def _tell_ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

@@ -1,0 +1,77 @@
+"""The host: the one process that imports torch, from which all others are forked. `python -m harness.execute.host`.
+
+It never runs autograd, never traces, never loads a user's code and never touches a device, so that whatever is forked
+from it finds torch as it was imported: ranks, and stages, which make programs (`execute/runs.py`, `execute/stage.py`).
+
+It reads a request a line (`execute/requests.py`) from standard input and answers through a pipe of its own, so that a
+stray print of a library cannot damage an answer. What comes before the answer, or the problem, is events.
+
+It ends when standard input does, and, on Linux, when the process that started it dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+from harness.capture.store import warm_up
+from harness.execute import wire
+from harness.execute.answers import Answerer
+from harness.execute.failures import Problem
+from harness.execute.process import die_with_parent, keep_private
+from harness.execute.requests import REQUESTS, Request
+from harness.execute.worker import preload
+from harness.machine.determinism import set_determinism
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
+    parser.add_argument("--parent", type=int, help="pid of a parent to die with")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    if options.parent:
+        die_with_parent(options.parent)
+    os.set_inheritable(options.answers, False)
+    keep_private(options.answers)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.WARNING)
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("harness").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+
+    def send(message: Any) -> None:
+        content = memoryview(wire.write(message))
+        while content:
+            content = content[os.write(options.answers, content) :]
+
+    preload()
+
+    set_determinism(0)  # imports 800 modules of torch, 0.7 s; forked ranks find them there
+    warm_up()
+    gc.freeze()  # no process that is forked from here looks for garbage among what was imported
+    gc.enable()
+
+    answerer = Answerer(send, hangup=0)
+    for line in sys.stdin:
+        request: Request[Any] = wire.read(line, *REQUESTS)
+        try:
+            answer = answerer.answer(request)
+        except Exception as error:
+            traceback.print_exc()
+            send(Problem.of(error, request.about))
+        else:
+            send(answer)
+    answerer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Run cases: record both systems, compare, judge, and where they differ find the cause.
+
+The caller's process loads no torch. One host process does all that needs it; see `harness.execute.host`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from harness.case import Case
+from harness.disturb.faults import check_fault, parse_fault
+from harness.errors import CaseError
+from harness.execute.requests import DriftRequest
+from harness.execute.transport import follow, follows, open_desk
+from harness.graph.options import check_extra_passes
+from harness.machine.describe import describe_machine
+from harness.machine.devices import lease_gpus
+from harness.options import DeviceRequest, OnEvent, RunOptions
+from harness.records import CaseResult, Drift
+from harness.systems.registry import BUILT_IN, check_system
+
+_DRIFT_TIMEOUT = 300.0  # seconds, of the values of two recordings
+
+
+def run_cases(
+    cases: Iterable[Case], options: RunOptions, run_dir: Path, on_event: OnEvent = lambda event: None
+) -> Iterator[CaseResult]:
+    """Run cases in order; each result comes as soon as its case is judged.
+
+    The host starts now, not with the first result. Closing the iterator, an interrupt or SIGTERM ends
+    every process that was started. Raises UsageError for a fault that cannot fire, a system or an extra pass that is
+    not there, or names for a system that has the reference's own, and CaseError for a case that does not fit the
+    machine, before any rank has started.
+
+    Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it tells.
+    """
+    cases = list(cases)
+    if options.inject is not None:
+        fault = parse_fault(options.inject)
+        for case in cases:
+            check_fault(fault, case)
+    for case in cases:
+        check_extra_passes(options.extra_passes, case)
+    for system in dict.fromkeys(system for case in cases for system in (case.reference, case.candidate)):
+        check_system(system)
+    for case in cases if options.names else ():
+        _check_named(case)
+    if follows():
+        return follow(cases, Path(run_dir), options)
+    results = _run_cases(cases, options, Path(run_dir), on_event)
+    next(results)  # starts the host; from here on results alone come
+    return cast(Iterator[CaseResult], results)
+
+
+def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
+    """What the report says of this machine, read without torch. Each case's result has its own device and backend.
+
+    Where a CI system names the commit that it checked out, as GitHub Actions do, the report keeps it.
+    """
+    commit = os.environ.get("GITHUB_SHA")
+    return describe_machine() | {"device": device} | ({"commit": commit} if commit else {})
+
+
+def record_system(
+    case: Case, system: str, options: RunOptions, out: Path, run_dir: Path, on_event: OnEvent = lambda event: None
+) -> Path:
+    """Record one system at `out`, once; under torchrun rank 0 does, on all ranks. Raises what went wrong."""
+    check_system(system)
+    if follows():
+        for _ in follow([case], Path(run_dir), options):
+            pass
+        return Path(out)
+    with open_desk([case], Path(run_dir), options) as desk:
+        placement = desk.place(case)
+        with lease_gpus(placement, case.parallelism.world_size):
+            from harness.execute.case_run import CaseRun  # while the host imports torch
+
+            run = CaseRun(replace(case, reference=system), placement, desk, options, on_event)
+            run.record("reference", "first", out=Path(out))
+    return Path(out)
+
+
+def _check_named(case: Case) -> None:
+    if case.candidate in BUILT_IN:
+        raise CaseError(
+            f"the candidate of case {case.name} has the reference's own names, so it has none to map",
+            expected="a candidate of your own: --names maps the candidate's names alone",
+            found=f"candidate {case.candidate}",
+            fix="leave the case out with -k, or give --candidate",
+        )
+
+
+def _run_cases(
+    cases: list[Case], options: RunOptions, run_dir: Path, on_event: OnEvent
+) -> Generator[CaseResult | None, None, None]:
+    with open_desk(cases, run_dir, options) as desk:
+        yield None
+        # While the host imports torch, this process loads what it needs later.
+        from harness.capture.store import warm_up_checks
+        from harness.compare.baselines import hold_against_baselines
+        from harness.execute.case_run import CaseRun
+
+        warm_up_checks()
+
+        def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
+            request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
+            return desk.ask(request, _DRIFT_TIMEOUT).drift
+
+        for case, placement in zip(cases, [desk.place(case) for case in cases], strict=True):
+            with lease_gpus(placement, case.parallelism.world_size):
+                run = CaseRun(case, placement, desk, options, on_event)
+                result = run.result()
+            result = hold_against_baselines(result, run.recordings(), measure_drift, options.baseline_dir)
+            desk.announce(result)
+            yield result

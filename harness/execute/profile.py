@@ -1,0 +1,77 @@
+"""What a run costs, rank by rank, as a trace that Perfetto and chrome://tracing read.
+
+torch's profiler writes one file a rank: every operator, and so each collective and each wait for one, within the
+phases that are named here: joining groups, making the system, each step, each digest, the wait for the last rank.
+The files of a case's two first runs are then joined, a process of the trace for each rank of each system.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.case import Kind
+
+if TYPE_CHECKING:
+    import torch
+
+    Observe = Callable[[Kind, str, torch.Tensor], None]
+
+NANOSECONDS = 1000  # in a microsecond, the unit of a trace's times
+
+
+@contextmanager
+def profiled(file: Path | None) -> Iterator[None]:
+    """Write what the block costs to a file; with None nothing is measured. A block that raises leaves no file.
+
+    Nor is anything measured where the file's folder is not: on another machine than the one that joins the files.
+    """
+    if file is None or not file.parent.is_dir():
+        yield
+        return
+    from torch.profiler import profile
+
+    with profile() as profiler:
+        yield
+    profiler.export_chrome_trace(str(file))
+
+
+def phase(name: str) -> AbstractContextManager[Any]:
+    """A block that a profile shows under this name."""
+    from torch.profiler import record_function
+
+    return record_function(name)
+
+
+def showing_digests(observe: Observe) -> Observe:
+    """What records a tensor, each shown in a profile by kind and name."""
+
+    def shown(kind: Kind, name: str, tensor: torch.Tensor) -> None:
+        with phase(f"digest {kind} {name}"):
+            observe(kind, name, tensor)
+
+    return shown
+
+
+def join_profiles(files: Mapping[str, Path], out: Path) -> None:
+    """Make one trace of several, in which each file's events are a process of the name that it is given under."""
+    events: list[dict[str, Any]] = []
+    for number, (name, file) in enumerate(files.items()):
+        trace = json.loads(file.read_text(encoding="utf-8"))
+        own = {event["pid"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
+        since = trace.get("baseTimeNanoseconds", 0) / NANOSECONDS
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})
+        events += [
+            event | {"pid": number, "ts": event["ts"] + since}
+            for event in trace["traceEvents"]
+            if event.get("ph") != "M" and event.get("pid") in own and "ts" in event
+        ]
+    first = min((event["ts"] for event in events if "ts" in event), default=0.0)
+    for event in events:
+        if "ts" in event:
+            event["ts"] -= first
+    out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

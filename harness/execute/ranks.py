@@ -1,0 +1,288 @@
+"""Fork a run's ranks, or those of them that run here, watch them, and end them all when one fails or time is up.
+
+A rank tells its steps and its end through a pipe of its own. The watcher never waits on a rank that
+may hang: it reads pipes, reaps exits, and keeps the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from harness.execute import wire
+from harness.execute.accounts import (
+    ACCOUNTS,
+    Account,
+    Done,
+    End,
+    Prepared,
+    PreparedGraph,
+    Ready,
+    StepBegan,
+    StepsEnded,
+)
+from harness.execute.failures import (
+    Failure,
+    blame,
+    failure_of_exception,
+    failure_of_exit,
+    log_name,
+    stack_of,
+)
+from harness.execute.process import close_private, die_with_parent, keep_to_one_core, redirect_output
+from harness.execute.profile import profiled
+from harness.execute.requests import Seats
+from harness.execute.worker import Job, run_rank
+from harness.options import OnEvent
+from harness.records import Event
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+GRACE_SECONDS = 0.5
+SECONDARY_GRACE_SECONDS = 3.0
+_POLL_SECONDS = 0.2
+_EXIT_POLL_SECONDS = 0.002  # from a rank's last word to its exit is a moment, and nothing tells of the exit
+_NUM_STACKS = 4
+
+
+@dataclass
+class Rank:
+    """One forked rank, as the watcher sees it."""
+
+    rank: int
+    pid: int
+    pipe: int
+    log: Path
+    place: str = "at its start"
+    step: int = -1
+    received: bytes = b""
+    is_silent: bool = False
+    graph: PreparedGraph | None = None
+    done: Done | None = None
+    exited: bool = False
+    failure: Failure | None = None
+
+
+@dataclass
+class Ranks:
+    """The ranks of one run that have their seats here."""
+
+    job: Job
+    seats: Seats
+    log_of: Callable[[int], Path]
+    on_event: OnEvent
+    ranks: list[Rank] = field(default_factory=list)
+    ready: int = 0
+    start_seconds: float = 0.0
+
+    def run(self, hangup: int | None = None) -> End:
+        """Fork the ranks and watch them to their end; none is alive afterwards, whatever happens.
+
+        Raises SystemExit when the file descriptor `hangup` hangs up: then nobody waits for the result.
+        """
+        began = time.monotonic()
+        if self.seats.server is None:  # a FileStore waits forever for a folder that is not there
+            Path(self.seats.store).parent.mkdir(parents=True, exist_ok=True)
+        self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for rank in self.seats.ranks:
+                self.ranks.append(self._fork(rank))
+            return self._watch(began, hangup)
+        finally:
+            self._kill()
+
+    def _fork(self, rank: int) -> Rank:
+        reader, writer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        host, pid = os.getpid(), os.fork()
+        if pid == 0:
+            for other in self.ranks:
+                os.close(other.pipe)
+            os.close(reader)
+            _run_child(self.job, rank, self.seats, self.log_of(rank), writer, host)
+        os.close(writer)
+        os.set_blocking(reader, False)
+        return Rank(rank, pid, reader, self.log_of(rank))
+
+    def _watch(self, began: float, hangup: int | None) -> End:
+        deadline = began + self.job.timeout
+        with selectors.DefaultSelector() as selector:
+            for rank in self.ranks:
+                selector.register(rank.pipe, selectors.EVENT_READ, rank)
+            if hangup is not None:
+                selector.register(hangup, selectors.EVENT_READ, None)
+            while not all(rank.exited for rank in self.ranks):
+                is_leaving = any(rank.is_silent and not rank.exited for rank in self.ranks)
+                for event, _ in selector.select(_EXIT_POLL_SECONDS if is_leaving else _POLL_SECONDS):
+                    if event.data is None:
+                        raise SystemExit("nobody waits for this run any more")
+                    if not self._read(event.data, began):
+                        selector.unregister(event.fd)
+                        event.data.is_silent = True
+                self._reap(began)
+                limit = self._limit_of_grace()
+                if limit is not None and time.monotonic() >= limit:
+                    break
+                if limit is None and time.monotonic() >= deadline:
+                    return self._hang()
+        if failures := self._failures():
+            failure = blame(failures)
+            rank = next(rank for rank in self.ranks if rank.rank == failure.rank)
+            return End(failure=failure, place=rank.place, log=log_name(rank.log))
+        done = [rank.done for rank in self.ranks if rank.done is not None]
+        return End(done=done, graph=self.ranks[0].graph, start_seconds=self.start_seconds)
+
+    def _read(self, rank: Rank, began: float) -> bool:
+        """Take all that a rank has told so far; False when it will tell no more."""
+        with contextlib.suppress(BlockingIOError):
+            while content := os.read(rank.pipe, 1 << 16):
+                *lines, rank.received = (rank.received + content).split(b"\n")
+                for line in lines:
+                    self._take(rank, wire.read(line, *ACCOUNTS), began)
+            return False
+        return True
+
+    def _take(self, rank: Rank, account: Account, began: float) -> None:
+        match account:
+            case Prepared(graph=graph):
+                rank.graph = graph
+                self._check_one_graph(rank)
+            case Ready():
+                self.ready += 1
+                self.start_seconds = time.monotonic() - began
+            case StepBegan(step=step):
+                rank.step, rank.place = step, f"at step {step}"
+                if rank.rank == 0:
+                    self.on_event(Event(event="step", step=step, steps=self.job.steps))
+            case StepsEnded():
+                rank.place = "at the end"
+            case Done():
+                rank.done = account
+            case Failure():
+                rank.failure = rank.failure or account
+
+    def _check_one_graph(self, rank: Rank) -> None:
+        """Ranks that run different graphs compute different things, or wait for each other forever."""
+        hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
+        first = next(iter(hashes), rank.rank)
+        if rank.rank in hashes and hashes[rank.rank] != hashes[first]:
+            rank.failure = Failure(
+                rank=rank.rank,
+                time=time.monotonic(),
+                what=f"prepared another graph than rank {first}",
+                found=f"code hash {hashes[rank.rank]}, not {hashes[first]}",
+            )
+
+    def _reap(self, began: float) -> None:
+        for rank in self.ranks:
+            if rank.exited:
+                continue
+            pid, status = os.waitpid(rank.pid, os.WNOHANG)
+            if pid == 0:
+                continue
+            rank.exited = True
+            self._read(rank, began)
+            code = os.waitstatus_to_exitcode(status)
+            if rank.failure is None and (code != 0 or rank.done is None):
+                rank.failure = failure_of_exit(rank.rank, code, rank.log)
+
+    def _failures(self) -> list[Failure]:
+        return [rank.failure for rank in self.ranks if rank.failure is not None]
+
+    def _limit_of_grace(self) -> float | None:
+        """Until when other ranks may still show that they failed first; None while nobody failed."""
+        failures = self._failures()
+        if not failures:
+            return None
+        grace = SECONDARY_GRACE_SECONDS if all(failure.secondary for failure in failures) else GRACE_SECONDS
+        return min(failure.time for failure in failures) + grace
+
+    def _hang(self) -> End:
+        """Ask every rank that lags for its stack, and tell."""
+        unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
+        unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
+        for rank in unfinished:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        last = min(rank.step for rank in unfinished)
+        lagging = [rank for rank in unfinished if rank.step == last]
+        stacks = [
+            f"rank {rank.rank}, {log_name(rank.log)}:\n{stack_of(rank.log, _run_reporting.__name__)}"
+            for rank in lagging[:_NUM_STACKS]
+        ]
+        if len(lagging) > _NUM_STACKS:
+            stacks.append(f"and {len(lagging) - _NUM_STACKS} more ranks, in their logs")
+        return End(unfinished={rank.rank: rank.place for rank in unfinished}, stacks="\n\n".join(stacks))
+
+    def _kill(self) -> None:
+        for rank in self.ranks:
+            if not rank.exited:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+        for rank in self.ranks:
+            if not rank.exited:
+                os.waitpid(rank.pid, 0)
+                rank.exited = True
+            os.close(rank.pipe)
+
+
+def _run_child(job: Job, rank: int, seats: Seats, log: Path, writer: int, host: int) -> NoReturn:
+    """The forked rank, from its first line to its exit. It never returns into the host's frames."""
+    status = 1
+    try:
+        die_with_parent(host)
+        close_private()
+        if seats.server is None:  # where others serve the store, they also say which cores a rank may have
+            keep_to_one_core(rank, job.case.parallelism.world_size)
+        redirect_output(log)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
+        status = _run_reporting(job, rank, seats, writer)
+    finally:
+        with contextlib.suppress(BaseException):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _run_reporting(job: Job, rank: int, seats: Seats, writer: int) -> int:
+    def tell(account: Account) -> None:
+        content = memoryview(wire.write(account))
+        while content:
+            content = content[os.write(writer, content) :]
+
+    try:
+        with profiled(job.profile_of(rank)):
+            run_rank(job, rank, _open_store(seats, job), tell)
+    except BaseException as error:
+        failure = failure_of_exception(rank, error)
+        print(failure.details, file=sys.stderr, flush=True)
+        tell(failure)
+        return 1
+    return 0
+
+
+def _open_store(seats: Seats, job: Job) -> Store:
+    """Where a run's ranks find each other, opened by a rank for itself."""
+    from torch.distributed import FileStore, PrefixStore, TCPStore
+
+    if seats.server is None:
+        return FileStore(seats.store, job.case.parallelism.world_size)
+    host, port = seats.server
+    patience = timedelta(seconds=job.collective_timeout)
+    return PrefixStore(seats.store, TCPStore(host, port, is_master=False, timeout=patience))

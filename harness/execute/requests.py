@@ -1,0 +1,278 @@
+"""What is asked of a host, a frozen dataclass a request, and what each is answered with. Loads no torch.
+
+A request's class names the class of its answer; `harness.execute.answers` has a method for each, and
+`harness.execute.wire` carries both between processes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from harness.capture.selection import ALL
+from harness.case import Case
+from harness.compare.bits import ComparedBits
+from harness.disturb.stress import Stress
+from harness.execute.accounts import End, PreparedGraph
+from harness.graph.options import GraphOptions
+from harness.localize.replay import Replay
+from harness.machine.devices import Placement
+from harness.records import Closeness, Drift
+
+A = TypeVar("A")
+
+
+class Request(Generic[A]):
+    """What is answered with an A, of which `answer` is the class."""
+
+    answer: ClassVar[type[Any]]
+
+    @property
+    def about(self) -> str:
+        """What fails when the request does."""
+        return "the host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What placing a case needs to know of the machine."""
+
+    gpus: int
+
+
+@dataclass(frozen=True)
+class MachineRequest(Request[Machine]):
+    """How many GPUs torch can use."""
+
+    answer = Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSeconds:
+    """How long the parts of a run took."""
+
+    prepare: float = 0.0
+    start_ranks: float = 0.0
+    steps: float = 0.0
+    record: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAnswer:
+    """What is known of a run that ended well.
+
+    `peak_mib` is the most device memory that a rank took, None on a CPU; `kept` is the digest of the record that a
+    replay was to keep; `switches_changed` names the switches that the system changed.
+    """
+
+    graph: PreparedGraph | None = None
+    peak_mib: float | None = None
+    kept: str | None = None
+    switches_changed: tuple[str, ...] = ()
+    seconds: RunSeconds = RunSeconds()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Request[RunAnswer]):
+    """One run of one system. Paths are of this machine; `out` is the recording, or the folder of a replay's archives.
+
+    `timeout` is what is left of `case_timeout`, in seconds. `later` is the run that will be asked for next: its program
+    may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
+    """
+
+    answer = RunAnswer
+
+    case: Case
+    system: str
+    arm: str
+    placement: Placement
+    out: Path
+    logs: Path
+    work: Path
+    timeout: float
+    case_timeout: float
+    inject: str | None = None
+    replay: Replay | None = None
+    graph_options: GraphOptions = field(default_factory=GraphOptions)
+    stress: Stress | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
+    later: RunRequest | None = None
+    profile: Path | None = None
+
+    @property
+    def about(self) -> str:
+        """The system that runs."""
+        return self.system
+
+    @property
+    def values_to_keep(self) -> tuple[str, ...]:
+        """Patterns for the values that ranks keep: all where the case states a bound, and once is enough."""
+        if not self.is_first:
+            return ()
+        return ALL if self.case.bound is not None else self.values
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the run that counts, no control and no replay."""
+        return self.arm == "first" and self.replay is None
+
+    @property
+    def program(self) -> str:
+        """What the program is made of that the ranks run: requests of which it is equal may share one."""
+        return json.dumps([self.case.to_dict(), self.system, self.graph_options.extra_passes], sort_keys=True)
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether somebody else's code takes part in making the program."""
+        return bool(self.graph_options.extra_passes)
+
+    @property
+    def trace_log(self) -> Path:
+        """What was printed while the program was made."""
+        return self.logs / f"trace{self._suffix}.log"
+
+    def log_of(self, rank: int) -> Path:
+        """A rank's log; the first run's has the plain name."""
+        return self.logs / f"rank{rank}{self._suffix}.log"
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.arm == "first" else f".{self.arm}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seats:
+    """The ranks of a run that one host starts, where they meet all others, and the files that they record into.
+
+    `part` has `{rank}` left open. They meet at `store`: a file, or with `server`, the host and port of somebody else's
+    store, a prefix of its keys. `local_rank`, where it is not the rank, chooses the GPU.
+    """
+
+    ranks: tuple[int, ...]
+    part: str
+    store: str
+    server: tuple[str, int] | None = None
+    local_rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeatedRunRequest(Request[End]):
+    """A run of which only the ranks that have `seats` start here: others have ranks too, and join what all recorded.
+
+    `is_ahead` asks a stage for the run's program alone, and not to answer: what goes wrong with it, the run tells.
+    """
+
+    answer = End
+
+    run: RunRequest
+    seats: Seats
+    is_ahead: bool = False
+
+    @property
+    def about(self) -> str:
+        """The system that runs."""
+        return self.run.system
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsRequest(Request[ComparedBits]):
+    """How two values differ that replays of both systems left in their archives under `name`."""
+
+    answer = ComparedBits
+
+    reference: Path
+    candidate: Path
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosenessRequest(Request[Closeness]):
+    """How close two recordings are in value, of one step or all."""
+
+    answer = Closeness
+
+    reference: Path
+    candidate: Path
+    bound: float
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftAnswer:
+    """The tensors that differ, as `harness.compare.drift` tells them."""
+
+    drift: list[Drift]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftRequest(Request[DriftAnswer]):
+    """Which tensors of two recordings differ, and by how much."""
+
+    answer = DriftAnswer
+
+    reference: Path
+    candidate: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizesAnswer:
+    """The sizes of a model, by the names of `harness.case.SIZES`."""
+
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizesRequest(Request[SizesAnswer]):
+    """The sizes of a case's model."""
+
+    answer = SizesAnswer
+
+    case: Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandaloneAnswer:
+    """The file's text, how many calls each side makes in it, and what running it printed."""
+
+    text: str
+    num_calls: dict[str, int]
+    printed: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandaloneRequest(Request[StandaloneAnswer]):
+    """A file of plain Python that shows what differs at a step, with `head` at its top."""
+
+    answer = StandaloneAnswer
+
+    case: Case
+    extra_passes: tuple[str, ...]
+    step: int
+    head: str
+
+
+AnyRequest = (
+    MachineRequest
+    | RunRequest
+    | SeatedRunRequest
+    | BitsRequest
+    | ClosenessRequest
+    | DriftRequest
+    | SizesRequest
+    | StandaloneRequest
+)
+
+REQUESTS: tuple[type[AnyRequest], ...] = (
+    MachineRequest,
+    RunRequest,
+    SeatedRunRequest,
+    BitsRequest,
+    ClosenessRequest,
+    DriftRequest,
+    SizesRequest,
+    StandaloneRequest,
+)
+"""Every kind that a host answers."""

@@ -1,0 +1,80 @@
+"""The one place that chooses whom requests go to: a host of this machine, or the ranks that torchrun made.
+
+Under torchrun the same command runs in every process. Rank 0 leads: it does what it would do elsewhere, over a desk
+at which all ranks answer. The others follow until it is done, print nothing and write nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import UsageError
+from harness.program import interrupts
+
+if TYPE_CHECKING:
+    from harness.case import Case
+    from harness.execute.session import Desk
+    from harness.options import RunOptions
+    from harness.records import CaseResult
+
+# How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
+_PATIENCE = 20.0
+
+
+def is_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return all(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"))
+
+
+def follows() -> bool:
+    """Whether this is one of torchrun's ranks that does what rank 0 asks."""
+    return is_torchrun() and os.environ["RANK"] != "0"
+
+
+def open_desk(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Desk]:
+    """The desk that answers for these cases, closed however the block ends; only for a process that does not follow.
+
+    Raises CaseError when a case has another world size than torchrun.
+    """
+    if is_torchrun():
+        from harness.execute.torchrun import check_world_size, open_team
+
+        check_world_size(cases)
+        return open_team(run_dir, options)
+    from harness.execute.session import open_session
+
+    return open_session(run_dir, options)
+
+
+def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
+    """Do what rank 0 asks until it is done; yields the results that it tells.
+
+    Raises CaseError when a case has another world size than torchrun, at once, and what ended rank 0.
+    """
+    from harness.execute.torchrun import check_world_size, follow_rank_0
+
+    check_world_size(cases)
+    return follow_rank_0(run_dir, options)
+
+
+def refuse_torchrun(command: str, reason: str) -> None:
+    """Refuse a command that cannot use the ranks that torchrun made. Raises UsageError under torchrun alone."""
+    if is_torchrun():
+        raise UsageError(
+            f"{command} {reason}",
+            expected=f"bitproof {command}, by itself",
+            found=f"bitproof {command} under torchrun",
+        )
+
+
+def let_rank_0_tell() -> None:
+    """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why."""
+    if follows():
+        with contextlib.suppress(*interrupts.STOPS):
+            time.sleep(_PATIENCE)

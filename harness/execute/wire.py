@@ -1,0 +1,76 @@
+"""How messages travel between our own processes: a frozen dataclass a line of JSON, read back as what it was.
+
+Both ends are this very code, so what is read was written here; what users wrote is read with more suspicion elsewhere.
+A file's name and an error's text may hold what is no UTF-8, which Python's JSON carries and stricter parsers refuse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+_KIND = "kind"
+
+
+def write(message: Any) -> bytes:
+    """A message as a line."""
+    values = {_KIND: type(message).__name__} | {
+        f.name: _plain(getattr(message, f.name)) for f in dataclasses.fields(message)
+    }
+    return json.dumps(values).encode() + b"\n"
+
+
+def read(line: bytes | str, *kinds: type) -> Any:
+    """The message in a line, of one of some kinds. Raises ValueError when it is of none of these kinds."""
+    values = json.loads(line)
+    name = values.pop(_KIND)
+    for kind in kinds:
+        if kind.__name__ == name:
+            return _read(kind, values)
+    raise ValueError(f"a message of kind {name}, not {' or '.join(kind.__name__ for kind in kinds)}")
+
+
+def _plain(value: Any) -> Any:
+    """A value in JSON's own types, as far as it is not."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """A JSON value as the declared type. Only what JSON has no type for is converted."""
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [option for option in options if option is not types.NoneType]
+        return _read(inner[0], value) if value is not None and len(inner) == 1 else value  # of several: JSON's own
+    if origin is tuple:
+        each = [options[0]] * len(value) if options[-1] is ... else options
+        return tuple(_read(option, inner) for option, inner in zip(each, value, strict=True))
+    if origin is list:
+        return [_read(options[0], inner) for inner in value]
+    if origin in (dict, Mapping):
+        key, inner = options
+        return {int(name) if key is int else name: _read(inner, item) for name, item in value.items()}
+    if not isinstance(hint, type):
+        return value
+    if dataclasses.is_dataclass(hint):
+        return hint(**{name: _read(_hints(hint)[name], inner) for name, inner in value.items()})
+    if issubclass(hint, tuple):  # a NamedTuple
+        return hint(*map(_read, _hints(hint).values(), value))
+    return hint(value) if issubclass(hint, (Path, Enum)) else value

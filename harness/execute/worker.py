@@ -1,0 +1,318 @@
+"""One rank's run of one system: join the groups, build the system, take the steps, record, leave.
+
+Runs in a process that was forked for it alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.capture.recorder import Recorder
+from harness.capture.store import write_part
+from harness.capture.values import write_values
+from harness.case import Case, Kind
+from harness.disturb.faults import Fault, Injector
+from harness.disturb.stress import Stress, stressed
+from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
+from harness.execute.profile import phase, showing_digests
+from harness.graph.options import GraphOptions
+from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
+from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
+from harness.machine.devices import Placement
+from harness.systems.registry import BUILT_IN, load_factory
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.distributed_c10d import Store
+
+    from harness.graph.groups import Partition
+    from harness.localize.standalone import Written
+    from harness.systems.graph import GraphProgram
+    from reference.parallel.mesh import Mesh
+
+    Observe = Callable[[Kind, str, torch.Tensor], None]
+
+Tell = Callable[[Account], None]
+logger = logging.getLogger("harness")
+
+
+class System(Protocol):
+    """Something that can take training steps and show what each computed."""
+
+    def step(self, index: int, observe: Observe) -> None:
+        """Take one step; call `observe` for each loss, gradient, buffer, parameter and optimizer state as computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every rank of one run is to do. `part` is the file that a rank records into, `{rank}` left open.
+
+    With `replay`, the run ends with that step, and the file is what a replay leaves behind; with `values`, ranks
+    write the values of tensors that fit these patterns. `names`, unless empty, stands for those that the system
+    declares. `program` is the prepared graph when a stage could make it before forking, else each rank makes it
+    by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU. `is_first` is false for controls and
+    replays, which check nothing again that does not depend on the run. `profile` is the folder for what each rank's
+    time went into.
+    Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
+    `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
+    """
+
+    case: Case
+    system: str
+    placement: Placement
+    part: str
+    timeout: float
+    case_timeout: float
+    collective_timeout: float
+    fault: Fault | None = None
+    replay: Replay | None = None
+    program: Any = None
+    graph_options: GraphOptions = field(default_factory=GraphOptions)
+    local_rank: int | None = None
+    stress: Stress | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
+    is_first: bool = True
+    profile: Path | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run takes."""
+        return self.case.steps if self.replay is None else self.replay.step + 1
+
+    def part_of(self, rank: int) -> Path:
+        """The file that a rank records into."""
+        return Path(self.part.format(rank=rank))
+
+    def profile_of(self, rank: int) -> Path | None:
+        """The file that tells what a rank's time went into, when the run is profiled."""
+        return self.profile / f"rank{rank}.json" if self.profile else None
+
+    def values_of(self, rank: int) -> Path:
+        """The file that a rank writes its values into, when it keeps them."""
+        return self.part_of(rank).with_suffix(".safetensors")
+
+
+def run_rank(job: Job, rank: int, store: Store, tell: Tell) -> None:
+    """Run one rank to its end, and `tell` how far it is.
+
+    Whatever goes wrong is raised; process groups then stay as they are, for the caller to leave or to die with.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from harness.capture.digest import digest
+    from harness.systems.user_system import UserSystem
+    from reference.parallel.mesh import Mesh, join_groups, leave_groups
+
+    determinism = set_determinism(
+        job.case.seed,
+        fill_uninitialized=job.stress is None,
+        num_threads=job.stress.num_threads if job.stress else 1,
+    )
+    switches = {SET: read_switches()}
+    device = torch.device(job.placement.device_of(rank if job.local_rank is None else job.local_rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if job.placement.shared and job.placement.backend == "nccl":
+        os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
+    program = job.program
+    if program is None and needs_program(job.system):
+        program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
+    tell(Prepared(graph=describe_program(program)))
+    mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
+    with phase("join groups"):
+        join_groups(mesh, device, store, backend=job.placement.backend, timeout=job.collective_timeout)
+    tell(Ready())
+
+    injector = Injector(job.fault, rank)
+    recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
+    observe = recorder.observe if job.profile is None else showing_digests(recorder.observe)
+    remains = Remains()
+    with stressed(job.stress, rank):
+        with phase("make system"):
+            system = make_system(job, mesh, program, injector)
+        switches[AFTER_FACTORY] = read_switches()
+        _forget_peak(device)
+        began = time.perf_counter()
+        for step in range(job.steps):
+            tell(StepBegan(step=step))
+            recorder.step = step
+            injector.begin_step(step)
+            if job.replay and job.replay.watches(step):
+                _replay_step(job.replay, step, system, recorder, remains)
+                continue
+            with phase(f"step {step}"):
+                system.step(step, observe)
+        switches[AFTER_STEPS] = read_switches()
+        injector.check_fired()
+        seconds = time.perf_counter() - began
+    tell(StepsEnded())
+    if job.replay is None:
+        write_part(job.part_of(rank), recorder.rows.items())
+    else:
+        remains.records = recorder.rows
+        if recorder.kept is not None:
+            remains.values[RECORD] = recorder.kept
+        write_archive(job.part_of(rank), remains)
+    if job.values:
+        write_values(job.values_of(rank), recorder.values)
+    with phase("wait for all ranks"):
+        dist.barrier()  # a rank that left early would look to the others like one that died
+    logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)
+    tell(
+        Done(
+            seconds=seconds,
+            record_seconds=recorder.seconds,
+            peak_mib=_peak_mib(device),
+            determinism=determinism,
+            switches=switches,
+            system=_describe_system(system),
+            chunked=getattr(system, "chunked", None) if job.system in BUILT_IN else None,
+            unused_names=tuple(system.names.unused) if isinstance(system, UserSystem) else (),
+            kept=digest(recorder.kept) if recorder.kept is not None else None,
+        )
+    )
+    leave_groups()
+
+
+def _replay_step(replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains) -> None:
+    """Take a step of a replay that is watched, and keep what the replay asks for."""
+    from harness.localize.call_log import logged
+    from harness.torch_compat import disable_current_modes
+
+    def observe(kind: Kind, name: str, tensor: torch.Tensor) -> None:
+        with disable_current_modes():  # what recording calls is none of the system's calls
+            recorder.observe(kind, name, tensor)
+
+    here = replay.output if step == replay.step and replay.output and replay.output.rank == recorder.rank else None
+    with logged(getattr(system, "made", system), keep=here and (here.call, here.output)) as log:
+        system.step(step, observe)
+    if replay.log:
+        remains.add_calls(step, log.calls)
+    if log.kept is not None:
+        remains.values[OUTPUT] = log.kept
+
+
+def preload() -> None:
+    """Import what every rank and every trace needs, once, before any process is forked."""
+    import reference.step  # noqa: F401
+    from harness.torch_compat import import_tracing
+
+    import_tracing()
+
+
+def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> System:
+    """Build the job's system, whose gradients the injector may tamper with.
+
+    Raises UsageError for one that cannot be loaded or takes no steps.
+    """
+    if job.system == "graph":
+        from harness.systems.graph import make_graph_system
+
+        return make_graph_system(job.case, mesh, mesh.device, program, injector.wrap)
+    if job.system in BUILT_IN:
+        from reference.step import make_eager
+
+        is_checked = job.system == "eager_chunked" and mesh.rank == 0 and job.is_first
+        check = _mixing_check(job.case) if is_checked else None
+        return make_eager(job.case, mesh, mesh.device, job.system == "eager_chunked", injector.wrap, check)
+    from harness.systems.user_system import UserSystem
+
+    factory = load_factory(job.system)
+    made = factory.make(job.case, mesh)
+    can_wrap = hasattr(made, "wrap_gradients")
+    if can_wrap:
+        made.wrap_gradients(injector.wrap)
+    tamper = injector.ignore if can_wrap else injector.tamper
+    return UserSystem(job.system, made, names=job.names, tamper=tamper, origin=factory.origin)
+
+
+def _mixing_check(case: Case) -> Any:
+    """What refuses chunked modules that mix rows; one rank's verdict is every rank's, as all run the same modules."""
+    from harness.graph.mixing import MixingCheck
+    from reference.chunking import DIM_INDEX
+
+    assert case.chunking is not None, "Case refuses eager_chunked without chunking"
+    return MixingCheck(case.chunking.dim, DIM_INDEX[case.chunking.dim])
+
+
+def needs_program(system: str) -> bool:
+    """Whether a system runs a prepared graph."""
+    return system == "graph"
+
+
+def prepare_program(
+    case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None] = lambda place: None
+) -> Any:
+    """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to."""
+    from harness.systems.graph import prepare
+
+    return prepare(case, device, options, enter)
+
+
+def model_sizes(case: Case) -> dict[str, int]:
+    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
+    from reference.models import model_config
+    from reference.models.sizes import sizes_of
+
+    return sizes_of(model_config(case.model))
+
+
+def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
+    """A file that shows by itself what differs between the case's two systems; see `localize.standalone`.
+
+    Options are the candidate's. Raises NoFileError where there can be none.
+    """
+    import torch
+
+    from harness.localize.standalone import Scene, Side, write_standalone
+    from harness.systems.graph import rank_order_group_source, read_inputs, step_graph
+
+    tokens = read_inputs(case, step)
+    sides: dict[str, Side] = {}
+    partitions: dict[str, Partition] = {}
+    for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
+        set_determinism(case.seed)
+        graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)
+        sides[role] = Side.of(graph, list(tokens[0]))
+        partitions |= {name: group.partition for name, group in groups.groups.items()}
+    scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
+    return write_standalone(scene)
+
+
+def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
+    """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
+    return options if rank == 0 else replace(options, dump_dir=None)
+
+
+def describe_program(program: GraphProgram | None) -> PreparedGraph | None:
+    """What the manifest and the report say of a prepared graph; None when there is none."""
+    if program is None:
+        return None
+    return PreparedGraph(code_hash=program.code_hash, passes=program.passes, trace_seconds=program.trace_seconds)
+
+
+def _forget_peak(device: torch.device) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_mib(device: torch.device) -> float | None:
+    """The most device memory that the steps' tensors took at once, as the allocator saw it; None on a CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+
+
+def _describe_system(system: System) -> dict[str, Any]:
+    """What the system says of itself, such as its data's sha256."""
+    return dict(system.manifest()) if hasattr(system, "manifest") else {}

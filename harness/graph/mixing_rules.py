@@ -1,0 +1,385 @@
+"""How each operator hands the chunked elements on: the table behind mixing.py.
+
+A rule gets a call, as `Call`, and answers where the rows are in its result; None says that it mixes them. It is
+asked only where some argument holds rows, and none of those that it reads is mixed already. An operator that
+stands in no table mixes: what nobody has looked at is not taken for harmless.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from harness.graph import operators, symbols
+from harness.torch_compat import schema_of
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which dim of a value holds the chunked elements, one in each place or a flattened run of them.
+
+    Its size is `outer` * n * `inner`, n the chunk symbol; both are None for rows that all-to-alls have delivered.
+    `order` is what has rearranged them and has not been undone, first to last.
+    """
+
+    dim: int
+    outer: Any = 1
+    inner: Any = 1
+    order: tuple[Any, ...] = ()
+
+
+Answer = Rows | tuple[Rows | None, ...] | None
+Rule = Callable[["Call"], Answer]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, the rows of its arguments, and which arguments are known to be permutations.
+
+    A permutation is (the sort that made it, whether it is the inverse of that).
+    """
+
+    node: Node
+    symbol: sympy.Symbol
+    rows: dict[Node, Rows]
+    permutations: dict[Node, tuple[Node, bool]]
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """All arguments by name, defaults included."""
+        declared = schema_of(self.node.target).arguments
+        defaults = {a.name: a.default_value for a in declared}
+        return defaults | dict(zip(defaults, self.node.args, strict=False)) | self.node.kwargs
+
+    @property
+    def first(self) -> Node:
+        """The first argument."""
+        return self.node.args[0]  # type: ignore[return-value]
+
+    @property
+    def result_rank(self) -> int:
+        """Dims of the result, of the first result of several."""
+        value = self.node.meta["val"]
+        return (value[0] if isinstance(value, (tuple, list)) else value).dim()
+
+    def of(self, x: Any) -> Rows | None:
+        """Where the rows of an argument are."""
+        return self.rows.get(x) if isinstance(x, Node) else None
+
+    def dims(self, name: str, rank: int) -> set[int]:
+        """A dim, or dims, given by this name; all of them for None or an empty list."""
+        found = self.given.get(name)
+        listed = [found] if isinstance(found, int) else list(found or range(rank))
+        return {dim % rank for dim in listed} if rank else set()
+
+
+def sizes_of(node: Node) -> list[Any]:
+    """A value's sizes as expressions."""
+    return [symbols.expression(size) for size in node.meta["val"].shape]
+
+
+def _rank(node: Node) -> int:
+    return node.meta["val"].dim()
+
+
+def _common(found: Iterable[Rows]) -> Rows | None:
+    """What several arguments agree on."""
+    distinct = set(found)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def elementwise(call: Call) -> Answer:
+    """Each element from those at its own place, shapes aligned at their last dims."""
+    rank = call.result_rank
+    return _common(replace(rows, dim=rows.dim + rank - _rank(x)) for x, rows in call.rows.items())
+
+
+def _all_results(rule: Rule) -> Rule:
+    """For an operator with several results, rows where the rule puts those of the first."""
+
+    def results(call: Call) -> Answer:
+        return (answer,) * len(call.node.meta["val"]) if isinstance(answer := rule(call), Rows) else answer
+
+    return results
+
+
+def _view(call: Call) -> Answer:
+    """A view keeps the row-major order, and with it the number of elements before and after each row."""
+    rows = call.rows[call.first]
+    before, after = sizes_of(call.first), sizes_of(call.node)
+    if rows.outer is None or rows.order:
+        left, size = math.prod(before[: rows.dim]), before[rows.dim]
+        return next(
+            (replace(rows, dim=j) for j, n in enumerate(after) if n == size and math.prod(after[:j]) == left), None
+        )
+    left = math.prod(before[: rows.dim]) * rows.outer
+    carrying = [j for j, size in enumerate(after) if call.symbol in getattr(size, "free_symbols", ())]
+    if len(carrying) != 1:
+        return None
+    (dim,) = carrying
+    outer = sympy.sympify(left) / math.prod(after[:dim])
+    inner = sympy.sympify(after[dim]) / call.symbol / outer
+    if not (outer.is_Integer and inner.is_Integer):
+        return None
+    return replace(rows, dim=dim, outer=int(outer), inner=int(inner))
+
+
+def _permute(call: Call) -> Answer:
+    rows, rank = call.rows[call.first], _rank(call.first)
+    order = list(range(rank))
+    if "dims" in call.given:
+        order = [dim % rank for dim in call.given["dims"]]
+    elif rank > 1:
+        a, b = (call.given["dim0"] % rank, call.given["dim1"] % rank) if "dim0" in call.given else (0, 1)
+        order[a], order[b] = b, a
+    return replace(rows, dim=order.index(rows.dim))
+
+
+def _squeeze(call: Call) -> Answer:
+    rows = call.rows[call.first]
+    dropped = {dim for dim in call.dims("dim", _rank(call.first)) if sizes_of(call.first)[dim] == 1}
+    return replace(rows, dim=rows.dim - sum(dim < rows.dim for dim in dropped))
+
+
+def _unsqueeze(call: Call) -> Answer:
+    rows = call.rows[call.first]
+    return replace(rows, dim=rows.dim + (call.given["dim"] % call.result_rank <= rows.dim))
+
+
+def _cut(call: Call) -> Answer:
+    """A part along another dim; along this one, only the whole."""
+    rows = call.rows[call.first]
+    is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
+    return rows if is_whole or call.dims("dim", _rank(call.first)) != {rows.dim} else None
+
+
+def _split(call: Call) -> Answer:
+    """Parts along another dim; along this one, of rows that were sorted: the rows of each expert."""
+    rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
+    if call.dims("dim", _rank(call.first)) != {rows.dim}:
+        return (rows,) * len(parts)
+    if not rows.order:
+        return None
+    tokens = [("part", call.node, i, len(parts), rows.outer, rows.inner) for i in parts]
+    return tuple(Rows(rows.dim, None, None, (*rows.order, token)) for token in tokens)
+
+
+def _take(call: Call) -> Answer:
+    """One place of another dim, which goes."""
+    rows = call.rows[call.first]
+    (dim,) = call.dims("dim", _rank(call.first))
+    return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
+
+
+def _join(call: Call) -> Answer:
+    """Side by side along another dim; along this one, only all parts of what was split, in their order."""
+    dim = call.given["dim"] % call.result_rank
+    parts = [call.of(x) for x in call.given["tensors"]]
+    first = parts[0]
+    if first and dim == first.dim and first.order and first.order[-1][0] == "part":
+        _, split, _, count, outer, inner = first.order[-1]
+        before = first.order[:-1]
+        tokens = [("part", split, i, count, outer, inner) for i in range(count)]
+        is_whole = parts == [Rows(dim, None, None, (*before, token)) for token in tokens]
+        return Rows(dim, outer, inner, before) if is_whole else None
+    rows = _common(call.rows.values())
+    return None if rows is None or dim == rows.dim else rows
+
+
+def _stack(call: Call) -> Answer:
+    rows = _common(call.rows.values())
+    return rows and replace(rows, dim=rows.dim + (call.given["dim"] % call.result_rank <= rows.dim))
+
+
+def _reduce(call: Call) -> Answer:
+    """A sum, a mean or an extreme over other dims."""
+    rows, rank = call.rows[call.first], _rank(call.first)
+    reduced = call.dims("dim", rank)
+    if rows.dim in reduced:
+        return None
+    return replace(rows, dim=rows.dim - (0 if call.given.get("keepdim") else sum(dim < rows.dim for dim in reduced)))
+
+
+def _along(call: Call) -> Answer:
+    """A softmax, a running sum, a sort, a shift along other dims."""
+    rows = call.rows[call.first]
+    return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", _rank(call.first)) else rows
+
+
+def _matmul(call: Call) -> Answer:
+    """Rows of the first factor, columns of the second, or a batch dim of both; never the dim that is summed over."""
+    factors: list[Any] = list(call.node.args)[-2:]
+    a, b = factors
+    rows_a, rows_b, rank = call.of(a), call.of(b), call.result_rank
+    bias = call.first if call.first not in (a, b) else None
+    if call.of(bias):
+        return None
+    if rows_a and rows_b:
+        return rows_a if rank == 3 and rows_a.dim == 0 and rows_a == rows_b else None
+    if rows_a:
+        return rows_a if rows_a.dim < rank - 1 and _rank(a) == rank else None
+    return rows_b if rows_b and rows_b.dim != rank - 2 else None
+
+
+def _matrix_vector(call: Call) -> Answer:
+    rows = call.of(call.first)
+    return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
+
+
+def _grouped(call: Call) -> Answer:
+    """Each row times its own group's matrix; where groups end is no element of any row."""
+    rows = call.of(call.first)
+    return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
+
+
+def _normalized(call: Call) -> Answer:
+    rows = call.rows.get(call.first)
+    return rows if rows and rows.dim < _rank(call.first) - len(call.given["normalized_shape"]) else None
+
+
+def _of_batch(call: Call) -> Answer:
+    """Attention treats the rows of a batch, and heads, apart; all arguments must be cut along the same of the two."""
+    rows = _common(call.rows.values())
+    return rows if rows and rows.dim < 2 and call.of(call.first) else None
+
+
+def _convolution(call: Call) -> Answer:
+    rows = call.of(call.first)
+    return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
+
+
+def _embedding(call: Call) -> Answer:
+    return call.of(call.node.args[1]) if len(call.rows) == 1 else None
+
+
+def _search(call: Call) -> Answer:
+    """Each value looked up in a table that holds no rows."""
+    return (
+        elementwise(call) if call.of(call.given.get("sorted_sequence", call.given.get("boundaries"))) is None else None
+    )
+
+
+def _gather(call: Call) -> Answer:
+    rows = _common(call.rows.values())
+    indexed = call.of(call.given["index"]) is not None and call.of(call.first) is not None
+    return rows if rows and indexed and call.given["dim"] % call.result_rank != rows.dim else None
+
+
+def _scatter(call: Call) -> Answer:
+    """Into other dims of each row's own place; what is scattered into may be constant."""
+    rows = _common(call.rows.values())
+    is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)
+    return rows if is_own else None
+
+
+def _index(call: Call) -> Answer:
+    """A look-up by rows, or along other dims, or a permutation of rows."""
+    source, indices = call.of(call.first), call.node.args[1]
+    places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
+    used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
+    if not places or places != list(range(places[0], places[-1] + 1)):
+        return None
+    found = [x for x in used if call.of(x)]
+    rank = max(map(_rank, used))
+    if source is None:
+        rows = _common(replace(call.rows[x], dim=call.rows[x].dim + rank - _rank(x)) for x in found)
+        return rows and replace(rows, dim=rows.dim + places[0])
+    if found:
+        return None
+    if source.dim in places:
+        permutation = call.permutations.get(used[0]) if len(used) == 1 else None
+        return permuted(source, permutation) if permutation else None
+    return replace(source, dim=source.dim + (rank - len(places) if source.dim > places[0] else 0))
+
+
+def _index_put(call: Call) -> Answer:
+    """Rows put to the places that a permutation says: its inverse. What they are put into is overwritten."""
+    indices, values = call.given["indices"], call.of(call.given["values"])
+    permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
+    if values is None or permutation is None or values.dim != 0:
+        return None
+    base, is_inverse = permutation
+    return permuted(values, (base, not is_inverse))
+
+
+def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
+    """Rows in another order, or back in the one before, when the last thing done to them is undone."""
+    base, is_inverse = permutation
+    if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
+        return replace(rows, order=rows.order[:-1])
+    return replace(rows, order=(*rows.order, ("sort", base, is_inverse)))
+
+
+def _all_to_all(call: Call) -> Answer:
+    """Rows leave for other ranks, or, sent back as they came, return."""
+    rows = call.rows[call.first]
+    if rows.dim != 0:
+        return None
+    received, sent, group = tuple(call.node.args[1]), tuple(call.node.args[2]), call.node.args[3]  # type: ignore[arg-type]
+    if rows.order and rows.order[-1][:4] == ("all-to-all", sent, received, group):
+        _, _, _, _, outer, inner = rows.order[-1]
+        return Rows(0, outer, inner, rows.order[:-1])
+    if len(received) == 1:
+        return rows  # one rank's rows stay where they are
+    token = ("all-to-all", received, sent, group, rows.outer, rows.inner)
+    return Rows(0, None, None, (*rows.order, token))
+
+
+def _named(rule: Rule, names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+RULES: dict[str, Rule] = {
+    **_named(
+        elementwise,
+        "detach alias _to_copy clone wait_tensor all_reduce contiguous copy_ expand masked_fill masked_fill_",
+    ),
+    **_named(elementwise, "where bernoulli bernoulli_ rand_like randn_like zeros_like ones_like full_like empty_like"),
+    **_named(elementwise, "fill_ zero_ dropout _assert_tensor_metadata lift_fresh_copy lift_fresh _conj view_as_real"),
+    **_named(elementwise, "offload wait_offload reload wait_reload"),
+    **_named(_all_results(elementwise), "native_dropout"),
+    **_named(_view, "view _unsafe_view reshape"),
+    **_named(_permute, "t transpose permute"),
+    **_named(_squeeze, "squeeze"),
+    **_named(_unsqueeze, "unsqueeze"),
+    **_named(_cut, "slice narrow"),
+    **_named(_split, "split split_with_sizes chunk"),
+    **_named(_take, "select"),
+    **_named(_all_results(_take), "unbind"),
+    **_named(_join, "cat"),
+    **_named(_stack, "stack"),
+    **_named(_reduce, "sum mean amax amin prod any all var std argmax argmin logsumexp linalg_vector_norm norm"),
+    **_named(_all_results(_reduce), "max min aminmax var_mean std_mean median mode kthvalue"),
+    **_named(_along, "_softmax _log_softmax softmax log_softmax cumsum cumprod logcumsumexp flip roll argsort"),
+    **_named(_all_results(_along), "sort topk cummax cummin"),
+    **_named(_matmul, "mm addmm bmm baddbmm _scaled_mm"),
+    **_named(_matrix_vector, "mv"),
+    **_named(_grouped, "_grouped_mm"),
+    **_named(_all_results(_normalized), "native_layer_norm _fused_rms_norm"),
+    **_named(_normalized, "rms_norm layer_norm"),
+    **_named(_convolution, "convolution"),
+    **_named(_embedding, "embedding"),
+    **_named(_search, "searchsorted bucketize"),
+    **_named(_gather, "gather"),
+    **_named(_scatter, "scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_"),
+    **_named(_index, "index"),
+    **_named(_index_put, "index_put index_put_ _index_put_impl_"),
+    **_named(_all_to_all, "all_to_all_single"),
+    **_named(_all_results(_of_batch), " ".join(operators.ATTENTION)),
+}
+"""Rules by an operator's name, without overload."""
+
+
+def rule_of(node: Node) -> Rule | None:
+    """The rule for a call; those that torch itself calls pointwise share one."""
+    name = operators.operator_name(node)
+    if name in RULES:
+        return RULES[name]
+    return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None

@@ -1,0 +1,313 @@
+"""Join the all-gathers of a block's parameters into one, and the reduce-scatters of their gradients.
+
+Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
+          after the loss; every collective names a group of `context.groups`.
+Promises: same bits, for a sum is taken element by element in rank order; what a module computes stays in
+          its order; reductions run in groups of their own, so that they can overlap with gathers.
+Refuses:  a collective whose group is unknown. What is no parameter's gather or reduction stays alone.
+
+1. Find the all-gathers that read a parameter through nothing but casts, changes of shape and padding.
+2. Drop those that gather the same again: one parameter, one chain of casts, one group.
+3. Find the reduce-scatters from which nothing but casts, changes of shape, cuts and additions lead to a gradient.
+4. Sort both into buckets: one group, operation, dtype, block and direction; recomputed gathers and, unless
+   `join_chunks`, chunks apart. Modules outside all blocks get buckets of their own. Inside a bucket,
+   parameters stand in the order of the graph's inputs.
+5. Write a bucket's gather where its first member stood, launched one bucket ahead. Write its reduction
+   where its last gradient is ready, and wait for it when the next is launched: one is in flight.
+6. Put every node after what it now reads.
+"""
+
+# W ranks of the group, N elements of all members' shards, n_i those of member i
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from harness.graph import operators
+from harness.graph.context import PassContext
+from harness.graph.dead_code import drop_dead_code
+from harness.graph.dependencies import reorder
+from harness.graph.groups import GroupTable
+from harness.graph.origin import META_KEY, RECOMPUTED_KEY, Direction, Origin, origin_of
+from harness.graph.writer import CHUNK_KEY
+from harness.torch_compat import FakeTensor, FakeTensorMode, tree_leaves
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+REDUCTIONS = "reduce"
+"""The purpose of a group that carries gradients' reductions and nothing else."""
+
+_TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.default}
+_TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten.add.Tensor}
+
+
+class _Member(NamedTuple):
+    """One parameter's collective: its launch and wait, and the index of the parameter among the graph's inputs."""
+
+    launch: Node
+    wait: Node
+    parameter: int
+
+    @property
+    def source(self) -> Node:
+        """What the collective reads."""
+        return _source(self.launch)
+
+
+def _source(launch: Node) -> Node:
+    source = launch.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+class _Kind(NamedTuple):
+    """What the members of one bucket have in common. `arguments` are the collective's: sum or avg, and the size."""
+
+    group: str
+    arguments: tuple[Any, ...]
+    dtype: torch.dtype
+    block: str
+    direction: Direction
+    recomputed: bool
+    chunk: int | None
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The metadata of what is written for the bucket, but for its values."""
+        origin = Origin(self.block, self.direction)
+        marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk}
+        return {key: mark for key, mark in marks.items() if mark is not None}
+
+
+class _Bucket(NamedTuple):
+    kind: _Kind
+    members: list[_Member]
+
+
+def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunks: bool = True) -> GraphModule:
+    """The pass: see the top of this file. `blocks` is a pattern over module names, such as layers.*."""
+    graph = module.graph
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    gathers, reductions = _find_gathers(graph), _find_reductions(graph)
+
+    def kind_of(member: _Member, *, with_chunk: bool) -> _Kind:
+        node = member.launch
+        return _Kind(
+            group=operators.group_name(node),
+            arguments=node.args[1:-1],
+            dtype=node.meta["val"].dtype,
+            block=_block_of(origin_of(node).module or "", blocks),
+            direction=origin_of(node).direction,
+            recomputed=bool(node.meta.get(RECOMPUTED_KEY)),
+            chunk=node.meta.get(CHUNK_KEY) if with_chunk else None,
+        )
+
+    distinct = _drop_repeated(gathers, lambda member: kind_of(member, with_chunk=True))
+    gather_buckets = _sort(distinct, lambda member: kind_of(member, with_chunk=True))
+    reduction_buckets = _sort(reductions, lambda member: kind_of(member, with_chunk=not join_chunks))
+    gather_buckets.sort(key=lambda bucket: min(place[member.launch] for member in bucket.members))
+    reduction_buckets.sort(key=lambda bucket: max(place[member.launch] for member in bucket.members))
+    writer = _Writer(graph, place)
+    writer.write_gathers(gather_buckets)
+    writer.write_reductions(reduction_buckets, context.groups)
+    context.facts["all_gathers"] = {"before": len(gathers), "after": len(gather_buckets)}
+    context.facts["reduce_scatters"] = {"before": len(reductions), "after": len(reduction_buckets)}
+    if gathers or reductions:
+        drop_dead_code(module)
+        reorder(module)
+        module.recompile()
+    return module
+
+
+# -- finding ----------------------------------------------------------------------------------------
+
+
+def _find_gathers(graph: Graph) -> list[_Member]:
+    parameters = _parameters(graph)
+    return [
+        _Member(launch, wait, parameters[source])
+        for launch, wait in _launches(graph, "all_gather_into_tensor")
+        if (source := _chain_to_input(launch)[-1]) in parameters
+    ]
+
+
+def _find_reductions(graph: Graph) -> list[_Member]:
+    output = graph.output_node()
+    outputs: Any = output.args[0]
+    indices = {node: index for index, node in reversed(list(enumerate(outputs[1:]))) if isinstance(node, Node)}
+    found = []
+    for launch, wait in _launches(graph, "reduce_scatter_tensor"):
+        node = wait
+        while len(node.users) == 1 and (user := next(iter(node.users))).target in _TO_GRADIENT:
+            node = user
+        if node in indices:
+            found.append(_Member(launch, wait, indices[node]))
+    return found
+
+
+def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
+    """Every launch of a collective that one wait follows, unless something writes to what it reads or gives."""
+    owners = operators.storage_owners(graph.nodes)
+    written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
+    for launch in graph.nodes:
+        if operators.is_collective(launch) and operators.operator_name(launch) == name:
+            waits = list(launch.users)
+            touched = {owners[launch], *(owners[x] for x in _chain_to_input(launch))}
+            if len(waits) == 1 and operators.is_wait(waits[0]) and not touched & written:
+                yield launch, waits[0]
+
+
+def _parameters(graph: Graph) -> dict[Node, int]:
+    """The graph inputs that have a gradient output, and their indices."""
+    outputs: Any = graph.output_node().args[0]
+    inputs = (node for node in graph.nodes if node.op == "placeholder")
+    return {node: index for index, (node, _) in enumerate(zip(inputs, outputs[1:], strict=False))}
+
+
+def _chain_to_input(launch: Node) -> list[Node]:
+    """What an all-gather reads, back through what may precede it: these nodes, last first, then their input."""
+    chain = [_source(launch)]
+    while chain[-1].target in _TO_GATHER and len(chain[-1].all_input_nodes) == 1:
+        chain.append(chain[-1].all_input_nodes[0])
+    return chain
+
+
+# -- sorting ----------------------------------------------------------------------------------------
+
+
+def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Member]:
+    """One gather for all that give the same; backward gathers again only what its own block gathers twice."""
+    first: dict[Any, _Member] = {}
+    for member in gathers:
+        kind = kind_of(member)
+        casts = tuple((x.target, str(x.args[1:]), str(x.kwargs)) for x in _chain_to_input(member.launch)[:-1])
+        key = member.parameter, casts, kind if kind.recomputed else kind.group
+        same = first.setdefault(key, member)
+        if same is not member:
+            member.wait.replace_all_uses_with(same.wait)
+    return list(first.values())
+
+
+def _sort(members: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Bucket]:
+    buckets: dict[_Kind, list[_Member]] = {}
+    for member in sorted(members, key=lambda member: member.parameter):
+        buckets.setdefault(kind_of(member), []).append(member)
+    return [_Bucket(kind, sorted_members) for kind, sorted_members in buckets.items()]
+
+
+def _block_of(module: str, pattern: str) -> str:
+    """The block that a module is or lies in; outside all blocks, the module itself."""
+    block = ".".join(module.split(".")[: pattern.count(".") + 1])
+    return block if fnmatch.fnmatchcase(block, pattern) else module
+
+
+# -- writing ----------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writes buckets into the graph they were found in. What they replace is left without readers.
+
+    A bucket of one member keeps its collective, without copies, and only moves it.
+    """
+
+    def __init__(self, graph: Graph, place: dict[Node, int]) -> None:
+        self.graph = graph
+        self.place = place
+
+    def write_gathers(self, buckets: list[_Bucket]) -> None:
+        """Write each bucket's result where its first member is waited for, and the next bucket's launch before it."""
+        launched: list[Node] = []
+        for index, bucket in enumerate(buckets):
+            anchor = min((member.wait for member in bucket.members), key=self.place.__getitem__)
+            with self.graph.inserting_before(anchor):
+                for ahead in buckets[len(launched) : index + 2]:
+                    launched.append(self._launch_gather(ahead, anchor))
+                self._finish_gather(bucket, launched[index])
+
+    def write_reductions(self, buckets: list[_Bucket], groups: GroupTable) -> None:
+        """Write each bucket's launch at its last gradient, and what waits for it before the next launch."""
+        waiting: tuple[_Bucket, Node] | None = None
+        for bucket in buckets:
+            anchor = max((member.launch for member in bucket.members), key=self.place.__getitem__)
+            group = groups.derive(bucket.kind.group, REDUCTIONS)
+            with self.graph.inserting_before(anchor):
+                if waiting:
+                    self._finish_reduction(*waiting, anchor)
+                waiting = bucket, self._launch_reduction(bucket, group)
+        if waiting:
+            output = self.graph.output_node()
+            with self.graph.inserting_before(output):
+                self._finish_reduction(*waiting, output)
+
+    def _launch_gather(self, bucket: _Bucket, anchor: Node) -> Node:
+        """Shards of n_i elements -> (N,), one after the other -> (W * N,)"""
+        kind, members = bucket
+        for member in members:
+            for node in reversed(_chain_to_input(member.launch)[:-1]):
+                if self.place[node] > self.place[anchor]:
+                    anchor.prepend(node)
+        if len(members) == 1:
+            anchor.prepend(members[0].launch)
+            return members[0].launch
+        shards = [self._call(kind, aten.reshape.default, member.source, [-1]) for member in members]
+        flat_N = self._call(kind, aten.cat.default, shards)
+        return self._call(kind, members[0].launch.target, flat_N, *kind.arguments, kind.group)
+
+    def _finish_gather(self, bucket: _Bucket, launch: Node) -> None:
+        """(W * N,) -> (W, N) -> (W, n_i), copied, so that each is laid out as if it had been gathered alone."""
+        kind, members = bucket
+        if len(members) == 1:
+            return
+        sizes = [member.source.meta["val"].numel() for member in members]
+        gathered = self._call(kind, c10d.wait_tensor.default, launch)
+        rows_WN = self._call(kind, aten.view.default, gathered, [-1, sum(sizes)])
+        self._hand_out(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
+
+    def _launch_reduction(self, bucket: _Bucket, group: str) -> Node:
+        """Gradients of W * n_i elements -> (W, n_i) -> (W, N) -> (1, N)"""
+        kind, members = bucket
+        first = members[0].launch
+        if len(members) == 1:
+            first.args = (*first.args[:-1], group)
+            return first
+        _, size = kind.arguments
+        rows = [self._call(kind, aten.reshape.default, member.source, [size, -1]) for member in members]
+        rows_WN = self._call(kind, aten.cat.default, rows, 1)
+        return self._call(kind, first.target, rows_WN, *kind.arguments, group)
+
+    def _finish_reduction(self, bucket: _Bucket, launch: Node, anchor: Node) -> None:
+        """(1, N) -> (1, n_i), views of it."""
+        kind, members = bucket
+        if len(members) == 1:
+            anchor.prepend(members[0].wait)
+            return
+        sizes = [member.launch.meta["val"].numel() for member in members]
+        reduced = self._call(kind, c10d.wait_tensor.default, launch)
+        self._hand_out(kind, members, self._call(kind, aten.split_with_sizes.default, reduced, sizes, 1))
+
+    def _hand_out(self, kind: _Kind, members: list[_Member], parts: Node) -> None:
+        for index, member in enumerate(members):
+            part = self._call(kind, operator.getitem, parts, index)
+            shape = list(member.wait.meta["val"].shape)
+            member.wait.replace_all_uses_with(self._call(kind, aten.view.default, part, shape))
+
+    def _call(self, kind: _Kind, target: Any, *args: Any) -> Node:
+        """Write a call, run on the fake values of its arguments."""
+        values = map_arg(args, lambda node: node.meta["val"])
+        with torch.no_grad(), _fake_mode_of(values):
+            value = target(*values)
+        node = self.graph.call_function(target, args)
+        node.meta |= {"val": value, **kind.meta}
+        return node
+
+
+def _fake_mode_of(values: Any) -> FakeTensorMode:
+    return next(x.fake_mode for x in tree_leaves(values) if isinstance(x, FakeTensor))

@@ -1,0 +1,344 @@
+"""Run the chosen modules' forward and backward in two chunks.
+
+Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
+Promises: the bits that the eager chunked reference computes; no value carries the symbol any more.
+Refuses:  collectives that are neither the experts' nor a gradient's own reduction; views with a baked
+          constant; a live-out that is needed whole but cannot be joined; sequence chunks through
+          attention; a module that mixes what chunks hold apart (see mixing.py); in-place writes to a
+          value that also lives split or joined; a parameter with two uses; a pattern that matches
+          nothing, or a module that did not run, or a call of one that would not be chunked; a chosen
+          module that runs within another.
+
+The graph is read as an interpreter reads it, and a new one is written. A value is either one node of
+the new graph or a pair of nodes, one a chunk:
+
+1. A node of a chosen module that reads a pair, or the symbol, is written once a chunk: a pair.
+   What it reads whole is split on first use, if it carries the symbol, and shared if it does not.
+2. Every other node is written once. A pair that it reads is joined on first use: concatenated along
+   the chunked dim, or, a parameter's gradient, added (chunk 0 + chunk 1).
+3. Gradient additions of autograd itself, which no module owns, are written once a chunk where both
+   operands exist once a chunk; but not the sum of one parameter's uses, whose order would be another.
+4. Integers are not values: a size that depends on the symbol is written as a number at each use,
+   the whole extent or half of it.
+5. Chunk 1 of a module waits until something needs it, so that a whole chunk runs before the next
+   and buffers are written and random numbers drawn in chunk order, as eager does.
+6. What a chosen module writes in place is no static state: its readers there run once a chunk, and
+   readers elsewhere wait for both.
+
+With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter,
+wait) belongs to no module, so rule 2 adds the chunks before it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from harness.errors import ChunkError
+from harness.graph import operators, symbols
+from harness.graph.context import PassContext
+from harness.graph.mixing import refuse_mixing
+from harness.graph.origin import Origin, calls_of, origin_of
+from harness.graph.passes.chunk import refusals
+from harness.graph.passes.chunk.gradients import gradient_outputs, reduction_tail
+from harness.graph.writer import GraphWriter
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+
+
+@dataclass
+class Pair:
+    """A value that exists once a chunk. `second` is None while its writing is held back."""
+
+    root: str
+    first: Node
+    second: Node | None = None
+
+
+def chunk(module: GraphModule, context: PassContext) -> GraphModule:
+    """The pass: see the top of this file."""
+    assert context.chunking is not None
+    refusals.refuse_idle_modules(context.chunking, context.module_calls)
+    chunker = _Chunker(module, context)
+    written = chunker.run()
+    context.facts["modules"] = list(dict.fromkeys(filter(None, chunker.roots.values())))
+    context.facts["calls"] = {name: len(calls) for name, calls in chunker.calls.items()}
+    return written
+
+
+class _Chunker:
+    def __init__(self, module: GraphModule, context: PassContext) -> None:
+        assert context.chunking is not None
+        self.chunking = context.chunking
+        self.expert_groups = context.expert_groups
+        self.symbol = context.chunk_symbol.symbol
+        self.whole = context.chunk_symbol.hint
+        self.half = self.whole // 2
+        self.graph = module.graph
+        self.writer = GraphWriter(module, self.symbol, self.whole)
+        self.env: dict[Node, Node | Pair] = {}
+        self.joined: dict[Node, Node] = {}
+        self.split: dict[Node, tuple[Node, Node]] = {}
+        self.held_back: list[Node] = []
+        self.running: str | None = None
+        self.module_calls = {
+            name: calls for name, calls in context.module_calls.items() if self.chunking.root_of(name) == name
+        }
+        """How often the traced step called each chosen module."""
+        self.calls: dict[str, set[int]] = {}
+        """Which calls of each chosen module are written in chunks."""
+        self.roots = {node: self._root_of_module(node) for node in self.graph.nodes}
+        self.owners = operators.storage_owners(self.graph.nodes)
+        self.mutated = {
+            self.owners[written]
+            for node in self.graph.nodes
+            if self.roots[node]
+            for written in operators.written_arguments(node)
+        }
+        self.outputs = frozenset(gradient_outputs(self.graph.output_node()))
+        self.gradients = set(self.outputs)
+        self.reductions: set[Node] = set()
+        self._find_reductions()
+
+    def run(self) -> GraphModule:
+        """Write the whole graph."""
+        if not any(self.roots.values()):
+            known = sorted({origin_of(node).module or "" for node in self.graph.nodes} - {""})
+            raise ChunkError(
+                f"the chunking pattern {self.chunking.modules!r} matches no module of the graph",
+                expected="a pattern over the modules that ran: " + ", ".join(known),
+                found="no match",
+                fix="correct `modules` in the case's Chunking",
+            )
+        if missing := set(self.chunking.only) - set(self.roots.values()):
+            raise ChunkError(
+                f"{', '.join(sorted(missing))} cannot be chunked, as no such module ran",
+                expected=f"modules of the graph that {self.chunking.modules} matches",
+                found=f"only={self.chunking.only}",
+                fix="correct `only` in the case's Chunking",
+            )
+        for node in self.graph.nodes:
+            self._write(node)
+        refusals.refuse_whole_calls(self.module_calls, self.calls)
+        refuse_mixing(self.graph.nodes, self.roots, self.symbol, self.chunking.dim)
+        log.debug("chunked: %d values once a chunk, %d split, %d joined", *self._counts())
+        return self.writer.module()
+
+    # -- what a node is -------------------------------------------------------------------------
+
+    def _root_of_module(self, node: Node) -> str | None:
+        module = origin_of(node).module
+        return self.chunking.root_of(module) if module and node.op == "call_function" else None
+
+    def _find_reductions(self) -> None:
+        """Tell the reductions of gradients apart; with early accumulation, take them out of their modules."""
+        for gradient in self.gradients:
+            tail = reduction_tail(gradient)
+            self.reductions.update(tail)
+            if self.chunking.early_grad_accumulation and tail:
+                self.gradients = (self.gradients - {gradient}) | {tail[-1].all_input_nodes[0]}
+                self.roots.update(dict.fromkeys(tail))
+
+    def _root_of_chunks(self, node: Node) -> str | None:
+        """The module that writes this node once a chunk, or None when it is written once."""
+        root = self.roots[node]
+        if root is None:
+            return self._root_of_gradient_addition(node)
+        inputs = node.all_input_nodes
+        differs = (
+            operators.is_random(node)
+            or self._touches_mutated(node)
+            or any(isinstance(self.env.get(x), Pair) or symbols.carries(x.meta.get("val"), self.symbol) for x in inputs)
+        )
+        return root if differs else None
+
+    def _touches_mutated(self, node: Node) -> bool:
+        return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
+
+    def _root_of_gradient_addition(self, node: Node) -> str | None:
+        """Autograd adds gradients outside every module: once a chunk where both operands exist once a chunk.
+
+        Values that carry the symbol may come from two modules, or be whole and split already. Others
+        may only come from one, and not be a parameter's whole gradient: with uses a and b, eager computes
+        ((b1 + a1) + b0) + a0 in one module, ((b1 + b0) + a1) + a0 in two; adding chunk by chunk gives neither.
+        """
+        if node.target is not aten.add.Tensor or origin_of(node) != (None, "backward", None):
+            return None
+        operands = node.all_input_nodes
+        roots = [pair.root for x in operands if isinstance(pair := self.env.get(x), Pair)]
+        if symbols.carries(node.meta["val"], self.symbol):
+            is_chunked = all(isinstance(self.env.get(x), Pair) or x in self.split for x in operands)
+            return roots[0] if roots and is_chunked else None
+        if roots and (len(roots) < len(operands) or len(set(roots)) > 1 or node in self.outputs):
+            raise refusals.refuse_second_use(node)
+        return roots[0] if roots else None
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def _write(self, node: Node) -> None:
+        if node.op == "placeholder":
+            self.env[node] = self.writer.placeholder(node)
+        elif node.op == "output":
+            self._write_held_back()
+            self.writer.output(node, map_arg(node.args, self._whole))
+        elif symbols.is_scalar_of(node.meta.get("val"), self.symbol) or node.op == "get_attr":
+            pass  # written as a number, or at the extent of its reader, at each use
+        elif (root := self._root_of_chunks(node)) is not None:
+            self._write_once_a_chunk(node, root)
+        else:
+            if operators.is_random(node) or self._touches_mutated(node):
+                self._write_held_back()
+            self._check_writes(node, None)
+            args, kwargs = map_arg(node.args, self._whole), map_arg(node.kwargs, self._whole)
+            self.env[node] = self.writer.call(node, args, kwargs)
+
+    def _write_once_a_chunk(self, node: Node, root: str) -> None:
+        refusals.refuse_foreign_collective(node, self.reductions, self.expert_groups)
+        refusals.refuse_attention_over_sequence(node, self.chunking.dim)
+        refusals.refuse_baked_view(node, self.symbol)
+        self._check_writes(node, root)
+        self._note_call(node, root)
+        if self.running != root:
+            self._write_held_back()
+            self.running = root
+        self.env[node] = Pair(root, self._write_chunk(node, root, 0))
+        self.held_back.append(node)
+
+    def _note_call(self, node: Node, root: str) -> None:
+        chosen = [call for call in calls_of(node) if call.module in self.module_calls]
+        if len(chosen) > 1:
+            raise refusals.refuse_nested_calls(node, chosen)
+        self.calls.setdefault(root, set()).update(call.earlier for call in chosen)
+
+    def _check_writes(self, node: Node, root: str | None) -> None:
+        """Refuse to write in place to what has copies, or to what is chunked elsewhere than in `root`."""
+        for written in operators.written_arguments(node):
+            owner = self.owners[written]
+            stored = self.env.get(owner)
+            has_copies = any(self.owners[x] is owner for x in (*self.split, *self.joined))
+            if isinstance(stored, Pair):
+                is_at_home = stored.root == root
+            else:
+                is_at_home = root is None or not symbols.carries(owner.meta["val"], self.symbol)
+            if has_copies or not is_at_home:
+                refusals.refuse_write(node, written)
+
+    def _write_chunk(self, node: Node, root: str, index: int) -> Node:
+        def part(x: Node) -> Any:
+            return self._part(x, root, index, node)
+
+        args, kwargs = map_arg(node.args, part), map_arg(node.kwargs, part)
+        target = aten.reshape.default if _needs_reshape(node, args) else node.target
+        return self.writer.call(node, args, kwargs, chunk=index, target=target)
+
+    def _write_held_back(self) -> None:
+        """Write chunk 1 of everything whose chunk 0 stands alone so far."""
+        nodes, self.held_back = self.held_back, []
+        for node in nodes:
+            pair = self.env[node]
+            assert isinstance(pair, Pair)
+            pair.second = self._write_chunk(node, pair.root, 1)
+            if node in self.gradients:
+                self._join(node, pair)  # at once, so that neither half lives on to the end
+        self.running = None
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _whole(self, node: Node) -> Any:
+        """A value as a node that is written once reads it."""
+        value = node.meta.get("val")
+        if symbols.is_scalar_of(value, self.symbol):
+            return symbols.number_of(node, self.symbol, self.whole)
+        if node.op == "get_attr":
+            return self.writer.get_attr(node, self.whole)
+        stored = self.env[node]
+        return stored if isinstance(stored, Node) else self._join(node, stored)
+
+    def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
+        """A value as chunk `index` of a node reads it."""
+        value = node.meta.get("val")
+        if symbols.is_scalar_of(value, self.symbol):
+            return symbols.number_of(node, self.symbol, self.half)
+        if node.op == "get_attr":
+            return self.writer.get_attr(node, self.half)
+        stored = self.env[node]
+        if isinstance(stored, Pair):
+            if stored.root != root and not self._is_laid_out_as_half(node, stored):
+                whole = self._join(node, stored)
+                return self._split(node, whole, reader)[index] if symbols.carries(value, self.symbol) else whole
+            part = (stored.first, stored.second)[index]
+            assert part is not None, f"{reader.name} reads chunk {index} of {node.name} before it is written"
+            return part
+        return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
+
+    def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
+        """Whether chunks of one module can stand for the halves of their concatenation in another."""
+        value = node.meta["val"]
+        if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
+            return False
+        dim = symbols.require_chunk_dim(node, value, self.symbol, "hand from module to module")
+        is_forward = origin_of(node).direction == "forward"
+        return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
+
+    def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
+        """Both halves of a live-in, written where they are first read, laid out as eager has them.
+
+        A module's input is cut and made contiguous; a gradient is what the backward of `cat` gives, a view.
+        """
+        if node not in self.split:
+            dim = symbols.require_chunk_dim(node, node.meta["val"], self.symbol, "split live-in")
+            first, second = (self._half(node, whole, dim, index, origin_of(reader)) for index in (0, 1))
+            self.split[node] = first, second
+            log.debug("split live-in %s along dim %d", node.name, dim)
+        return self.split[node]
+
+    def _half(self, node: Node, whole: Node, dim: int, index: int, origin: Origin) -> Node:
+        bounds = (dim, index * self.half, (index + 1) * self.half)
+        write = partial(self.writer.call, node, chunk=index, origin=origin)
+        half = write((whole, *bounds), {}, target=aten.slice.Tensor)
+        if half.meta["val"].is_contiguous() or origin_of(node).direction == "backward":
+            return half
+        return write((half,), {"memory_format": torch.contiguous_format}, target=aten.clone.default)
+
+    def _join(self, node: Node, pair: Pair) -> Node:
+        """The whole of a live-out, written on first use: a concatenation, or the sum of a gradient."""
+        if pair.second is None:
+            self._write_held_back()
+        owner = self.owners[node]
+        if owner in self.mutated and isinstance(self.env.get(owner), Node):
+            assert pair.second is not None
+            return pair.second  # a buffer: one storage, which both chunks have written by now
+        if node not in self.joined:  # writing chunk 1 may have joined a gradient
+            self.joined[node] = self._write_join(node, pair)
+        return self.joined[node]
+
+    def _write_join(self, node: Node, pair: Pair) -> Node:
+        value = node.meta.get("val")
+        assert pair.second is not None
+        if isinstance(value, Tensor) and symbols.carries(value, self.symbol):
+            dim = symbols.require_chunk_dim(node, value, self.symbol, "concatenate live-out")
+            log.debug("concatenate live-out %s along dim %d", node.name, dim)
+            args: tuple[Any, ...] = ([pair.first, pair.second], dim)
+            return self.writer.call(node, args, {}, target=aten.cat.default)
+        if node in self.gradients and isinstance(value, Tensor) and value.is_floating_point():
+            log.debug("add gradient %s", node.name)
+            args = (pair.first, pair.second)
+            return self.writer.call(node, args, {}, target=aten.add.Tensor)
+        raise refusals.refuse_join(node, value)
+
+    def _counts(self) -> tuple[int, int, int]:
+        return sum(isinstance(value, Pair) for value in self.env.values()), len(self.split), len(self.joined)
+
+
+def _needs_reshape(node: Node, args: Any) -> bool:
+    """Whether autograd's reshape of a gradient, traced on a contiguous one as a view, must copy here."""
+    is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
+    return is_gradient_view and not args[0].meta["val"].is_contiguous()

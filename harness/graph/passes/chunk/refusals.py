@@ -1,0 +1,129 @@
+"""What must not be chunked, each refused by node name and source line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import Tensor
+from torch.fx import Node
+
+from harness.case import Chunking, pattern_of
+from harness.errors import ChunkError
+from harness.graph import operators
+from harness.graph.origin import ModuleCall, origin_of
+from harness.graph.symbols import carries, source_of
+
+
+def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> None:
+    """Refuse a chosen module that the step never called: what lies in it would be chunked, and in eager it is not."""
+    idle = [name for name, calls in module_calls.items() if chunking.root_of(name) == name and not calls]
+    if idle:
+        running = sorted({pattern_of(name) for name, calls in module_calls.items() if calls})
+        raise ChunkError(
+            f"{', '.join(idle)} cannot be chunked: the pattern {chunking.modules!r} matches, but no call runs",
+            expected="a pattern of modules that the step calls: " + ", ".join(running),
+            found="no call of " + ", ".join(idle),
+            fix="correct `modules` in the case's Chunking",
+        )
+
+
+def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Collection[int]]) -> None:
+    """Refuse what the pass left whole of the chosen modules, given by name: eager runs each call in chunks."""
+    for name, calls in module_calls.items():
+        num_written = len(written.get(name, ()))
+        if num_written != calls:
+            raise ChunkError(
+                f"{name} cannot be chunked: not every call of it is left in the graph and depends on the chunked dim",
+                expected=f"{calls} calls in chunks, as many as were traced",
+                found=f"{num_written}",
+                fix="choose modules of which every call computes something of the chunked activation",
+            )
+
+
+def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
+    """A chosen module that runs within another would be split in four."""
+    return ChunkError(
+        f"cannot chunk {calls[-1].module}: it runs within {calls[-2].module}, which is chunked too",
+        expected="chosen modules that do not call each other",
+        found=f"node {node.name}, within " + " within ".join(call.module for call in reversed(calls)),
+        where=source_of(node),
+        fix="correct `modules` in the case's Chunking, or name the outer modules in `only`",
+    )
+
+
+def refuse_foreign_collective(node: Node, reductions: set[Node], expert_groups: frozenset[str]) -> None:
+    """Refuse a collective that would run once a chunk, unless it is the experts' or a gradient's reduction."""
+    if not operators.is_collective(node) or node in reductions or operators.group_name(node) in expert_groups:
+        return
+    raise ChunkError(
+        f"cannot run collective `{node.name}` ({operators.operator_name(node)}) once a chunk",
+        expected=f"a collective of the expert groups ({', '.join(sorted(expert_groups))}), or a parameter "
+        "gradient's own reduction",
+        found=f"group {operators.group_name(node)!r}",
+        where=source_of(node),
+        fix="chunk only modules whose other collectives do not depend on the chunked dim "
+        "(tensor and sequence parallelism do)",
+    )
+
+
+def refuse_attention_over_sequence(node: Node, dim: str) -> None:
+    """Refuse to split a sequence through an operator that mixes its positions."""
+    if dim == "seq" and operators.operator_name(node) in operators.ATTENTION:
+        raise ChunkError(
+            f"cannot chunk attention `{node.name}` along the sequence: every position reads earlier ones",
+            expected="modules that treat each token alone, such as layers.*.moe",
+            found=operators.operator_name(node),
+            where=source_of(node),
+            fix="chunk along batch, or choose modules='layers.*.moe'",
+        )
+
+
+def refuse_baked_view(node: Node, symbol: object) -> None:
+    """Refuse a view that was told a number where its input has the symbol: halves would not fit it."""
+    if node.target not in operators.SIZED_VIEWS:
+        return
+    source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    if carries(source, symbol) and not carries(value, symbol):
+        raise ChunkError(
+            f"view `{node.name}` has a baked constant where the chunked dim should flow",
+            expected=f"a size computed from x.shape; its input has {list(map(str, source.shape))}",
+            found=f"sizes {list(node.args[1])}",  # type: ignore[arg-type]
+            where=source_of(node),
+            fix="write the view with x.shape[...], not with a number",
+        )
+
+
+def refuse_write(node: Node, written: Node) -> None:
+    """Refuse an in-place write to a value that exists split or joined too, or that crosses a module's border."""
+    raise ChunkError(
+        f"cannot write in place to `{written.name}` in `{node.name}`: its elements live split or joined too",
+        expected="in-place writes to buffers without the chunked dim, or to what the same module computed",
+        found=f"shape {list(map(str, written.meta['val'].shape))}",
+        where=source_of(node),
+        fix="write the update out of place",
+    )
+
+
+def refuse_second_use(addition: Node) -> ChunkError:
+    """One parameter's gradient is summed over chunks and over uses, in an order that chunks would change."""
+    uses = ", ".join(f"{x.name} in {origin_of(x)}" for x in addition.all_input_nodes)
+    return ChunkError(
+        f"cannot add the gradients of two uses of one parameter in `{addition.name}`: at least one is chunked",
+        expected="a parameter that is read once, in one chunked module (eager adds chunks and uses in another order)",
+        found=uses,
+        where=source_of(addition),
+        fix="read the parameter once in the module, or chunk modules that do not share it",
+    )
+
+
+def refuse_join(node: Node, value: object) -> ChunkError:
+    """A per-chunk value without the chunked dim is needed whole, and is no parameter gradient."""
+    shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
+    readers = ", ".join(sorted(user.name for user in node.users))
+    return ChunkError(
+        f"live-out `{node.name}` exists once a chunk but is also read whole, and does not carry the chunked dim",
+        expected="a tensor with the chunked dim (concatenated) or a parameter gradient (added)",
+        found=f"shape {shape}, read by {readers}",
+        where=source_of(node),
+        fix="keep its readers inside the chunked module, or choose a larger module",
+    )

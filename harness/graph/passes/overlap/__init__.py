@@ -1,0 +1,262 @@
+"""Reorder the graph so that one chunk's all-to-all is in flight during other compute, the other chunk's above all.
+
+Needs:    collectives as launch and wait; the chunk pass's marks; a cost model, in `context.pipeline.overlap_costs`
+          or, on the CPU, the one that comes with bitproof.
+Promises: the same nodes, hence the same bits, in an order that depends on the graph and the model alone; no node
+          moves further ahead than into the chunked region before its own; the simulated step gets shorter.
+Refuses:  a graph without an all-to-all that runs once a chunk: whoever asks for overlap would get none; an
+          all-to-all that something other than one wait reads; a collective that the model does not know; a
+          model that cannot be read.
+
+A graph which the model gives no shorter order stays as it is, and the report says so.
+
+1. Cut the graph into regions, one module's forward or backward, and each into chunk 0, chunk 1 and the rest.
+2. Schedule lists on a simulated rank: of what is ready, run an all-to-all's launch first, then chunk 0 before
+   chunk 1, what the next all-to-all of its chunk needs (host syncs too) before what none needs, then as it
+   stood. An all-to-all's wait is ready when the all-to-all has arrived; so while one is in flight the rank
+   goes on with what does not need it, and comes back as soon as it has arrived. Waits for other
+   collectives are put off alike while an all-to-all is in flight, else they stay as they are.
+3. Put each all-to-all's wait directly before its first reader: the model may be wrong about the arrival.
+4. Report how many all-to-alls are in flight during other compute, and what the model says of before and after.
+
+On other devices than the CPU and without a model of their own, each all-to-all is taken to last longer
+than all that may hide it. That gives an order and no times, so none are reported.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from harness.case import Chunking
+from harness.errors import PassError
+from harness.graph import operators
+from harness.graph.context import PassContext
+from harness.graph.dependencies import dependencies, reorder
+from harness.graph.origin import origin_of
+from harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
+from harness.graph.passes.overlap.timeline import Timeline, is_all_to_all, simulate
+from harness.graph.symbols import source_of
+from harness.graph.writer import CHUNK_KEY
+
+log = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where a node stood: its region, the part of it (chunk 0, chunk 1, 2 for the rest), its position in the graph."""
+
+    region: int
+    part: int
+    position: int
+
+
+def overlap(module: GraphModule, context: PassContext) -> GraphModule:
+    """The pass: see the top of this file."""
+    nodes = list(module.graph.nodes)
+    launches = [node for node in nodes if is_all_to_all(node)]
+    chunked = [launch for launch in launches if CHUNK_KEY in launch.meta]
+    if context.chunking is None or not chunked:
+        raise _refuse_nothing_to_hide(context.chunking, len(launches))
+    waits = [_only_wait(launch) for launch in launches]
+    path = _path_of_model(nodes, context)
+    model = CostModel.load(path) if path else None
+    costs = node_costs(module.graph, model)
+    before = dependencies(module.graph)
+    after = _reversed(before)
+    order = schedule(nodes, before, after, find_places(nodes, context.chunking), costs)
+    key = _sunk(order, waits, after)
+    order.sort(key=key.__getitem__)
+    simulated = [simulate(x, costs) for x in (nodes, order)]
+    is_better = model is None or simulated[1].time < simulated[0].time
+    if is_better:
+        reorder(module, key.__getitem__)
+    final = simulated[1] if is_better else simulated[0]
+    context.facts.update(
+        all_to_alls=len(launches),
+        in_chunks=len(chunked),
+        in_flight=_num_in_flight(module.graph.nodes, launches, waits),
+        reordered=is_better,
+        **_facts(simulated[0], final, model, path),
+    )
+    log.debug("overlap: %s", context.facts)
+    return module
+
+
+def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> PassError:
+    """A case that asks for overlap and gets none would compare something else than it says."""
+    return PassError(
+        "there is no all-to-all that overlap could hide",
+        expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe'",
+        found=f"all-to-alls in the graph: {num_launches}; in chunks of "
+        + (f"{chunking.modules!r}: 0" if chunking else "nothing, as the case has no chunking"),
+        fix="chunk modules with experts on more than one rank, or leave out overlap",
+    )
+
+
+def _only_wait(launch: Node) -> Node:
+    """The wait of an all-to-all. What else reads its result before it has arrived may only ask for its size."""
+    waits = [user for user in launch.users if operators.is_wait(user)]
+    others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
+    if len(waits) != 1 or others:
+        raise PassError(
+            f"cannot tell when the all-to-all `{launch.name}` must have arrived",
+            expected="one wait, and no other reader but of its size",
+            found=f"waits: {len(waits)}; other readers: {', '.join(others) or 'none'}",
+            where=source_of(launch),
+        )
+    return waits[0]
+
+
+def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
+    if context.pipeline.overlap_costs is not None:
+        return Path(context.pipeline.overlap_costs)
+    devices = {x.device.type for node in nodes if isinstance(x := node.meta.get("val"), Tensor)}
+    return CPU_GLOO if devices == {"cpu"} else None
+
+
+def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, Place]:
+    """Step 1. A region begins at the first chunked node of a module in a direction.
+
+    What is written once belongs to chunk 0 where chunk 0's nodes follow it in the region, to chunk 1
+    where only chunk 1's do, else to the rest.
+    """
+    regions, region, running = [], 0, None
+    for node in nodes:
+        module, direction, _ = origin_of(node)
+        root = chunking.root_of(module) if module and CHUNK_KEY in node.meta else None
+        if root and (root, direction) != running:
+            region, running = region + 1, (root, direction)
+        regions.append(region)
+    places, last = {}, (-1, 2)
+    for index in reversed(range(len(nodes))):
+        chunk = nodes[index].meta.get(CHUNK_KEY)
+        part = min(2 if chunk is None else chunk, last[1] if last[0] == regions[index] else 2)
+        last = regions[index], part
+        places[nodes[index]] = Place(regions[index], part if chunk is None else chunk, index)
+    return places
+
+
+def schedule(
+    nodes: list[Node],
+    before: dict[Node, set[Node]],
+    after: dict[Node, list[Node]],
+    places: dict[Node, Place],
+    costs: dict[Node, Cost],
+) -> list[Node]:
+    """Step 2: a topological order, in O(n log n)."""
+    needed_by = _next_all_to_all(nodes, after, places)
+    timeline = Timeline(costs)
+    waiting_for = {node: len(before[node]) for node in nodes}
+    unfinished = [0] * (places[nodes[-1]].region + 1)
+    for place in places.values():
+        unfinished[place.region] += 1
+    oldest, all_arrived = 0, 0.0
+    ready: list[tuple[Any, Node]] = []
+    in_flight: list[tuple[float, int, Node]] = []
+    parked: dict[int, list[Node]] = {}
+    order: list[Node] = []
+
+    def release(node: Node) -> None:
+        if places[node].region > oldest + 1:
+            parked.setdefault(places[node].region, []).append(node)
+        elif operators.is_wait(node) and is_all_to_all(operators.launch_of(node)):
+            put_off(node)
+        else:
+            heapq.heappush(ready, (key_of(node), node))
+
+    def put_off(wait: Node) -> None:
+        heapq.heappush(in_flight, (timeline.arrival[operators.launch_of(wait)], places[wait].position, wait))
+
+    def key_of(node: Node) -> Any:
+        region, part, position = places[node]
+        rank = {"placeholder": 0, "output": 3}.get(node.op, 1 if is_all_to_all(node) else 2)
+        return rank, region, part, needed_by[node], position
+
+    for node in nodes:
+        if not before[node]:
+            release(node)
+    while ready or in_flight:
+        while in_flight and in_flight[0][0] <= timeline.time:
+            wait = heapq.heappop(in_flight)[-1]
+            heapq.heappush(ready, (key_of(wait), wait))
+        node = heapq.heappop(ready)[-1] if ready else heapq.heappop(in_flight)[-1]
+        if (
+            ready
+            and timeline.time < all_arrived
+            and operators.is_wait(node)
+            and not timeline.has_arrived(operators.launch_of(node))
+        ):
+            put_off(node)
+            continue
+        timeline.run(node)
+        if is_all_to_all(node):
+            all_arrived = max(all_arrived, timeline.arrival[node])
+        order.append(node)
+        unfinished[places[node].region] -= 1
+        for later in after[node]:
+            waiting_for[later] -= 1
+            if not waiting_for[later]:
+                release(later)
+        while oldest < len(unfinished) - 1 and not unfinished[oldest]:
+            oldest += 1
+            for later in parked.pop(oldest + 1, ()):
+                release(later)
+    assert len(order) == len(nodes), "the oldest unfinished region always has a node that is ready"
+    return order
+
+
+def _next_all_to_all(nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, Place]) -> dict[Node, int]:
+    """For each node the position of the first all-to-all in its part of its region that needs it; else past the end."""
+    found: dict[Node, int] = {}
+    for node in reversed(nodes):
+        own = [later for later in after[node] if places[later][:2] == places[node][:2]]
+        found[node] = min((found[later] for later in own), default=len(nodes))
+        if is_all_to_all(node):
+            found[node] = places[node].position
+    return found
+
+
+def _sunk(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
+    """Step 3: sort keys that leave all in order but the waits, which come directly before what needs them first."""
+    key = {node: (index, 1) for index, node in enumerate(order)}
+    for wait in waits:
+        if after[wait]:
+            key[wait] = min(key[later][0] for later in after[wait]), 0
+    return key
+
+
+def _reversed(before: dict[Node, set[Node]]) -> dict[Node, list[Node]]:
+    after: dict[Node, list[Node]] = {node: [] for node in before}
+    for node, earlier in before.items():
+        for x in earlier:
+            after[x].append(node)
+    return after
+
+
+def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node]) -> int:
+    """Between how many launches and their waits the rank computes."""
+    nodes = list(nodes)
+    owners = operators.storage_owners(nodes)
+    num_before: dict[Node, int] = {}
+    num_computed = 0
+    for node in nodes:
+        num_before[node] = num_computed
+        is_of_collective = operators.is_collective(node) or operators.is_wait(node)
+        is_view = owners[node] is not node
+        computes = node.op == "call_function" and isinstance(node.meta.get("val"), Tensor)
+        num_computed += computes and not is_view and not is_of_collective
+    return sum(num_before[launch] < num_before[wait] for launch, wait in zip(launches, waits, strict=True))
+
+
+def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
+    """What the model says, where there is one."""
+    if model is None or path is None:
+        return {"costs": None}
+    times = {"before": before.summary(), "after": after.summary()}
+    return {"costs": path.name, "fitted_on": model.description} | times

@@ -1,0 +1,97 @@
+"""Play a graph in a given order: one rank that computes, and one transfer at a time in each process group.
+
+A collective's launch occupies the rank; its transfer then starts as soon as the group is free. A wait
+stops the rank until the transfer has arrived. Ranks are taken to be in step. There is no launch queue:
+a rank and its device are one.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping
+
+from torch.fx import Node
+
+from harness.graph import operators
+from harness.graph.origin import origin_of
+from harness.graph.passes.overlap.costs import Cost
+
+
+class Timeline:
+    """The `time` after the nodes run so far; when each collective has its `arrival`; for how long its waits `blocked`.
+
+    All in the unit of the costs.
+    """
+
+    def __init__(self, costs: Mapping[Node, Cost]) -> None:
+        self.costs = costs
+        self.time = 0.0
+        self.arrival: dict[Node, float] = {}
+        self.blocked: dict[Node, float] = {}
+        self._free: dict[str, float] = {}
+        self._stops = [0.0]
+        self._stood = [0.0]
+        """When the rank stopped at a wait, and how long it had stood still in all when it went on."""
+
+    def run(self, node: Node) -> None:
+        """Run one node; what it depends on has run."""
+        if operators.is_wait(node):
+            self._wait_for(operators.launch_of(node))
+        self.time += self.costs[node].compute
+        if operators.is_collective(node):
+            group = operators.group_name(node)
+            start = max(self.time, self._free.get(group, 0.0))
+            self.arrival[node] = self._free[group] = start + self.costs[node].transfer
+
+    def has_arrived(self, launch: Node) -> bool:
+        """Whether a collective's wait would return at once."""
+        return self.arrival.get(launch, 0.0) <= self.time
+
+    def hidden(self, launch: Node) -> float:
+        """For how much of a collective's transfer the rank computed; waits for other collectives do not count."""
+        arrival, transfer = self.arrival[launch], self.costs[launch].transfer
+        return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
+
+    def summary(self) -> dict[str, float | dict[str, float]]:
+        """Seconds of the step, and of its all-to-alls by direction. For the report."""
+        return {"step_seconds": round(self.time, 9)} | {
+            name: self._all_to_alls(name) for name in ("forward", "backward")
+        }
+
+    def _all_to_alls(self, direction: str) -> dict[str, float]:
+        launches = [node for node in self.arrival if is_all_to_all(node) and origin_of(node).direction == direction]
+        seconds = sum((self.costs[node].transfer for node in launches), 0.0)
+        blocked = sum((self.blocked.get(node, 0.0) for node in launches), 0.0)
+        hidden = sum(map(self.hidden, launches), 0.0)
+        return {
+            "all_to_all_seconds": round(seconds, 9),
+            "blocked_seconds": round(blocked, 9),
+            "hidden_seconds": round(hidden, 9),
+            "hidden_fraction": round(hidden / seconds, 6) if seconds else 0.0,
+        }
+
+    def _wait_for(self, launch: Node) -> None:
+        seconds = self.arrival.get(launch, 0.0) - self.time
+        if seconds > 0:
+            self._stops.append(self.time)
+            self._stood.append(self._stood[-1] + seconds)
+            self.blocked[launch] = self.blocked.get(launch, 0.0) + seconds
+            self.time += seconds
+
+    def _stood_until(self, time: float) -> float:
+        """How long the rank had stood still in all at some time in the past."""
+        last = bisect.bisect_right(self._stops, time) - 1
+        return min(self._stood[last], self._stood[max(last - 1, 0)] + time - self._stops[last])
+
+
+def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
+    """The timeline of a whole graph in the order given."""
+    timeline = Timeline(costs)
+    for node in nodes:
+        timeline.run(node)
+    return timeline
+
+
+def is_all_to_all(node: Node) -> bool:
+    """Whether the node launches an all-to-all."""
+    return operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"

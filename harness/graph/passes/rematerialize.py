@@ -1,0 +1,47 @@
+"""Compute again, in backward, the activations that are tagged so.
+
+Needs:    every activation has a tag (tag_memory).
+Promises: same bits: each call is repeated with the inputs it had. Backward reads no activation tagged
+          `recompute`, and those that forward does not read again end there.
+Refuses:  nothing: what must not run twice is never tagged.
+
+1. Find the backward call that first needs each activation.
+2. Repeat the calls that give it just before that, in the order in which forward ran them, each once for
+   all its readers. So a block's recomputation starts with its backward, and goes on as it is needed.
+3. Hand backward the new values.
+
+A repeated call stays a forward call of its module, since passes that lay values out ask for that; its
+metadata and its name say that it is recomputed.
+"""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule
+
+from harness.graph.activations import STANDS_FOR_KEY, TAG_KEY, first_needs, is_backward, is_recomputed
+from harness.graph.context import PassContext
+from harness.graph.origin import RECOMPUTED_KEY
+from harness.torch_compat import rename
+
+
+def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
+    """The pass: see the top of this file."""
+    graph = module.graph
+    needs = first_needs(graph, is_recomputed)
+    repeated = [node for node in graph.nodes if node in needs and is_recomputed(node)]
+    readers = list(filter(is_backward, graph.nodes))
+    by_name = {node.name: node for node in graph.nodes}
+    stand_ins = {by_name[n.meta[STANDS_FOR_KEY]]: n for n in graph.nodes if STANDS_FOR_KEY in n.meta}
+    for node in repeated:
+        with graph.inserting_before(needs[node]):
+            copy = graph.node_copy(node, lambda x: stand_ins.get(x, x))
+        rename(copy, f"{node.name}_recomputed")
+        copy.meta = {key: value for key, value in node.meta.items() if key != TAG_KEY} | {RECOMPUTED_KEY: True}
+        stand_ins[node] = copy
+    for reader in readers:
+        for node in reader.all_input_nodes:
+            if node in stand_ins:
+                reader.replace_input_with(node, stand_ins[node])
+    context.facts["recomputed_nodes"] = len(repeated)
+    module.recompile()
+    return module

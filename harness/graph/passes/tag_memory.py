@@ -1,0 +1,152 @@
+"""Decide for each activation whether it is saved, recomputed, or kept in host memory meanwhile.
+
+Needs:    every node has an origin and a `val`.
+Promises: every activation (see activations.py) has a tag; same bits.
+Refuses:  nothing.
+
+1. Read in forward the sizes that backward reads off a forward value: a number lives on, not a tensor.
+2. Tag what backward needs, by the first of these rules that applies:
+
+       outside every block                        saved: its backward follows at once, or it is one tensor
+       random draws, in-place writes, readers of  saved: run again, they would give something else
+         what the step writes, sizes that depend
+         on data
+       unknown higher-order operators             saved: nobody knows
+       read by another block                      saved: it enters that block
+       parts of a tuple, waits                    as what they are a part of, or wait for
+       views                                      recomputed, which is free
+       batched products larger than both factors  recomputed: attention scores, written out, cost memory beyond
+         together                                 measure and little work (Korthikanti et al. 2022, arXiv:2205.05198)
+       compute-heavy operators, collectives       saved with `selective` and `offload`, recomputed with `full`
+       all else                                   recomputed
+
+3. Save a value instead of its source where it is the smaller of the two and nothing else needs the source.
+4. With `offload`, move what is saved to host memory up to the budget, the largest first and the earliest
+   first among equals; but not what the first block to run backward needs, which would be back at once.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from harness.graph import operators
+from harness.graph.activations import TAG_KEY, block_of, block_starts, first_needs, is_backward, is_forward_value
+from harness.graph.context import PassContext
+from harness.graph.origin import META_KEY, origin_of
+from harness.graph.tensor_bytes import MIB, TensorBytes
+from harness.torch_compat import HigherOrderOperator
+
+GIB = 2**30
+
+
+def tag_memory(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
+    """The pass: see the top of this file. `blocks` is a pattern over module names, such as layers.*."""
+    _read_sizes_in_forward(module)
+    _Tagger(module, context, blocks).tag()
+    return module
+
+
+def _read_sizes_in_forward(module: GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        source = node.args[0] if node.target is torch.ops.aten.sym_size.int else None
+        if isinstance(source, Node) and is_backward(node) and is_forward_value(source):
+            source.append(node)
+            node.meta[META_KEY] = origin_of(node)._replace(direction="forward")
+
+
+class _Tagger:
+    def __init__(self, module: GraphModule, context: PassContext, blocks: str) -> None:
+        self.graph = module.graph
+        self.context = context
+        self.blocks = blocks
+        self.saves_heavy = context.memory.policy != "full"
+        self.bytes = TensorBytes(self.graph, context.chunk_symbol)
+        self.owners = operators.storage_owners(self.graph.nodes)
+        self.aliases: dict[Node, list[Node]] = {}
+        self.written: set[Node] = set()
+        self.border: set[Node] = set()
+        self.smaller: set[Node] = set()
+        for node in self.graph.nodes:
+            self.aliases.setdefault(self.owners[node], []).append(node)
+            self.written.update(self.owners[x] for x in operators.written_arguments(node))
+            if node.op == "call_function" and not is_backward(node):
+                entering = [x for x in node.all_input_nodes if self._block(x) != self._block(node)]
+                self.border.update(entering, [self.owners[x] for x in entering])
+
+    def tag(self) -> None:
+        self.smaller = self._smaller_than_their_source()
+        needs = first_needs(self.graph, self._is_recomputed)
+        for node in needs:
+            node.meta[TAG_KEY] = "recompute" if self._is_recomputed(node) else "save"
+        if self.context.memory.policy == "offload":
+            self._offload(needs)
+        tags = [node.meta[TAG_KEY] for node in needs]
+        self.context.facts.update({tag: tags.count(tag) for tag in ("save", "recompute", "offload")})
+
+    def _block(self, node: Node) -> str | None:
+        return block_of(node, self.blocks)
+
+    def _size(self, node: Node) -> int:
+        value = node.meta["val"]
+        return (self.bytes.of(value) or 0) if isinstance(value, torch.Tensor) else 0
+
+    def _is_recomputed(self, node: Node) -> bool:
+        if self._block(node) is None or not self._can_run_twice(node) or node in self.border or node in self.smaller:
+            return False
+        if node.target is operator.getitem or operators.is_wait(node):
+            return self._is_recomputed(node.all_input_nodes[0])
+        is_view = self.owners[node] is not node
+        is_heavy = operators.operator_name(node) in operators.COMPUTE_HEAVY or operators.is_collective(node)
+        return is_view or not (is_heavy and self.saves_heavy) or self._is_scores(node)
+
+    def _is_scores(self, node: Node) -> bool:
+        factors = sum(map(self._size, node.all_input_nodes))
+        return operators.operator_name(node) in ("bmm", "baddbmm") and self._size(node) > factors
+
+    def _can_run_twice(self, node: Node) -> bool:
+        if isinstance(node.target, HigherOrderOperator):
+            return operators.operator_name(node) in operators.ATTENTION
+        touches_written = any(self.owners[x] in self.written for x in (node, *node.all_input_nodes))
+        return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
+
+    def _smaller_than_their_source(self) -> set[Node]:
+        """Values that would be recomputed from a larger one, which is saved for nothing else."""
+        needs = first_needs(self.graph, self._is_recomputed)
+        found = set()
+        for source in needs:
+            if self._block(source) is None or self._is_recomputed(source) or source in self.border:
+                continue
+            aliases = self.aliases[self.owners[source]]
+            readers = {user for x in aliases for user in x.users if user not in aliases}
+            needed = [user for user in readers if user in needs or is_backward(user)]
+            if len(needed) == 1 and needed[0] in needs and 0 < self._size(needed[0]) < self._size(source):
+                found.add(needed[0])
+        return found
+
+    def _offload(self, needs: dict[Node, Node]) -> None:
+        place = {node: index for index, node in enumerate(self.graph.nodes)}
+        second_block = block_starts(self.graph, self.blocks, is_backward)[1:2]
+        candidates = [
+            node
+            for node, reader in needs.items()
+            if second_block and place[reader] >= place[second_block[0]] and self._leaves_when_copied(node)
+        ]
+        budget = self.context.memory.offload_gib * GIB
+        moved = 0
+        for node in sorted(candidates, key=lambda node: (-self._size(node), place[node])):
+            if moved + self._size(node) <= budget:
+                moved += self._size(node)
+                node.meta[TAG_KEY] = "offload"
+        self.context.facts["offload_mib"] = round(moved / MIB, 3)
+
+    def _leaves_when_copied(self, node: Node) -> bool:
+        """Whether a saved value is a whole storage of its own that no other saved value keeps."""
+        owner = self.owners[node]
+        is_part = node.target is operator.getitem and node.args[0] is owner
+        is_whole = node is owner or is_part or operators.is_wait(node)
+        saved = [x for x in self.aliases[owner] if x.meta.get(TAG_KEY) == "save"]
+        keepers = [x for x in saved if not (is_part and x.args[0] is owner and x.args[1] != node.args[1])]
+        return is_whole and keepers == [node] and self._size(node) > 0

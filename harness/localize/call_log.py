@@ -1,0 +1,371 @@
+"""Log every operator call of a step, eager or graph, with the digests of what goes in and comes out.
+
+A dispatch mode sees each call below autograd, which is where tracing saw it too, so eager calls and graph
+nodes have the same operators. Where a call belongs is told
+
+    by a graph's node, while a graph runs (`GraphRunner`)
+    by the module hooks' stack, in eager forward
+    by autograd's node and the forward call that made it, in eager backward
+    as "update", outside the function that computes gradients; of a system that shows no such function, after the
+        first backward, where neither backward nor a module's forward runs
+    by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
+        that autograd does not follow: the direction is not known, and blame pairs such calls by their values
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Work
+from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from harness import capture
+from harness.capture.digest import digest
+from harness.errors import RecordingError
+from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, is_view, name_of, written_names
+from harness.graph.origin import innermost_user_line
+from harness.localize.calls import Call, Place
+from harness.localize.lanes import lane, num_lanes
+from harness.localize.node_places import place_of
+from harness.torch_compat import (
+    FakeWork,
+    TorchDispatchMode,
+    last_sequence_number,
+    overload_of,
+    running_autograd_node,
+    schema_of,
+    sequence_number_of,
+    storage_key,
+    tree_leaves,
+    tree_map_only,
+)
+
+IDENTITIES = {"detach", "alias", "lift_fresh"}
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_CAPTURE = os.path.dirname(capture.__file__) + os.sep
+
+IN_PLACE_COLLECTIVES = "c10d"
+"""The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
+
+
+class CallRecorder(TorchDispatchMode):
+    """Logs calls while it is entered. `place` says where the running call belongs, and, of a graph, its node.
+
+    `keep` names a call by its index, and one of its outputs; `kept` is a copy of that, once it was computed.
+    A higher-order operator is one call, whatever its nested graphs run; a call over lists of tensors is logged as one
+    call for each index (`lanes`). What bitproof itself calls, to take a digest, is none of the system's calls.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
+        return True
+
+    def __init__(self, place: Callable[[], tuple[Place, str | None, str | None]], keep: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.kept: Tensor | None = None
+        self._place = place
+        self._keep = keep
+        self._in_flight: dict[int, int] = {}
+        self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
+        self._producers: dict[tuple[int, str], int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call and log it."""
+        kwargs = kwargs or {}
+        name = name_of(function)
+        if name in UNDEFINED | IDENTITIES or name.startswith("_record_function") or _is_own(sys._getframe(1)):
+            return function(*args, **kwargs)
+        if name == "wait_tensor":
+            return self._wait(function, args)
+        collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
+        lanes = num_lanes(function, args, kwargs)
+        read = _read(function, args, kwargs)
+        inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
+        result = function(*args, **kwargs)
+        place, node, source = self._place()
+        if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
+            result = tree_map_only(torch.ScriptObject, _finish, result)
+        written = _written(function, args, kwargs)
+        parts = [(written, result)]
+        if lanes:
+            results = result if isinstance(result, tuple) else (result,)
+            parts = [(lane(written, index, lanes), lane(results, index, lanes)) for index in range(lanes)]
+        for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
+            written_tensors = _tensors(part_written)
+            aliases = self._aliases(written_tensors)
+            self.calls.append(
+                Call(
+                    place,
+                    _full_name(function),
+                    digests,
+                    (),
+                    node,
+                    source,
+                    collective,
+                    tuple(value for _, value in aliases),
+                    is_view(function),
+                    producers,
+                )
+            )
+            self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
+            if collective and not in_place:
+                self._in_flight |= dict.fromkeys(map(_storage, _tensors(part_result)), len(self.calls) - 1)
+            else:
+                for tensor in written_tensors if in_place else _tensors((part_result, part_written)):
+                    self._add_output(len(self.calls) - 1, tensor)
+        for tensor in _tensors((args, kwargs, result)):
+            self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
+        return result
+
+    def _inputs(self, values: Any) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+        """Of each tensor that a call reads its digest, and the logged call that left this value in its storage."""
+        found = [(_storage(tensor), _digest(tensor)) for tensor in _tensors(values)]
+        return tuple(value for _, value in found), tuple(map(self._producers.get, found))
+
+    def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
+        """Storage and digest of all other tensors over the storages that a call has just written."""
+        same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
+        others = ((storage, x) for storage, x in same if x is not None and all(x is not other for other in written))
+        return [(storage, _digest(x)) for storage, x in others]
+
+    def _wait(self, function: Any, args: Any) -> Any:
+        """What a collective computed is known here; it becomes the launch's output."""
+        result = function(*args)
+        index = self._in_flight.pop(_storage(args[0]), None)
+        if index is not None:
+            self._add_output(index, result)
+        return result
+
+    def _add_output(self, index: int, tensor: Tensor) -> None:
+        call = self.calls[index]
+        if self._keep == (index, len(call.outputs)):
+            self.kept = tensor.detach().clone()
+        value = _digest(tensor)
+        self.calls[index] = call._replace(outputs=(*call.outputs, value))
+        self._producers[_storage(tensor), value] = index
+
+
+def _is_own(frame: FrameType | None) -> bool:
+    """Whether what called an operator is bitproof's recording: then the nearest frame outside of torch is there."""
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_CAPTURE)
+
+
+def _full_name(function: Any) -> str:
+    """An operator with its overload, where that is not the default one: add.Tensor, silu."""
+    overload = overload_of(function)
+    return name_of(function) if overload == "default" else f"{name_of(function)}.{overload}"
+
+
+def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that a call writes in place."""
+    names = _in_place_results(function) or written_names(function)
+    given = _given(function, args, kwargs) if names else {}
+    return [given.get(name) for name in names]
+
+
+def _read(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments whose values count: all but those that are only there to be written, whatever they hold before."""
+    if not (only_written := _only_written(function)):
+        return [*args, *kwargs.values()]
+    return [value for name, value in _given(function, args, kwargs).items() if name not in only_written]
+
+
+@functools.cache
+def _only_written(function: Any) -> frozenset[str]:
+    schema = schema_of(function)
+    outs = [argument.name for argument in schema.arguments if argument.is_out] if schema else []
+    return frozenset(outs) | {name for name in _in_place_results(function) if name.startswith("output")}
+
+
+@functools.cache
+def _in_place_results(function: Any) -> tuple[str, ...]:
+    """What a collective of c10d writes; its schema does not say so, only its arguments' names do."""
+    if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
+        return ()
+    names = [argument.name for argument in schema_of(function).arguments]
+    return tuple(name for name in names if name == "tensors" or (name.startswith("output") and "split" not in name))
+
+
+def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return dict(zip((argument.name for argument in schema_of(function).arguments), args, strict=False)) | kwargs
+
+
+def _finish(work: Any) -> Any:
+    """Wait for an asynchronous collective now, as no dispatch mode sees its caller wait; return work that is done.
+
+    gloo does part of its own work where it is waited for, with operators that are none of the system's calls.
+    """
+    work.wait()
+    return Work.boxed(FakeWork())
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _digest(tensor: Tensor) -> str:
+    """A tensor's digest; what has none, such as a sparse tensor, counts as equal everywhere."""
+    try:
+        return digest(tensor)
+    except (RecordingError, RuntimeError):
+        return "opaque"
+
+
+def _storage(tensor: Tensor) -> int:
+    return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
+
+
+class Places:
+    """Where the running call belongs, and, of a graph, which node makes it."""
+
+    def __init__(self, model: nn.Module | None, running_chunk: Callable[[], int | None]) -> None:
+        self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
+        self._running_chunk = running_chunk
+        self._running: list[str | None] = []  # None: a graph of which nothing is known
+        self._numbers: list[int] = []
+        self._made_at: list[Place] = []
+        self.node: Node | None = None
+        self.shows_gradients = False
+        self.computes_gradients = False
+        self._has_gradients = False
+        self._is_lost = False
+
+    def __call__(self) -> tuple[Place, str | None, str | None]:
+        """The place, the node's name, and the user's line."""
+        if self.node is not None:
+            self._has_gradients = True
+            place, source = place_of(self.node)
+            return place, self.node.name, source
+        line = innermost_user_line(sys._getframe(2))
+        autograd_node = running_autograd_node()
+        if autograd_node is None and self._is_untold():
+            self._is_lost = True
+            return Place(None, None), None, line
+        is_outside = self._has_gradients or not self.computes_gradients
+        if autograd_node is None and is_outside and not (self._running and torch.is_grad_enabled()):
+            return Place(None, "update"), None, line
+        if autograd_node is not None:
+            self._has_gradients = True
+            return self._backward(sequence_number_of(autograd_node)), None, line
+        return self._forward(), None, line
+
+    def _is_untold(self) -> bool:
+        """Whether nothing says in which direction a call belongs that autograd does not make.
+
+        A graph may compute gradients without autograd. After such a call nothing tells either where the update begins.
+        """
+        if self.shows_gradients and not self.computes_gradients:
+            return False
+        if self._running:
+            return self._running[-1] is None
+        return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
+
+    def _forward(self) -> Place:
+        """The innermost running module; the autograd node that the call will make is filed under it."""
+        place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
+        number = last_sequence_number()  # of the autograd node this call has just made
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
+            self._made_at.append(place)
+        return place
+
+    def _backward(self, number: int) -> Place:
+        """Where the forward call ran that made an autograd node of this sequence number."""
+        index = bisect.bisect_right(self._numbers, number) - 1
+        made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
+        return made_at._replace(direction="backward")
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Keep the stack of running modules."""
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        unknown = None if isinstance(module, GraphModule) else ""
+        self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        self._running.pop()
+
+
+class GraphRunner(Interpreter):
+    """Runs a graph node by node, telling `places` which."""
+
+    def __init__(self, module: GraphModule, places: Places) -> None:
+        super().__init__(module)
+        self._places = places
+
+    def run_node(self, node: Node) -> Any:
+        """Run one node."""
+        self._places.node = node
+        try:
+            return super().run_node(node)
+        finally:
+            self._places.node = None
+
+
+@contextmanager
+def logged(system: Any, keep: tuple[int, int] | None = None) -> Iterator[CallRecorder]:
+    """Log every operator call that a system makes in this context, on this thread, and keep one output.
+
+    A system may show its `model`, the function `gradients` that computes loss and gradients, the
+    `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place.
+    """
+    places = Places(getattr(system, "model", None), getattr(system, "running_chunk", lambda: None))
+    recorder = CallRecorder(places, keep)
+    replaced = {}
+
+    def replace(name: str, value: Any) -> None:
+        replaced[name] = getattr(system, name)
+        setattr(system, name, value)
+
+    places.shows_gradients = hasattr(system, "gradients")
+    places.computes_gradients = not places.shows_gradients
+    if places.shows_gradients:
+        replace("gradients", _marked(system.gradients, places))
+    if isinstance(graph := getattr(system, "graph", None), GraphModule):
+        replace("graph", GraphRunner(graph, places).run)
+    try:
+        with places.following(), recorder:
+            yield recorder
+    finally:
+        for name, value in replaced.items():
+            setattr(system, name, value)
+
+
+def _marked(gradients: Callable[..., Any], places: Places) -> Callable[..., Any]:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        places.computes_gradients = True
+        try:
+            return gradients(*args, **kwargs)
+        finally:
+            places.computes_gradients = False
+
+    return marked

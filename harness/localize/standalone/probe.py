@@ -1,0 +1,46 @@
+"""What a self-contained file has instead of a comparison while it is being made: it tells every value's bits.
+
+`rendering` adds these functions to a file whose two functions call `see` after each line. Each rank leaves
+JSON in the folder that the command line names: every value's digest, and its content where that is small.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import sys
+import zlib
+from typing import Any
+
+from torch import Tensor
+
+from harness.localize.standalone.main import bytes_of, candidate, compute, describe_difference, reference
+
+LARGEST = 4096
+seen: dict[str, Any] = {}
+
+
+def see(name: str, value: Any) -> None:
+    """Keep what a call gave: a tensor's digest, dtype, shape and strides, and its bytes when they are few."""
+    if not isinstance(value, Tensor):
+        return
+    data = bytes_of(value).numpy().tobytes()
+    type_ = [str(value.dtype).removeprefix("torch."), list(value.shape), list(value.stride())]
+    digest = hashlib.sha256(json.dumps(type_).encode() + data).hexdigest()
+    content = base64.b64encode(zlib.compress(data, 9)).decode() if len(data) <= LARGEST else None
+    seen[name] = [digest, *type_, content]
+
+
+def differs_on(rank: int) -> bool:
+    """Compute both sides on one rank, and leave what was seen."""
+    outputs, values = [], {}
+    for function in (reference, candidate):
+        seen.clear()
+        outputs.append(compute(function, rank))
+        values[function.__name__] = dict(seen)
+    differing = [name for name in outputs[0] if describe_difference(outputs[0][name], outputs[1][name])]
+    with open(os.path.join(sys.argv[1], f"rank{rank}.json"), "w") as file:
+        json.dump({"values": values, "differing": differing}, file)
+    return bool(differing)

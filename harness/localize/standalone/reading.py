@@ -1,0 +1,156 @@
+"""What a file is made of: two graphs, what they give and read, and the values that were seen in them."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from harness.errors import BitproofError
+from harness.graph.operators import storage_owners, written_arguments
+from harness.graph.origin import origin_of
+from harness.graph.trace import StepGraph
+from harness.graph.writer import CHUNK_KEY
+
+_FEW = 16
+_SECONDS = 240.0
+
+
+class NoFileError(BitproofError):
+    """No file can show the difference. `what` says why."""
+
+
+class Input(NamedTuple):
+    """What both sides are given: dtype, shape, strides, and the content of each rank, or of all; none is drawn."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    contents: tuple[Any, ...]
+    origin: str
+
+    @property
+    def line(self) -> str:
+        """The input's entry in the file's table."""
+        return f"    {self.name!r}: {(self.dtype, self.shape, self.stride, list(self.contents))!r},  # {self.origin}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One graph, what it gives by name, and the calls that write into a storage, by the storage's owner."""
+
+    graph: StepGraph
+    outputs: dict[str, Node]
+    placeholders: dict[Node, str]
+    owners: dict[Node, Node]
+    writers: dict[Node, list[Node]]
+
+    @staticmethod
+    def of(graph: StepGraph, input_names: Sequence[str]) -> Side:
+        """Read a graph. Outputs are the loss, gradients, and buffers as they are at the end."""
+        nodes = graph.module.graph.nodes
+        owners = storage_owners(nodes)
+        writers: dict[Node, list[Node]] = {}
+        for node in nodes:
+            for written in written_arguments(node):
+                writers.setdefault(owners[written], []).append(node)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        names = [*graph.parameter_names, *graph.buffer_names, *input_names]
+        given: Any = graph.module.graph.output_node().args[0]
+        gradients = (f"grad {name}" for name in graph.parameter_names)
+        outputs: dict[str, Node] = dict(zip(("loss", *gradients), given, strict=True))
+        by_node = dict(zip(placeholders, names, strict=True))
+        outputs |= {f"buffer {name}": node for node, name in by_node.items() if name in graph.buffer_names}
+        return Side(graph, outputs, by_node, owners, writers)
+
+    def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
+        """The calls that outputs need, in order, and the inputs of those: placeholders and nodes that are known.
+
+        A storage that is written into is followed to its placeholder, with every call that writes into it.
+        """
+        calls, inputs, pending = set(), set(), list(outputs)
+        while pending:
+            node = pending.pop()
+            if node in calls or node in inputs:
+                continue
+            owner = self.owners[node]
+            if node.op == "placeholder" or (node not in outputs and owner not in self.writers and is_known(node)):
+                inputs.add(node)
+            else:
+                calls.add(node)
+                pending += node.all_input_nodes
+            pending += self.writers.get(owner, ())
+        nodes = self.graph.module.graph.nodes
+        return [node for node in nodes if node in calls], [node for node in nodes if node in inputs]
+
+
+@dataclass
+class Scene:
+    """Everything a file is made of: both sides, ranks, groups (name to ranks), what graphs read, words for its head."""
+
+    sides: dict[str, Side]
+    world_size: int
+    partitions: Mapping[str, Sequence[Sequence[int]]]
+    tokens: Sequence[Mapping[str, Tensor]]
+    head: str
+    ordered_group: str
+    timeout: float = _SECONDS
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+
+def place_of(node: Node) -> str:
+    """Where a call comes from, in words: its module, direction, and chunk."""
+    chunk = node.meta.get(CHUNK_KEY)
+    return f"{origin_of(node)}" + ("" if chunk is None else f", chunk {chunk}")
+
+
+def content_of(scene: Scene, side: str, node: Node) -> Input | None:
+    """A seen value as an input; None when it is too large, has another layout on each rank, or overlaps itself."""
+    found = [rank["values"][side][node.name] for rank in scene.seen]
+    types = [tuple(map(str, value[1:4])) for value in found]
+    _, dtype, shape, stride, _ = found[0]
+    overlaps = any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True))
+    contents = tuple(value[4] for value in found)
+    if len(set(types)) > 1 or overlaps or None in contents:
+        return None
+    contents = contents[:1] if len(set(contents)) == 1 else contents
+    readable = tuple(_readable(content, dtype) for content in contents)
+    return Input("", dtype, tuple(shape), tuple(stride), readable, f"{node.name}, {place_of(node)}")
+
+
+def _readable(content: str, dtype: str) -> Any:
+    """Packed bytes as numbers, where these are few and say every bit."""
+    data = zlib.decompress(base64.b64decode(content))
+    type_ = getattr(torch, dtype)
+    if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:
+        return content
+    numbers = torch.frombuffer(bytearray(data), dtype=type_).tolist()
+    back = torch.tensor(numbers, dtype=type_).view(torch.uint8).tolist()
+    return numbers if bytes(back) == data and all(map(math.isfinite, numbers)) else content
+
+
+def input_of(scene: Scene, side: str, node: Node, number: int) -> Input:
+    """A node of a side as an input: a placeholder drawn at random, or with the case's tokens; else with its bytes."""
+    given = scene.sides[side].placeholders.get(node)
+    if given is None:
+        found = content_of(scene, side, node)
+        assert found is not None
+        return found._replace(name=f"x{number}")
+    value = node.meta["val"]
+    name = f"{re.sub(r'[^0-9a-zA-Z]', '_', given)}_{number}"
+    shape, stride = (tuple(map(int, sizes)) for sizes in (value.shape, value.stride()))
+    contents = tuple(_readable(_packed(r[given]), "int64") for r in scene.tokens) if given in scene.tokens[0] else ()
+    return Input(name, str(value.dtype).removeprefix("torch."), shape, stride, contents, given)
+
+
+def _packed(x: Tensor) -> str:
+    return base64.b64encode(zlib.compress(x.contiguous().numpy().tobytes(), 9)).decode()

@@ -1,0 +1,107 @@
+"""The file's text: what is the same in every file, below two functions and the tables of what they read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from harness.graph.operators import group_name, is_collective
+from harness.localize.standalone import main, probe
+from harness.localize.standalone.reading import Input, Scene, input_of
+from harness.localize.standalone.statements import function_text
+from harness.torch_compat import base_name_of
+
+_SUMS = {"reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_reduce", "all_reduce_coalesced"}
+
+
+def render(
+    scene: Scene, outputs: Sequence[str], is_known: Callable[[str, Node], bool], probing: bool
+) -> tuple[str, dict[str, int]]:
+    """The file that computes some outputs, and how many calls each side makes in it."""
+    inputs: dict[Any, Input] = {}
+    functions, num_calls, collectives = [], {}, []
+    for name in scene.sides:
+        side = scene.sides[name]
+        wanted = {output: side.outputs[output] for output in outputs}
+        calls, given = side.walk(list(wanted.values()), lambda node, name=name: is_known(name, node))  # type: ignore[misc]
+        names = {node: node.name for node in calls}
+        for node in given:
+            key = side.placeholders.get(node) or tuple(rank["values"][name][node.name][0] for rank in scene.seen)
+            if key not in inputs:
+                inputs[key] = input_of(scene, name, node, len(inputs))
+            names[node] = inputs[key].name
+        functions.append(function_text(name, calls, names, wanted, probing))
+        num_calls[name] = len(calls)
+        collectives += [node for node in calls if is_collective(node)]
+    arguments = ", ".join(entry.name for entry in inputs.values())
+    text = "\n\n\n".join(function.replace("(INPUTS)", f"({arguments})") for function in functions)
+    return _file(scene, list(inputs.values()), text, collectives, probing), num_calls
+
+
+def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Sequence[Node], probing: bool) -> str:
+    """Put the file together: what is the same in every file, below what is not."""
+    groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
+    tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
+    tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]
+    parts: list[Callable[..., Any]] = [*_FUNCTIONS, main.tell]
+    compare: Callable[[], int] = main.compare_alone
+    imports, names = _IMPORTS, _NAMES
+    if groups or probing:
+        tables += ["GROUPS = {", *(f"    {name!r}: {[list(p) for p in parts]}," for name, parts in groups.items()), "}"]
+        tables += ["", "", _wrap_group(scene, groups, collectives)]
+        parts.append(main.run_rank)
+        compare = main.compare_together
+        imports, names = sorted({*_IMPORTS, *_MORE_IMPORTS}), _MORE_NAMES
+    probing_parts = [f"{_PROBE_IMPORTS}\n\nLARGEST = {probe.LARGEST}\nseen = {{}}"] if probing else []
+    probing_parts += [inspect.getsource(part) for part in (probe.see, probe.differs_on) if probing]
+    imported = "\n".join(f"import {name}" for name in imports)
+    head = scene.head.replace("\\", "\\\\").replace('"""', "'''")
+    blocks = [
+        f'"""{head}"""\n\nfrom __future__ import annotations\n\n{imported}\n{names}',
+        "\n".join(tables),
+        functions,
+        *map(inspect.getsource, parts),
+        *probing_parts,
+        inspect.getsource(compare),
+        f'if __name__ == "__main__":\n{_SETTINGS}    sys.exit({compare.__name__}())',
+    ]
+    return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
+
+
+def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[Node]) -> str:
+    """What a file makes of gloo's groups: themselves, unless sums of more than two ranks need an order."""
+    sums = [group_name(node) for node in collectives if base_name_of(node.target) in _SUMS]
+    if any(len(groups[name][0]) > 2 for name in sums):
+        return f"{scene.ordered_group}\n\nwrap_group = RankOrderGroup"
+    return "def wrap_group(group):\n    return group"
+
+
+_FUNCTIONS: list[Callable[..., Any]] = [
+    main.make_input,
+    main.compute,
+    main.bytes_of,
+    main.describe_difference,
+    main.differs_on,
+]
+_IMPORTS = ["base64", "math", "operator", "os", "sys", "traceback", "zlib"]
+_MORE_IMPORTS = ["multiprocessing", "tempfile"]
+_PROBE_IMPORTS = "import hashlib\nimport json"
+_NAMES = "from typing import Any\n\nimport torch\nfrom torch import Tensor"
+_MORE_NAMES = """from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives
+from torch import Tensor
+from torch.distributed.distributed_c10d import ReduceOp, Work"""
+_INPUTS_ARE = (
+    "# dtype, shape, strides, and the content on all ranks, or on each: numbers, packed bytes, or drawn where empty."
+)
+_SETTINGS = """    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+"""

@@ -1,0 +1,33 @@
+"""What can be left out: of all files that show a difference, the one of the fewest calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from harness.localize.standalone.reading import Scene, content_of
+from harness.localize.standalone.rendering import render
+
+LARGEST_CONTENT = 1 << 17
+"""Characters of all values that a file holds: more is no longer to be read."""
+
+
+def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[str, dict[str, int]]:
+    """The file of the fewest calls that shows one of the differing outputs; `is_short` stops at common values."""
+    values = {name: _values(scene, name) for name in scene.sides}
+    common = set(values["reference"].values()) & set(values["candidate"].values()) if is_short else set()
+
+    def is_known(side: str, node: Node) -> bool:
+        key = values[side].get(node.name)
+        return key in common and content_of(scene, side, node) is not None
+
+    files = [render(scene, [output], is_known, False) for output in differing]
+    fitting = [file for file in files if len(file[0]) <= LARGEST_CONTENT] or files
+    return min(fitting, key=lambda file: (sum(file[1].values()), len(file[0])))
+
+
+def _values(scene: Scene, side: str) -> dict[str, tuple[str, ...]]:
+    """By node, the digests of its value on all ranks, for all values that every rank has seen."""
+    seen = [rank["values"][side] for rank in scene.seen]
+    return {name: tuple(rank[name][0] for rank in seen) for name in seen[0] if all(name in rank for rank in seen)}

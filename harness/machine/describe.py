@@ -1,0 +1,75 @@
+"""Versions and hardware, as far as they can be read without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from pathlib import Path
+
+from harness import __version__
+from harness.records import MachineFacts
+
+_PACKAGES = ("torch", "numpy", "triton", "xxhash", "pyarrow")
+
+
+def describe_machine() -> MachineFacts:
+    """What the report and every manifest say of the machine. GPUs are named by the driver's own list."""
+    return {
+        "bitproof": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **_versions(),
+        "cpu": _cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "gpu_models": gpu_models(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if built := _torch_version():
+        versions["torch"] = built
+    return versions
+
+
+def _torch_version() -> str | None:
+    """What torch calls itself, `2.15.0+cu132`: of a wheel from PyPI the package's metadata leave the build out."""
+    spec = importlib.util.find_spec("torch")  # finds the package and does not load it
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^__version__ = ['\"](.+)['\"]$", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def gpu_models() -> list[str]:
+    """The GPUs, by the driver's own list."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    models = []
+    for path in sorted(folder.glob("*/information")):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return models

@@ -1,0 +1,83 @@
+"""Where a case's ranks run, and the locks that keep two runs off one GPU. Loads no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from harness.case import Case
+from harness.errors import CaseError
+from harness.machine.describe import gpu_models
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A case's device and backend. With `shared` GPUs, rank r runs on GPU r % num_gpus."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    backend: Literal["gloo", "nccl"] = "gloo"
+    num_gpus: int = 0
+    shared: bool = False
+
+    def device_of(self, rank: int) -> str:
+        """The device of one rank, as torch writes it."""
+        return "cpu" if self.device == "cpu" else f"cuda:{rank % self.num_gpus}"
+
+
+def place(request: str, world_size: int, num_gpus: int) -> Placement:
+    """Choose where a case runs. Raises CaseError when it asks for CUDA and there is no GPU.
+
+    `auto` takes GPUs only when every rank gets its own. `cuda` with fewer GPUs than ranks shares them
+    over gloo, which copies through host memory: NCCL refuses two ranks on one GPU, unless each
+    believes to be on a host of its own (BITPROOF_SHARED_NCCL=1 tries that).
+    """
+    if request not in ("auto", "cpu", "cuda"):
+        raise CaseError("unknown device", expected="auto, cpu or cuda", found=repr(request))
+    if request == "cpu" or (request == "auto" and num_gpus < world_size):
+        return Placement()
+    if num_gpus == 0:
+        raise CaseError(
+            "the case asks for CUDA, and this machine offers none",
+            expected="at least 1 GPU that torch can use",
+            found="0 GPUs",
+            fix="run with --device cpu, or see `bitproof doctor`",
+        )
+    if num_gpus >= world_size:
+        return Placement("cuda", "nccl", num_gpus)
+    shared_nccl = os.environ.get("BITPROOF_SHARED_NCCL") == "1"
+    return Placement("cuda", "nccl" if shared_nccl else "gloo", num_gpus, shared=True)
+
+
+def unmet_requirement(case: Case, request: str) -> str | None:
+    """Why this machine cannot judge a case, in words; None when it can, as far as is known without torch."""
+    if case.requires is None:
+        return None
+    num_gpus = len(gpu_models())
+    if num_gpus and place(request, case.parallelism.world_size, num_gpus).device == case.requires:
+        return None
+    ranks = case.parallelism.world_size
+    return f"it needs CUDA; its {ranks} ranks run on the CPU here ({num_gpus} GPUs, --device {request})"
+
+
+@contextlib.contextmanager
+def lease_gpus(placement: Placement, world_size: int, folder: Path | None = None) -> Iterator[None]:
+    """Hold the GPUs that a case's ranks use; wait for those that another run holds.
+
+    Locks are taken in ascending order, so two runs cannot wait for each other. The lock files stay in
+    the user's temporary folder: removing one while another run waits for it would lend a GPU twice.
+    """
+    with contextlib.ExitStack() as held:
+        if placement.device == "cuda":
+            from filelock import FileLock
+
+            folder = folder or Path(tempfile.gettempdir()) / f"bitproof-gpus-{getpass.getuser()}"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for index in range(min(world_size, placement.num_gpus)):
+                held.enter_context(FileLock(folder / f"gpu{index}.lock"))
+        yield

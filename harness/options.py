@@ -1,0 +1,74 @@
+"""How to run cases, whatever they are: what launcher, session and a case's run share. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from harness.records import ROLES as ROLES
+from harness.records import Event
+from harness.records import Role as Role
+
+DeviceRequest = Literal["auto", "cpu", "cuda"]
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stress:
+    """How hard `disturb.stress` disturbs a run: the longest sleep in seconds, and the threads of an operator."""
+
+    longest_sleep: float = 0.002
+    num_threads: int = 1
+    seed: int = 0
+
+    def __str__(self) -> str:
+        disturbed = (
+            f"random sleeps of up to {self.longest_sleep * 1000:g} ms before collectives and waits, "
+            "zeros instead of NaN in memory that nobody wrote"
+        )
+        threads = f"; {self.num_threads} threads an operator, which by itself may move bits of large sums and products"
+        return disturbed + (threads if self.num_threads > 1 else "")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run cases, whatever they are. `timeout` is in seconds a case; `inject` goes into the candidate.
+
+    `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
+    writes every graph after every pass into the run folder. `control` says when each system runs a second
+    time, to tell noise from defects; `stress` lets each run once more, under it.
+    `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
+    itself (see `harness.systems.names`).
+    With `profile` the first run of each system is profiled, into the run folder.
+    Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
+    the folder `baseline_dir`.
+    """
+
+    device: DeviceRequest = "auto"
+    timeout: float = 600.0
+    control: Literal["always", "when_different", "never"] = "always"
+    inject: str | None = None
+    extra_passes: tuple[str, ...] = ()
+    dump_graphs: bool = False
+    verbose: bool = False
+    stress: Stress | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
+    baseline_dir: Path | None = None
+    profile: bool = False
+
+    def remarks(self) -> tuple[str, ...]:
+        """What readers of a report must know of how every case was run."""
+        told = []
+        if self.control == "never":
+            told.append(
+                f"--no-control: no system ran twice{' but under stress' if self.stress else ''}, "
+                "so noise was not told from defects"
+            )
+        if self.stress:
+            told.append(f"--stress: each system ran once more with {self.stress}")
+        if self.profile:
+            told.append("--profile: see profile/<case>.json; profiling makes the first runs' steps longer")
+        return tuple(told)

@@ -1,0 +1,161 @@
+"""What ends a command from outside: a closed terminal, Ctrl-C, Ctrl-\\, and SIGTERM, by which CI cancels a job.
+
+All four are one thing here, an interrupt, and its exit status is 3, whenever it comes:
+
+- while the program is still being imported, nothing has to be cleaned up: the process ends at once (`end_at_once`);
+- while a command runs (`raising`), it raises Interrupt, which unwinds what was started;
+- where something must not be left half done (`held`), it waits until the block's end;
+- once a command writes down what it came to (`too_late`), it is passed over.
+
+A signal that the caller has the process ignore, as `nohup` does, stays ignored. This module loads next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+STATUS = 3
+MESSAGE = "bitproof: interrupted"
+
+GRACE_SECONDS = 10.0
+"""Cleaning up takes less. A later interrupt raises again, for the case that somebody's code swallowed the first."""
+
+
+class Interrupt(BaseException):
+    """An interrupt. It is no KeyboardInterrupt: of those, the library behind the command line makes status 130."""
+
+
+STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
+"""What ends a run early without being an error: an interrupt, and what stands for one where no command runs."""
+
+
+class _Phase(enum.Enum):
+    """What a signal does."""
+
+    STARTING = enum.auto()
+    OPEN = enum.auto()
+    HELD = enum.auto()
+    OVER = enum.auto()
+
+
+class _Watch:
+    """The process's phase, whether an interrupt waits, and when the last one was raised."""
+
+    phase = _Phase.STARTING
+    is_waiting = False
+    raised_at = -GRACE_SECONDS
+
+
+_watch = _Watch()
+
+
+def end_at_once() -> None:
+    """From now on an interrupt ends the process with status 3, until a command begins to run."""
+    _install()
+
+
+def ignore() -> None:
+    """From now on the process ends by itself, and with its own status."""
+    _watch.phase = _Phase.OVER
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # other than our handler, this lasts until the process is gone
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """Let an interrupt raise Interrupt within the block. In another such block, or another thread, nothing changes."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if not on_main_thread or _watch.phase in (_Phase.OPEN, _Phase.HELD):
+        yield
+        return
+    _watch.is_waiting, _watch.raised_at = False, -GRACE_SECONDS
+    _watch.phase = _Phase.OPEN
+    previous = _install()
+    try:
+        yield
+    finally:
+        _watch.phase = _Phase.OVER
+        if any(handler is not _on_signal for handler in previous.values()):  # the process is somebody else's
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            _watch.phase = _Phase.STARTING
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Keep an interrupt out of the block, and raise it at the end."""
+    before, _watch.phase = _watch.phase, _held(_watch.phase)
+    try:
+        yield
+    finally:
+        _leave(before)
+    _raise_waiting()
+
+
+@contextlib.contextmanager
+def let_in() -> Iterator[None]:
+    """Within a block that holds interrupts, one that lets them in: first of all one that waits."""
+    before = _watch.phase
+    if before is _Phase.HELD:
+        _watch.phase = _Phase.OPEN
+    try:
+        _raise_waiting()
+        yield
+    finally:
+        _leave(before)
+
+
+def too_late() -> None:
+    """Until the command ends no interrupt counts: its work is done, and its status must be the one it writes down."""
+    if _watch.phase in (_Phase.OPEN, _Phase.HELD):
+        _watch.phase = _Phase.OVER
+
+
+def _leave(before: _Phase) -> None:
+    if _watch.phase is not _Phase.OVER:
+        _watch.phase = before
+
+
+def _held(phase: _Phase) -> _Phase:
+    return _Phase.HELD if phase is _Phase.OPEN else phase
+
+
+def _raise_waiting() -> None:
+    if _watch.is_waiting and _watch.phase is _Phase.OPEN:
+        _raise()
+
+
+def _raise() -> None:
+    _watch.is_waiting, _watch.raised_at = False, time.monotonic()
+    raise Interrupt
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if _watch.phase is _Phase.STARTING:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{MESSAGE}\n".encode())
+        os._exit(STATUS)
+    if _watch.phase is _Phase.OVER or time.monotonic() - _watch.raised_at < GRACE_SECONDS:
+        return
+    if _watch.phase is _Phase.HELD:
+        _watch.is_waiting = True
+    else:
+        _raise()
+
+
+def _install() -> dict[signal.Signals, Any]:
+    """Handle every signal that is not ignored; returns what handled them before."""
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
+    for number in handled:
+        signal.signal(number, _on_signal)
+    return handled

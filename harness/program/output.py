@@ -1,0 +1,83 @@
+"""Standard output and standard error that cannot end a command: who reads them may go, and a disk may be full.
+
+What a run found does not depend on whether somebody still listens. After the first failure the rest goes nowhere,
+and the command tells, at its end, what that means for its exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO, cast
+
+
+class SafeStream:
+    """A text stream whose `write` and `flush` never fail. `lost` is the first failure; a reader that left is none.
+
+    Characters that the stream's encoding lacks are spelled out.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream if stream is not None else open(os.devnull, "w")  # noqa: SIM115 (lives as long)
+        self.lost = OSError(errno.EBADF, "it is closed") if stream is None else None
+
+    def write(self, text: str) -> int:
+        """Write a text; returns its length."""
+        try:
+            return self._stream.write(text)
+        except UnicodeEncodeError as error:
+            return self.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts one after the other."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Hand on what is buffered."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _lose(self, error: OSError) -> None:
+        """Remember the failure, and point the descriptor nowhere: what is still buffered must go somewhere."""
+        if error.errno != errno.EPIPE:
+            self.lost = self.lost or error
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = self._stream.fileno()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+
+
+@contextlib.contextmanager
+def safe_output() -> Iterator[SafeStream]:
+    """Make this process's standard output and error safe, flushed in the end; yields standard output."""
+    streams = sys.stdout, sys.stderr
+    out, err = (SafeStream(stream) for stream in streams)
+    sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
+    try:
+        yield out
+    finally:
+        out.flush()
+        err.flush()
+        sys.stdout, sys.stderr = streams
+
+
+def fill_closed_descriptors() -> None:
+    """Open nothing at those of descriptors 0 to 2 that are closed: else a log or a pipe would be put there."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one

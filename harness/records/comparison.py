@@ -1,0 +1,30 @@
+"""What two recordings came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.case import Kind
+from harness.records.result import Differing, Divergence, Verdict, zero_counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What two recordings came to. `reason` says why the verdict is UNVERIFIED, else None.
+
+    `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
+    sentence for each pair whose dtype or shape differ. `differing` and `differing_left_out` are as in CaseResult.
+    `vacuous` says where what agrees shows nothing, which is no evidence for two systems; `remarks` of which tensors.
+    """
+
+    verdict: Verdict
+    compared: dict[str, int] = field(default_factory=zero_counts)
+    mismatched: dict[str, int] = field(default_factory=zero_counts)
+    differing_kinds: tuple[Kind, ...] = ()
+    first_divergence: Divergence | None = None
+    layout_mismatches: tuple[str, ...] = ()
+    reason: str | None = None
+    differing: Differing = field(default_factory=dict)
+    differing_left_out: int = 0
+    vacuous: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()

@@ -1,0 +1,129 @@
+"""A recording: a record per tensor that a system showed, and a manifest of everything that can change a bit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from harness.case import Kind
+from harness.checked import GROWING, read
+from harness.errors import RecordingError
+
+Role = Literal["reference", "candidate"]
+ROLES: tuple[Role, ...] = ("reference", "candidate")
+"""The two systems of a case, by what they are to each other."""
+
+REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
+"""What every rank must record at every step."""
+
+
+class Key(NamedTuple):
+    """The full name of one recorded tensor. Records pair by all four parts or not at all."""
+
+    step: int
+    kind: Kind
+    name: str
+    rank: int
+
+
+class Record(NamedTuple):
+    """One tensor of a recording: its digest, and enough to say how it differs before values are read.
+
+    `digest` is 32 hexadecimal digits over dtype, shape and every byte in order; `value` is the
+    hexadecimal float of a loss, else None. `content` says of a tensor with elements that they are all NaN, "nan", or
+    all zero, "zero", of either sign; else it is None, as in recordings from before it was recorded.
+    """
+
+    digest: str
+    dtype: str
+    shape: tuple[int, ...]
+    value: str | None = None
+    content: str | None = None
+
+
+Switch = bool | int | str
+"""What a switch of torch's, or of this process, says of itself."""
+
+MachineFacts = dict[str, str | int | list[str] | None]
+"""Versions and hardware, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassSettings:
+    """A pass that ran, and what decided what it did, as JSON values."""
+
+    __pydantic_config__ = GROWING
+
+    name: str
+    settings: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphIdentity:
+    """What decides a graph's bits: the hash of its code, and the ordered passes."""
+
+    __pydantic_config__ = GROWING
+
+    code_hash: str | None = None
+    passes: list[PassSettings] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a recording says of how it was made: everything that can change a bit.
+
+    `case` is as its case was written. `ranks` holds, rank by rank, what each system says of itself (its data's
+    sha256); `stress` what the run was disturbed by, None for a plain one; `chunked`, of a system that chunks, how often
+    a step runs each module in chunks; `values` the patterns of the tensors whose values are kept, which change no bit.
+    `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
+    the last step. The sums are of the folder's files, and known once they are written. Fields that may be None came
+    later than the first recordings.
+    """
+
+    __pydantic_config__ = GROWING
+
+    case: dict[str, Any]
+    system: str
+    world_size: int
+    steps: int
+    arm: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    shared_gpus: bool | None = None
+    machine: MachineFacts | None = None
+    commit: str | None = None
+    environment: dict[str, str] | None = None
+    determinism: dict[str, Switch] | None = None
+    switches: dict[str, dict[str, Switch]] | None = None
+    graph: GraphIdentity | None = None
+    fault: str | None = None
+    ranks: list[dict[str, Any]] | None = None
+    stress: dict[str, int | float] | None = None
+    chunked: dict[str, int] | None = None
+    digest: str | None = None
+    values: list[str] = field(default_factory=list)
+    digests_sha256: str | None = None
+    values_sha256: list[str] | None = None
+    manifest_sha256: str | None = None
+
+    @staticmethod
+    def of(values: Any, where: str | None = None) -> Manifest:
+        """The manifest that JSON values state. Raises RecordingError, naming the field, for what is none."""
+        return read(Manifest, values, "manifest", RecordingError, damaged="is damaged", where=where)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+
+@dataclass
+class Recording:
+    """What one system did: a manifest of everything that can change a bit, and a record per key."""
+
+    manifest: Manifest
+    records: dict[Key, Record] = field(default_factory=dict)
+
+    def losses(self, rank: int = 0) -> list[str]:
+        """One rank's losses as hexadecimal floats, in step order."""
+        keys = sorted(key for key in self.records if key.kind == "loss" and key.rank == rank)
+        return [self.records[key].value or "" for key in keys]

@@ -1,0 +1,120 @@
+"""Heatmaps of the page: by kind and by tensor, how much differs at which step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from harness.records import CaseResult, Verdict
+from harness.report import text
+
+MAX_COLUMNS = 40
+ROW_CELLS = 6  # as many as a row's own markup takes the room of
+
+Cell = tuple[str, str, str]
+"""Text, shade, tooltip. Shade 0 means that all agree, 1 to 4 how large the share is that does not, "x" that the report
+does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindHeat:
+    """By kind: records compared, records that differ, and those by step; `left_out` are not listed by step."""
+
+    steps: list[str]
+    rows: list[tuple[str, int, int, list[Cell]]]
+    all_agree: bool
+    total: int
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorHeat:
+    """By kind, a row a tensor: its name, its cells, and on which ranks it differs. `hidden` more tensors differ."""
+
+    steps: list[str]
+    groups: list[tuple[str, list[tuple[str, list[Cell], str]]]]
+    hidden: int
+    world_size: int
+
+
+class _Columns:
+    """Steps, each a column, or, where there are too many, ranges of them."""
+
+    def __init__(self, result: CaseResult) -> None:
+        width = max(1, math.ceil(result.steps / MAX_COLUMNS))
+        self.ranges = [range(first, min(first + width, result.steps)) for first in range(0, result.steps, width)]
+        self.labels = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in self.ranges]
+        steps = [int(step) for names in result.differing.values() for found in names.values() for step in found]
+        # Keys were left out from this step on: what is not listed there may differ all the same.
+        self._unsure = max(steps, default=0) if result.differing_left_out else result.steps
+        self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
+
+    def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
+        """What a column shows for so many that differ."""
+        if self.ranges[column][-1] >= self._unsure:
+            return f"{count}+" if count else "?", _shade(share) if count else "x", tooltip
+        return str(count), _shade(share) if count else self._agrees, tooltip
+
+
+def _shade(share: float) -> str:
+    return str(max(1, min(4, math.ceil(4 * share))))
+
+
+def by_kind(result: CaseResult) -> KindHeat | None:
+    """The records of each kind by step; None where none was compared."""
+    if not any(result.compared.values()):
+        return None
+    columns = _Columns(result)
+    is_known = bool(result.differing) or not any(result.mismatched.values())
+    rows = []
+    for kind, compared in result.compared.items():
+        found = result.differing.get(kind, {})
+        counts = [
+            sum(len(ranks) for steps in found.values() for step, ranks in steps.items() if int(step) in steps_of)
+            for steps_of in columns.ranges
+        ]
+        a_step = max(1, compared / result.steps)
+        cells = [
+            columns.cell(i, count, count / (a_step * len(columns.ranges[i]))) if compared else ("", "", "")
+            for i, count in enumerate(counts)
+        ]
+        rows.append((kind, compared, result.mismatched[kind], cells if is_known else []))
+    return KindHeat(
+        steps=columns.labels if is_known else [],
+        rows=rows,
+        all_agree=result.verdict == Verdict.EQUAL,
+        total=sum(result.compared.values()),
+        left_out=result.differing_left_out,
+    )
+
+
+def wanted_cells(result: CaseResult) -> int:
+    """How large a heatmap of all differing tensors would be."""
+    num_tensors = sum(map(len, result.differing.values()))
+    return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
+
+
+def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
+    """On how many ranks each tensor differs, in the order in which they first do; None where nothing is known to."""
+    if not result.differing:
+        return None
+    columns = _Columns(result)
+    left = max(10, max_cells // (len(columns.ranges) + ROW_CELLS))
+    groups, hidden = [], 0
+    for kind in result.compared:
+        found = result.differing.get(kind, {})
+        shown = list(found.items())[:left]
+        left, hidden = left - len(shown), hidden + len(found) - len(shown)
+        if shown:
+            groups.append((kind, [(name, *_tensor_row(steps, columns, result)) for name, steps in shown]))
+    return TensorHeat(steps=columns.labels, groups=groups, hidden=hidden, world_size=result.world_size)
+
+
+def _tensor_row(steps: dict[str, list[int]], columns: _Columns, result: CaseResult) -> tuple[list[Cell], str]:
+    """The cells of a tensor's row, and all its ranks."""
+    cells = []
+    for column, steps_of in enumerate(columns.ranges):
+        ranks = {rank for step in steps_of for rank in steps.get(str(step), ())}
+        tooltip = f"rank {text.tell_ranks(ranks)}" if 0 < len(ranks) < result.world_size else ""
+        cells.append(columns.cell(column, len(ranks), len(ranks) / result.world_size, tooltip))
+    return cells, text.tell_ranks({rank for ranks in steps.values() for rank in ranks})

@@ -1,0 +1,75 @@
+"""All that is known of a case's first difference: what `bitproof localize` prints, and localize.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from harness.records import SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
+from harness.report.json import divergence_to_dict
+from harness.report.text import blame, direction_of, locate, outcome
+
+
+def tell_story(result: CaseResult) -> Iterator[str]:
+    """All that is known of a case's first difference."""
+    divergence = result.first_divergence
+    if divergence is None:
+        nothing = (
+            "nothing to localize: EQUAL" if result.verdict == Verdict.EQUAL else f"no difference: {result.verdict}"
+        )
+        yield f"{result.case.name}: {nothing}"
+        return
+    yield f"{result.case.name}: {outcome(result)}"
+    yield f"  first divergence: {locate(divergence)}{_extent(divergence.tensor)}"
+    call = divergence.call
+    if call is None:
+        yield "  to blame: no operator call explains it"
+        return
+    yield f"  to blame: {blame(divergence)}"
+    yield f"  on ranks: {call.ranks}"
+    if call.output is not None:
+        yield f"  its output{_extent(call.output)}"
+    if call.neighbours:
+        yield ""
+        yield f"  calls of rank {call.rank} around it, in execution order:"
+        yield from (f"  {line}" for line in _tell_neighbours(call.neighbours))
+
+
+def render(result: CaseResult) -> str:
+    """localize.json."""
+    values = {
+        "schema": SCHEMA,
+        "case": result.case.name,
+        "verdict": result.verdict,
+        "reference": result.case.reference,
+        "candidate": result.case.candidate,
+        "first_divergence": divergence_to_dict(result.first_divergence),
+        "error": result.error,
+    }
+    return json.dumps(values, indent=1, allow_nan=False) + "\n"
+
+
+def _extent(found: TensorDifference) -> str:
+    """How much of a tensor differs, by how much, and the bits of its first such element."""
+    if found.elements is None:
+        return ""
+    ulp = "" if found.max_ulp is None else f", at most {found.max_ulp} ULP"
+    bits = f"{found.reference_bits} against {found.candidate_bits} first"
+    return f": {found.elements_differing} of {found.elements} elements{ulp}, {bits}"
+
+
+def _tell_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[str]:
+    from tabulate import tabulate
+
+    rows = [
+        (
+            ">" if call.is_culprit else "",
+            call.operator,
+            call.module or "the step itself",
+            direction_of(call),
+            "agrees" if call.agrees else "DIFFERS",
+            call.source or "",
+        )
+        for call in neighbours
+    ]
+    yield from tabulate(rows, tablefmt="plain", disable_numparse=True).splitlines()

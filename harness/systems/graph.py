@@ -1,0 +1,226 @@
+"""The system `graph`: the reference's own trainer, its gradients computed by the traced and rewritten step.
+
+This module joins the reference and the graph pipeline; neither knows the other.
+
+`prepare` traces and rewrites once; every rank then runs the same program. No process group is needed
+for that: collectives are traced by group name, and names are the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from harness.case import Case
+from harness.errors import UsageError
+from harness.graph.backends import compile_for
+from harness.graph.collector import collector_paused
+from harness.graph.context import PassContext
+from harness.graph.dump import GraphDump
+from harness.graph.extra_pass import insert, load_pass
+from harness.graph.groups import Group, GroupTable
+from harness.graph.options import GraphOptions, parse_pass
+from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
+from harness.graph.trace import StepGraph, trace_fixed_step, trace_joint_step
+from harness.records import PassReport
+from reference.chunking import DIM_INDEX, chunk_modules
+from reference.data import TextStream, text_source
+from reference.parallel import rank_order_group
+from reference.parallel.mesh import EXPERT, FSDP, GROUP_NAMES, Mesh, ensure_group
+from reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model, mean_loss
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GraphProgram:
+    """A step ready to run on any rank. `code_hash` names the graph's code; it is equal on all ranks.
+
+    `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
+    name, that all ranks must make in this order before they run it. `passes` are for the report.
+    """
+
+    module: GraphModule
+    run: Callable[..., Any]
+    parameter_names: list[str]
+    buffer_names: list[str]
+    code_hash: str
+    groups: Mapping[str, Group]
+    trace_seconds: float
+    passes: list[PassReport]
+
+    @property
+    def chunked(self) -> dict[str, int] | None:
+        """How often a step runs each module that the chunk pass wrote in chunks; None when that pass did not run."""
+        return next((entry.facts["calls"] for entry in self.passes if entry.name == "chunk"), None)
+
+
+@collector_paused()
+def prepare(
+    case: Case,
+    device: torch.device,
+    options: GraphOptions | None = None,
+    enter: Callable[[str], None] = lambda place: None,
+) -> GraphProgram:
+    """Trace the case's step for tensors on `device` and run the pipeline, with the options' passes in it.
+
+    `enter` is told where it is whenever it comes elsewhere, as in "in pass chunk": who watches can say so of a hang.
+
+    Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that has no place.
+    """
+    options = options or GraphOptions()
+    extra_passes = []
+    for text in options.extra_passes:
+        enter(f"in loading extra pass {text}")
+        extra_passes.append(load_pass(parse_pass(text)))
+    enter("in tracing")
+    start = time.perf_counter()
+    mesh = Mesh(0, case.parallelism)
+    model = build_sharded_model(case, mesh, torch.device("meta"))
+    shape = (case.batch.sequences, case.batch.seq_len)
+    inputs = StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields))
+
+    def loss_function(*tensors: Tensor) -> Tensor:
+        return mean_loss(model, case.model.attention, StepInputs(*tensors))
+
+    joint = trace_joint_step(
+        model,
+        loss_function,
+        inputs,
+        chunk_dim=DIM_INDEX[case.chunking.dim if case.chunking else "batch"],
+        gradient_seed=1 / case.parallelism.data_ranks,
+        device=device,
+    )
+    trace_seconds = time.perf_counter() - start
+    context = PassContext(
+        chunk_symbol=joint.chunk_symbol,
+        chunking=case.chunking,
+        expert_groups=frozenset({EXPERT}),
+        guards=tuple(joint.guards),
+        memory=case.memory,
+        pipeline=case.pipeline,
+        groups=group_table(mesh),
+        module_calls=joint.module_calls,
+    )
+    passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
+    dump = GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names) if options.dump_dir else None
+    with dump or contextlib.nullcontext():
+        module, reports = run_pipeline(joint.module, passes, context, dump, enter)
+    run: Callable[..., Any] = module
+    if case.pipeline.backend != "fx" and case.pipeline.until is None:
+        enter(f"in backend {case.pipeline.backend}")
+        run, report = _compiled(module, case, context.groups)
+        reports.append(report)
+    return GraphProgram(
+        module=module,
+        run=run,
+        parameter_names=joint.parameter_names,
+        buffer_names=joint.buffer_names,
+        code_hash=_code_hash(module),
+        trace_seconds=trace_seconds,
+        groups=context.groups.made(),
+        passes=reports,
+    )
+
+
+def step_graph(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
+    """A system's step as the graph of what it calls, and the groups that it names.
+
+    Of `graph` that is its finished graph; `eager` and `eager_chunked` are traced with every size fixed. Raises what
+    `prepare` raises, and UsageError for a system that is not known as a graph.
+    """
+    mesh = Mesh(0, case.parallelism)
+    groups = group_table(mesh)
+    if system == "graph":
+        program = prepare(case, device, options)
+        graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
+        return graph, GroupTable({**groups.groups, **program.groups})
+    if system not in ("eager", "eager_chunked"):
+        raise UsageError(
+            f"system {system} is not known as a graph", expected="graph, eager or eager_chunked", found=system
+        )
+    model = build_sharded_model(case, mesh, torch.device("meta"))
+    if system == "eager_chunked":
+        assert case.chunking is not None, "Case refuses eager_chunked without chunking"
+        chunk_modules(model, case.chunking)
+    shape = (case.batch.sequences, case.batch.seq_len)
+    graph = trace_fixed_step(
+        model,
+        lambda *tensors: mean_loss(model, case.model.attention, StepInputs(*tensors)),
+        StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
+        gradient_seed=1 / case.parallelism.data_ranks,
+        device=device,
+    )
+    return graph, groups
+
+
+def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
+    """What each rank reads at a step, by the names of the graph's last inputs."""
+    documents, _ = text_source(case.batch.data)
+    ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
+    size = case.parallelism.data_ranks
+    return [TextStream(documents, case.batch, rank=r, world_size=size).step(step)._asdict() for r in ranks]
+
+
+def rank_order_group_source() -> str:
+    """The source of gloo's group whose sums are taken in rank order, for a file that stands alone."""
+    text = inspect.getsource(rank_order_group)
+    return text[text.index("class _FinishOnWait") :]
+
+
+def group_table(mesh: Mesh) -> GroupTable:
+    """What passes are told of the mesh's groups; it is the same on every rank."""
+    return GroupTable(
+        {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
+    )
+
+
+def _code_hash(module: GraphModule) -> str:
+    """The hash of the generated code, that of graph modules nested in it included."""
+    codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
+    return hashlib.sha256("\0".join(codes).encode()).hexdigest()
+
+
+def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Callable[..., Any], PassReport]:
+    """The finished graph compiled by the case's backend, and that stage's line in the report."""
+    assert case.pipeline.backend != "fx"
+    num_nodes, sizes = len(module.graph.nodes), {name: len(g.partition[0]) for name, g in groups.groups.items()}
+    start = time.perf_counter()
+    compiled = compile_for(module, case.pipeline.backend, sizes)
+    seconds = time.perf_counter() - start
+    return compiled, PassReport("backend", seconds, num_nodes, num_nodes, facts=compiled.facts)
+
+
+def make_graph_system(
+    case: Case, mesh: Mesh, device: torch.device, program: GraphProgram, wrap: WrapGradients
+) -> Trainer:
+    """A trainer whose gradients come from `program`. `wrap` may tamper with them.
+
+    All ranks call this together: it makes the groups that the program asks for.
+    """
+    for name, group in program.groups.items():
+        ensure_group(name, group.partition, high_priority=group.high_priority)
+    trainer = Trainer(case, mesh, device)
+    trainer.graph = program.run
+    trainer.chunked = program.chunked
+    buffers = dict(trainer.model.named_buffers())
+    state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
+    state += [buffers[name] for name in program.buffer_names]
+
+    def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.no_grad():
+            loss, *values = trainer.graph(*state, *inputs)
+        return loss, dict(zip(program.parameter_names, values, strict=True))
+
+    trainer.gradients = wrap(gradients)
+    return trainer

@@ -1,0 +1,160 @@
+"""Which system a name means: one that is built in, an entry point, or a factory in a module or a file. Loads no torch.
+
+    eager, eager_chunked, graph     built in
+    NAME                            the entry point NAME of group bitproof.systems, in an installed distribution
+    PACKAGE.MODULE:FACTORY          imported
+    FILE.py:FACTORY                 run
+
+Every rank calls `factory(case, mesh)`, once. By then:
+
+    torch.distributed runs over all ranks (gloo on CPUs, NCCL where each rank has a GPU), `mesh.rank` is this rank and
+    `mesh.device` its device, already the current one; the groups of `reference.parallel.mesh` have their names
+    the seeds of random, numpy and torch are `case.seed` on every rank, deterministic algorithms are on, fresh memory
+    is filled with NaN, and a rank has one thread
+    what the case says of model, batch or optimizer is the factory's to follow or to ignore
+
+It returns an object with a method `step`, or the step itself, a function. The step is a generator, `step(index)`, that
+yields `(kind, name, tensor)`, or takes a function to call so, `step(index, observe)`. It takes one training step:
+
+    loss        one floating-point number                            at least one a step
+    grad        a gradient as the optimizer reads it                 at least one
+    param       a parameter after the optimizer                      at least one
+    optimizer   its state, by custom <parameter>.<state>             at least one
+    buffer      by custom <name>@before_optimizer and @after_optimizer
+
+Each rank shows what it holds itself (of a DTensor, the local shard counts), the same names at every step, each once.
+A tensor is read when it is yielded, before the step goes on: yield a gradient before anything overwrites it.
+
+Of the object, these are optional:
+
+    names             a mapping of its own names to the reference's; see harness.systems.names
+    model             the module: when systems differ, the call to blame is told by module
+    gradients         the function, called by step, that computes loss and gradients: what else runs is the update
+    graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
+                      the call to blame is told by its node. Each node may say in its metadata where it belongs, by
+                      any of four plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
+                      "backward", "chunk": 1, "source": "model.py:12"}; a direction is forward, backward or update
+    wrap_gradients    a method that wraps that function for a fault; without it a fault changes what is yielded
+    manifest          a method: what beyond the case decides this rank's numbers, as plain JSON values
+
+A graph that a system traced itself and does not show, or shows without directions, may compute gradients where
+autograd does not run: of its calls the direction is then told as not known, and they are paired by their values.
+
+Groups that the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.machinery
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.errors import UsageError
+from harness.program.own_packages import OwnPackages, fix_of_clash, search_path
+from harness.user_code import plugins
+from harness.user_code.user_file import file_of, names_in, run_file
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+BUILT_IN = ("eager", "eager_chunked", "graph")
+OWN = "package.module:factory or FILE.py:factory"
+
+
+class Factory(NamedTuple):
+    """A factory, and what tells its code from another of the same name."""
+
+    make: Callable[..., Any]
+    origin: dict[str, str]
+
+
+def registered() -> dict[str, EntryPoint]:
+    """The systems of installed distributions. Raises UsageError when two claim one name, or one a built-in name."""
+    found = plugins.entry_points(plugins.SYSTEMS)
+    for name in BUILT_IN:
+        if name in found:
+            raise UsageError(
+                f"a distribution claims the name of the built-in system {name}",
+                expected="a name of its own for every system",
+                found=plugins.describe(found[name]),
+                fix="uninstall it, or rename its entry point",
+            )
+    return found
+
+
+def check_system(name: str) -> None:
+    """Refuse a name that no system has, before anything starts.
+
+    Runs none of the user's code: of a factory it reads whether its file binds the name. Raises UsageError.
+    """
+    entries = registered()
+    if name in BUILT_IN:
+        return
+    source, _, factory = (entries[name].value if name in entries else name).rpartition(":")
+    if not source or not factory:
+        raise UsageError(
+            f"unknown system {name!r}", expected=f"{', '.join((*BUILT_IN, *entries))}, or {OWN}", found=repr(name)
+        )
+    path = file_of(source) or _file_of_module(name, source)
+    bound = names_in(path, f"system {name}") if path is not None else None
+    if bound is not None and factory.partition(".")[0] not in bound:
+        close = difflib.get_close_matches(factory, bound, n=3)
+        raise UsageError(
+            f"{source} has no factory {factory}",
+            expected=f"a name that it has, such as {', '.join(close or sorted(bound)[:3])}",
+            found=f"system {name}",
+            fix=None if path and path == file_of(source) else fix_of_clash(source),
+        )
+
+
+def load_factory(name: str) -> Factory:
+    """The factory of a system that is not built in. Raises UsageError when it cannot be loaded."""
+    entries = registered()
+    if name in entries:
+        return Factory(plugins.load(entries[name]), {"distribution": plugins.distribution_of(entries[name])})
+    source, _, factory = name.rpartition(":")
+    origin = {}
+    try:
+        if path := file_of(source):
+            found, origin["sha256"] = run_file(path)
+        else:
+            found = importlib.import_module(source)
+        for part in factory.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, OSError) as error:
+        raise UsageError(
+            f"system {name} cannot be imported",
+            found=f"{type(error).__name__}: {error}",
+            fix=(isinstance(error, ImportError) and fix_of_clash(error.name))
+            or "run from the folder that holds the package, install it, or name a file: path/to/file.py:factory",
+        ) from error
+    return Factory(found, origin)  # type: ignore[arg-type]
+
+
+def _file_of_module(name: str, module: str) -> Path | None:
+    """The file of a module, found without importing it or its packages; None when it has none that can be read."""
+    first, *rest = module.split(".")
+    spec = OwnPackages.find_spec(first) or importlib.machinery.PathFinder.find_spec(first, search_path())
+    try:
+        spec = spec or importlib.util.find_spec(first)
+    except ValueError:  # it is loaded, and does not say from where
+        return None
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            spec = None
+            break
+        # By its last name alone: a dotted one would need its parents to be imported.
+        spec = importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    if spec is None:
+        raise UsageError(
+            f"the module of system {name} is not found",
+            expected=f"a module {module} in the working directory, or installed",
+            found=f"sys.path {', '.join(repr(path) for path in search_path())}",
+            fix=fix_of_clash(module)
+            or "run from the folder that holds the package, install it, or name a file: path/to/file.py:factory",
+        )
+    return Path(spec.origin) if spec.has_location and spec.origin and spec.origin.endswith(".py") else None

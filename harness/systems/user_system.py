@@ -1,0 +1,105 @@
+"""What a user's factory made, as a system: what it shows is checked, translated and handed on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from harness.case import KINDS
+from harness.errors import RecordingError, UsageError
+from harness.systems.names import Names
+
+Observe = Callable[..., None]
+
+
+class UserSystem:
+    """A system in the form of `harness.execute.worker.System`; `made` is what the factory returned. See
+    `harness.systems.registry`.
+
+    `names` stands for the names that the system declares itself, unless it is empty. `tamper` is called with each
+    kind, name and tensor before it is recorded. Raises UsageError for what cannot take steps.
+    """
+
+    def __init__(
+        self, name: str, made: Any, *, names: Mapping[str, str], tamper: Observe, origin: Mapping[str, str]
+    ) -> None:
+        self.made = made
+        self.names = Names(names or getattr(made, "names", {}), f"names of system {name}")
+        self._name = name
+        self._tamper = tamper
+        self._origin = dict(origin)
+        self._step = getattr(made, "step", made)
+        self._takes_observe = _takes(self._step, 0, print)
+        if not self._takes_observe and not _takes(self._step, 0):
+            raise UsageError(
+                f"the factory of system {name} returned something that takes no steps",
+                expected="an object with step(index, observe), or with a generator step(index), or such a function",
+                found=type(made).__name__,
+            )
+
+    def step(self, index: int, observe: Observe) -> None:
+        """Take one step. Raises RecordingError for anything shown that is not a value under a name of its own."""
+        own_names: dict[tuple[str, str], str] = {}
+
+        def show(*shown: Any) -> None:
+            kind, own, tensor = self._checked(index, shown)
+            name = self.names.translate(own)
+            if (kind, name) in own_names:
+                other = own_names[kind, name]
+                how = "twice" if other == own else f"from {other!r} and from {own!r}, which its names map to one"
+                raise self._refuse(index, f"{kind} {name!r} {how}", "each name once a step")
+            own_names[kind, name] = own
+            self._tamper(kind, name, tensor)
+            observe(kind, name, tensor)
+
+        if self._takes_observe:
+            self._step(index, show)
+        else:
+            for shown in self._yielded(index):
+                show(*(shown if isinstance(shown, (tuple, list)) else (shown,)))
+        if not own_names:
+            raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
+
+    def manifest(self) -> dict[str, Any]:
+        """What the system says of itself, where its code came from, and the names it declares."""
+        said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
+        return said | self._origin | ({"names": self.names.rules} if self.names.rules else {})
+
+    def _yielded(self, index: int) -> Any:
+        result = self._step(index)
+        if not hasattr(result, "__iter__"):
+            raise self._refuse(index, f"{type(result).__name__} as a whole", "step(index) to yield values")
+        return result
+
+    def _checked(self, index: int, shown: tuple[Any, ...]) -> tuple[str, str, torch.Tensor]:
+        """What was shown, once it is known to be a kind, a name and a tensor."""
+        if len(shown) != 3:
+            raise self._refuse(index, _tell(shown), "a kind, a name and a tensor")
+        kind, name, tensor = shown
+        if kind not in KINDS:
+            raise self._refuse(index, _tell(shown), f"a kind among {', '.join(KINDS)}")
+        if not isinstance(name, str) or not name:
+            raise self._refuse(index, _tell(shown), "a text as name")
+        if not isinstance(tensor, torch.Tensor):
+            raise self._refuse(index, _tell(shown), "a tensor")
+        return kind, name, tensor
+
+    def _refuse(self, index: int, found: str, expected: str) -> RecordingError:
+        return RecordingError(f"system {self._name} showed {found} in step {index}", expected=expected)
+
+
+def _takes(step: Any, *arguments: Any) -> bool:
+    """Whether something can be called with these arguments."""
+    try:
+        inspect.signature(step).bind(*arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _tell(shown: tuple[Any, ...]) -> str:
+    """What was shown, in words that fit on a line."""
+    return f"({', '.join(repr(part) if isinstance(part, str) else type(part).__name__ for part in shown)})"

@@ -1,0 +1,290 @@
+"""All that bitproof uses of torch that is private, or that is not the same in every release it runs on.
+
+No other module touches either, so a new release of torch is met here. Private is a name with a leading underscore, and
+what stands in a module of such a name, in dynamo or in inductor. Operators under `torch.ops` are not: a graph is
+written in them, and torch keeps their schemas. `torch_versions.py` says which releases count.
+
+What differs between them:
+
+    open_dim          2.11 takes an open dim's bounds as conditions on its size, 2.12 and later with the dim
+    symbolic_graph    2.11 and 2.12 ask the sizes of linear and matmul as numbers, unless Python's kernels come first
+
+Importing this loads nothing that `import torch` does not; dynamo and inductor load when a function here needs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import TracingContext, tracing
+from torch._logging import trace_structured
+from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from harness.torch_versions import TESTED, is_tested
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "FakeWork",
+    "HigherOrderOperator",
+    "LazyGraphModule",
+    "LazyTraceHandler",
+    "OpOverload",
+    "TorchDispatchMode",
+    "TorchLogsFormatter",
+    "disable_current_modes",
+    "register_op_impl",
+    "trace_log",
+    "tree_leaves",
+    "tree_map_only",
+]
+
+# The release.
+
+
+def import_tracing() -> None:
+    """Import what torch would import when a first step is traced: 0.5 s, which forked processes then save."""
+    import torch.export._trace  # noqa: F401
+
+
+def untested_release() -> str | None:
+    """This torch, in words, when it is none of those that bitproof was tested on; else None."""
+    if is_tested(torch.__version__):
+        return None
+    return f"torch {torch.__version__} is not among the tested versions ({', '.join(TESTED)})"
+
+
+# Tracing.
+
+
+def symbolic_graph(
+    function: Callable[..., Any], fake_mode: FakeTensorMode, decompositions: Mapping[Any, Any] | None = None
+) -> Callable[..., GraphModule]:
+    """`function` as what traces it: called with fake tensors, it returns the graph of the operators that it runs.
+
+    A number that depends on data is left to run time, as symbols are.
+    """
+    traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
+
+    def trace(*args: Any) -> GraphModule:
+        # 2.11 and 2.12 lower linear and matmul in C++, which asks for sizes as numbers; their Python versions do not.
+        # Later releases need it for decompositions alone, and trace the same graph with it.
+        with fake_mode, enable_python_dispatcher():
+            return traced(*args)
+
+    return trace
+
+
+def lazily_compiled() -> AbstractContextManager[Any]:
+    """Where graphs that are made have no code until it is asked for."""
+    return _use_lazy_graph_module(True)
+
+
+def open_dim(
+    fake_mode: FakeTensorMode, placeholder: Tensor, dim: int, bounds: tuple[int, int], name: str, *, shared: str
+) -> FakeTensor:
+    """A fake input of `placeholder`'s layout with one dim of a size that no code can branch on, within `bounds`.
+
+    Inputs whose open dims are `shared` by one name have one symbol there.
+    """
+    from torch._dynamo.source import LocalSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    sizes = [DimDynamic.STATIC] * placeholder.dim()
+    sizes[dim] = DimDynamic.UNBACKED
+    options: dict[str, Any] = {"shape_ids": {dim: shared}}
+    takes_bounds = "unbacked_bounds" in {field.name for field in dataclasses.fields(StatelessSymbolicContext)}
+    if takes_bounds:
+        options["unbacked_bounds"] = {dim: bounds}
+    context: Any = StatelessSymbolicContext(sizes, **options)
+    shape_env = fake_mode.shape_env
+    assert shape_env is not None
+    with shape_env.ignore_fresh_unbacked_symbols():
+        fake = fake_mode.from_tensor(placeholder, source=LocalSource(name, is_input=True), symbolic_context=context)
+    if not takes_bounds:
+        # 2.11, on which sizes 0 and 1 would be cases of their own, and code that tells them untraceable. Bounds given
+        # as conditions are kept as guards, as later releases keep theirs, and outdate what was answered without them.
+        torch._check(fake.shape[dim] >= bounds[0])
+        torch._check(fake.shape[dim] <= bounds[1])
+    return fake
+
+
+def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """A module that reads these tensors in place of its parameters and buffers, tied ones together."""
+    return _reparametrize_module(model, dict(state), tie_weights=True)
+
+
+def forget_memos(fake: FakeTensor) -> None:
+    """Let a fake tensor be asked anew for what depends on data: it remembers the first answer."""
+    for name in vars(FakeTensor):
+        if name.endswith("_memo"):
+            setattr(fake, name, None)
+
+
+def has_open_sizes(tensor: Tensor) -> bool:
+    """Whether any size or stride is a symbol, told without reading them."""
+    return tensor._has_symbolic_sizes_strides
+
+
+def promise(condition: Any) -> None:
+    """Let tracing rely on a condition over symbols."""
+    torch._check(condition)
+
+
+Check = Callable[..., None]
+"""torch's own check behind `torch._check` and its kin: (error type, condition, message or None)."""
+
+
+@contextmanager
+def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
+    """Within this context `torch._check` and its kin call `check(torch's own, error type, condition, message)`."""
+    own = torch._check_with
+    torch._check_with = functools.partial(check, own)
+    try:
+        yield
+    finally:
+        torch._check_with = own
+
+
+def rename(node: Node, name: str) -> None:
+    """Give a node a name, or one like it where that is taken."""
+    node._rename(name)
+
+
+# Operators and autograd.
+
+
+def schema_of(operator: Any) -> Any:
+    """An operator's schema; None for what has none, such as a Python function."""
+    return getattr(operator, "_schema", None)
+
+
+def overload_of(operator: Any) -> str:
+    """The name of an operator's overload, "default" for what has none."""
+    name: str = getattr(operator, "_overloadname", "default")
+    return name
+
+
+def base_name_of(operator: Any) -> str:
+    """An operator's name without namespace and overload; empty for what is no operator."""
+    name: str = getattr(operator, "_opname", "")
+    return name
+
+
+def running_autograd_node() -> Any:
+    """The autograd node that backward runs on this thread; None outside of backward."""
+    return torch._C._current_autograd_node()
+
+
+def last_sequence_number() -> int:
+    """The sequence number of the autograd node that this thread made last."""
+    return torch.autograd._get_sequence_nr() - 1
+
+
+def sequence_number_of(autograd_node: Any) -> int:
+    """The sequence number of an autograd node: later forward calls have larger ones."""
+    number: int = autograd_node._sequence_nr()
+    return number
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What two strided tensors have in common while they share memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """A module's parameter, past a property of the same name."""
+    return module._parameters[name]
+
+
+# Process groups.
+
+
+def register_group(name: str, group: Any) -> None:
+    """Let collectives find a process group by name. torch holds it by a weak reference alone."""
+    torch._C._distributed_c10d._register_process_group(cast(Any, name), group)
+
+
+def unregister_group(name: str) -> None:
+    """Undo `register_group`."""
+    torch._C._distributed_c10d._unregister_process_group(cast(Any, name))
+
+
+def group_of_size(size: int) -> Any:
+    """A process group that can be asked for its size and joins nobody."""
+    return cast(Any, ProcessGroup)(0, size)
+
+
+def set_timeout(options: Any, timeout: Any) -> None:
+    """Set how long collectives wait, in options for a NCCL group, which are read in place of `new_group`'s own."""
+    options._timeout = timeout
+
+
+# torch's structured trace, which tlparse reads.
+
+
+def trace_artifact(name: str, text: str) -> None:
+    """Add a text to the structured trace."""
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=lambda: text,
+        expect_trace_id=False,
+    )
+
+
+# Inductor. Loading it takes seconds, and a rank that runs a graph as it is needs none of it.
+
+
+def compile_whole_graph(module: GraphModule, values: list[Any]) -> Callable[[list[Any]], Any]:
+    """A graph of lowered operators as one compiled function; within `compiling`. Raises what Inductor raises."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return cast(Any, compile_fx_inner(module, values))
+
+
+def lowering_decompositions() -> Mapping[Any, Any]:
+    """How operators are written in those that Inductor lowers."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def compiling(fake_mode: FakeTensorMode) -> AbstractContextManager[Any]:
+    """Where Inductor finds the fake tensors' mode, and with it the symbols of data-dependent sizes."""
+    return tracing(TracingContext(fake_mode))
+
+
+@contextmanager
+def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Inductor set up so, as far as this release has the settings."""
+    from torch._inductor import config
+
+    with config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
+        yield
+
+
+def is_inductor_error(error: BaseException) -> bool:
+    """Whether Inductor itself refused a graph."""
+    from torch._inductor.exc import InductorError
+
+    return isinstance(error, InductorError)

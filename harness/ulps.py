@@ -1,0 +1,23 @@
+"""How many elements lie how many ULPs apart: the buckets of a histogram, by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from harness.checked import That
+
+Count = Annotated[int, That("an integer, zero or more", lambda number: number >= 0, {"minimum": 0})]
+
+UNLIKE = "unlike"
+
+
+def ulp_bucket(power: int) -> str:
+    """The name of the histogram's bucket that ends at 2^power ULPs: "1", "2", "3-4", "5-8", ..."""
+    return str(2**power) if power < 2 else f"{2 ** (power - 1) + 1}-{2**power}"
+
+
+BUCKETS = ("0", *(ulp_bucket(power) for power in range(65)), UNLIKE)
+"""Every bucket of a ULP histogram, in order."""
+
+Bucket = Annotated[str, That("ranges of ULPs such as 3-4", BUCKETS.__contains__, {"enum": list(BUCKETS)})]
+Histogram = dict[Bucket, Count]

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bitproof
+from bitproof import Case, CaseError, RecordingError, UsageError, Verdict
+from harness.cli import main
+from harness.report import json as report_json
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parents[2]
+TOYS = "tests.harness.toy_systems"
+CASE = Case(
+    name="toy",
+    family="test",
+    reference=f"{TOYS}:steady",
+    candidate=f"{TOYS}:steady",
+    steps=1,
+    parallelism=bitproof.Parallelism(world_size=2, ep=1),
+)
+
+
+@pytest.fixture(scope="module")
+def flipped(tmp_path_factory):
+    """A run of two steady systems, one of them with a flipped bit, and what it told meanwhile."""
+    events = []
+    run = bitproof.run(
+        CASE,
+        inject="flip-bit:grad=weight,rank=1,step=0",
+        names={"*": "*"},
+        control="never",
+        device="cpu",
+        report_dir=tmp_path_factory.mktemp("flipped"),
+        on_event=events.append,
+    )
+    assert {event.event for event in events} >= {"start", "step"}
+    return run
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in bitproof.__all__:
+        assert getattr(bitproof, name).__doc__, name
+    assert set(bitproof.__all__) <= set(dir(bitproof))
+    with pytest.raises(AttributeError, match="module 'bitproof' has no attribute 'prove'"):
+        _ = bitproof.prove
+
+
+def test_importing_bitproof_and_every_name_but_a_mesh_loads_no_torch():
+    code = (
+        "import sys, bitproof; ours = {'harness', 'reference', 'cases'} & sys.modules.keys(); "
+        "[getattr(bitproof, name) for name in bitproof.__all__ if name != 'Mesh']; "
+        "print('torch' in sys.modules, ours)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert answer.stdout == "False set()\n"
+
+
+def test_cases_are_selected_by_expression():
+    names = [case.name for case in bitproof.cases("moe_seq or moe_batch")]
+    assert names == ["moe_batch", "moe_seq"]
+    assert len(bitproof.cases()) > len(bitproof.cases("trainers")) > 2
+    with pytest.raises(UsageError, match="no case matches"):
+        bitproof.cases("nothing_like_that")
+
+
+def test_a_run_that_differs_says_where_and_how_to_replay_it(flipped, tmp_path, monkeypatch):
+    assert (flipped.verdict, flipped.as_expected) == (Verdict.DIFFERENT, False)
+    where = flipped.first_divergence
+    assert where is not None and (where.step, where.rank, where.kind, where.name) == (0, 1, "grad", "weight")
+    first, second, *_, replay, report = str(flipped).splitlines()
+    assert first == "toy: DIFFERENT (grad, param, optimizer), expected EQUAL"
+    assert second == "  first divergence: step 0, rank 1, grad weight"
+    assert report == f"  report: {flipped.folder / 'report.html'}"
+    with pytest.raises(AssertionError) as caught:
+        bitproof.assert_as_expected(flipped)
+    assert str(caught.value) == str(flipped)
+    written = report_json.read(flipped.folder / "report.json")
+    assert written.cases[0].verdict == Verdict.DIFFERENT
+    assert (written.environment["device"], written.environment["backend"]) == ("cpu", "gloo")
+    command = shlex.split(replay.removeprefix("  replay: "))
+    assert command[:2] == ["bitproof", "run"] and {"case.json", "names.json"} <= {Path(part).name for part in command}
+    monkeypatch.chdir(ROOT)
+    assert main([*command[1:], "--report-dir", str(tmp_path)]) == 1
+
+
+def test_a_call_that_is_wrong_raises_and_leaves_nothing(tmp_path):
+    with pytest.raises(UsageError, match="no such case"):
+        bitproof.run("moe_sequence", report_dir=tmp_path)
+    with pytest.raises(UsageError, match="there is no such data file"):
+        bitproof.run(CASE, data="no/such/file", report_dir=tmp_path)
+    with pytest.raises(UsageError, match="unknown system 'graphs'"):
+        bitproof.run(CASE, candidate="graphs", report_dir=tmp_path)
+    with pytest.raises(CaseError, match="does not chunk"):
+        bitproof.run(CASE, early_grad_accumulation=True, report_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recordings_are_made_and_compared(flipped, tmp_path, capfd):
+    system = CASE.candidate
+    alone = bitproof.record(CASE, system, tmp_path / "a", values=["grad"], device="cpu", report_dir=tmp_path / "logs")
+    reference, candidate = sorted((flipped.folder / "recordings" / "toy").iterdir())
+    assert bitproof.diff(reference, alone).verdict == Verdict.EQUAL
+    found = bitproof.diff(alone, candidate)
+    assert found.verdict == Verdict.DIFFERENT and found.mismatched["grad"] == 1
+    assert found.first_divergence is not None and found.first_divergence.name == "weight"
+    assert list((tmp_path / "logs").iterdir()) == [], "what left empty logs alone has no folder"
+    assert capfd.readouterr().out == ""
+    (alone / "digests.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RecordingError):
+        bitproof.diff(alone, reference)
+
+
+def test_a_recording_is_refused_where_it_could_not_be_used(tmp_path):
+    with pytest.raises(UsageError, match="there is no such recording"):
+        bitproof.diff(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(UsageError, match="would overwrite"):
+        bitproof.record(CASE, "eager", tmp_path, report_dir=tmp_path / "logs")
+    with pytest.raises(UsageError, match="unknown system 'graphs'"):
+        bitproof.record(CASE, "graphs", tmp_path / "a", report_dir=tmp_path / "logs")
+    assert not (tmp_path / "a").exists() and list((tmp_path / "logs").iterdir()) == []

@@ -1,0 +1,90 @@
+"""The lane of quick tests: one that forks, or starts a process of Python, without the marker `ranks` fails."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# What traces whole steps, or computes as long: some seconds a test, where the others take a hundredth of one.
+TRACES = (
+    "tests/harness/graph/passes/",
+    "tests/harness/graph/test_backends.py",
+    "tests/harness/graph/test_dump.py",
+    "tests/harness/graph/test_extra_pass.py",
+    "tests/harness/graph/test_flex_attention.py",
+    "tests/harness/graph/test_mixing.py",
+    "tests/harness/graph/test_origin.py",
+    "tests/harness/graph/test_pipeline.py",
+    "tests/harness/graph/test_runtime_checks.py",
+    "tests/harness/graph/test_trace.py",
+    "tests/harness/graph/test_verify.py",
+    "tests/harness/graph/test_writer.py",
+    "tests/harness/localize/test_bisect_passes.py",
+    "tests/harness/localize/test_blame.py",
+    "tests/harness/localize/test_call_log.py",
+    "tests/harness/localize/test_foreign.py",
+    "tests/harness/localize/test_shrink_case.py",
+    "tests/harness/localize/test_standalone.py",
+    "tests/harness/systems/test_graph.py",
+    "tests/harness/test_torch_compat.py",
+    "tests/reference/layers/test_attention.py",
+    "tests/reference/models/",
+    "tests/reference/test_chunking.py",
+)
+FOUND = "{what} without the marker: put `pytestmark = pytest.mark.ranks` or `@pytest.mark.ranks` on it"
+
+
+class Watch:
+    """What the test at work has started, as Python's own audit events tell it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.forbidden = False
+        self.started: str | None = None
+
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self.forbidden or event not in {"os.fork", "os.forkpty", "subprocess.Popen"} or os.getpid() != self.pid:
+            return
+        if event == "subprocess.Popen":
+            command = arguments[1]
+            program = Path(os.fsdecode(command[0] if isinstance(command, (list, tuple)) else command)).name
+            if not program.startswith(("python", "bitproof", "torchrun")):
+                return
+            self.started = f"starts {program}"
+        else:
+            self.started = "forks"
+        pytest.fail(FOUND.format(what=self.started), pytrace=False)
+
+
+WATCH = Watch()
+sys.addaudithook(WATCH)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what traces, before pytest selects by marks."""
+    for item in items:
+        if item.path.relative_to(ROOT).as_posix().startswith(TRACES):
+            item.add_marker("traces")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Set up fixtures of every scope under watch, as well as the test itself."""
+    WATCH.forbidden, WATCH.started = item.get_closest_marker("ranks") is None, None
+    try:
+        return (yield)
+    finally:
+        WATCH.forbidden = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """What caught the refusal and went on has started a process all the same."""
+    result = yield
+    if WATCH.started:
+        pytest.fail(FOUND.format(what=WATCH.started), pytrace=False)
+    return result

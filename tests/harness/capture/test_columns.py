@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from harness.capture.columns import column
+from tests.harness.execute.test_launch import ROOT
+
+VALUES = {
+    pa.int32(): [0, 7, 2**31 - 1],
+    pa.string(): ["", "lößs", "a\0b", "日本"],
+    pa.list_(pa.int64()): [(), (3, 2**40), (1,)],
+}
+
+
+@pytest.mark.parametrize(("kind", "values"), VALUES.items(), ids=str)
+def test_a_column_is_what_pyarrow_makes_of_the_values(kind, values):
+    for some in (values, values * 9, []):
+        made = column(some, pa.field("x", kind))
+        made.validate(full=True)
+        assert made.equals(pa.array(some, kind))
+
+
+def test_what_is_none_is_null_and_what_is_empty_is_not():
+    made = column([None, "", *"abcdefg", None], pa.field("x", pa.string()))
+    assert made.to_pylist() == [None, "", *"abcdefg", None]
+    assert made.null_count == 2
+
+
+def test_a_number_that_does_not_fit_is_refused():
+    with pytest.raises(OverflowError):
+        column([2**31], pa.field("x", pa.int32()))
+
+
+@pytest.mark.ranks
+def test_writing_what_ranks_recorded_loads_no_pandas(tmp_path):
+    code = (
+        "import sys; from harness.capture.store import warm_up, write_part; from harness.records import Key, Record\n"
+        "from pathlib import Path; warm_up()\n"
+        "write_part(Path(sys.argv[1]), [(Key(0, 'loss', 'loss', 0), Record('0' * 32, 'float32', (), '0x1p+0'))])\n"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "part.parquet")], check=True, cwd=ROOT)

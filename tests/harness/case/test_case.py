@@ -1,0 +1,225 @@
+import json
+import math
+
+import pytest
+
+from cases import all_cases
+from harness.case import AdamW, Batch, Case, Chunking, Memory, Parallelism, Pipeline, Precision
+from harness.errors import CaseError
+
+BATCH = Chunking(dim="batch", modules="layers.*")
+
+
+def refusal(call):
+    with pytest.raises(CaseError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_case_survives_the_trip_through_json():
+    case = Case(
+        name="some_case",
+        family="test",
+        chunking=Chunking(dim="seq", modules="layers.*.moe", early_grad_accumulation=True, only=("layers.1.moe",)),
+        expected="DIFFERENT",
+        differs=("grad", "param"),
+        parallelism=Parallelism(world_size=4, ep=4),
+        precision=Precision(compute="float32"),
+        pipeline=Pipeline(overlap=True, overlap_costs="costs.json", until="chunk"),
+    )
+    assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
+
+
+def test_a_case_from_json_with_a_field_nobody_knows_is_refused():
+    values = Case(name="a", family="b", chunking=BATCH).to_dict()
+    values["batch"]["sequence"] = 3
+    assert refusal(lambda: Case.from_dict(values)) == (
+        "CaseError: case.batch.sequence is no field\n  expected: sequences, seq_len, data\n  found: 3"
+    )
+
+
+def test_a_case_from_json_without_a_required_field_is_refused():
+    values = Case(name="a", family="b", chunking=BATCH).to_dict()
+    del values["name"]
+    assert refusal(lambda: Case.from_dict(values)) == (
+        "CaseError: case.name is missing\n  expected: a value\n  found: nothing"
+    )
+
+
+def test_a_whole_number_that_no_float_can_hold_is_refused():
+    values = Case(name="a", family="b", chunking=BATCH).to_dict()
+    values["optimizer"]["lr"] = 10**400
+    assert refusal(lambda: Case.from_dict(values)).startswith("CaseError: case.optimizer.lr has the wrong value\n")
+
+
+@pytest.mark.parametrize("steps", ["3", 3.0, True, None])
+def test_a_case_from_json_with_a_value_of_another_type_is_refused(steps):
+    values = Case(name="a", family="b", chunking=BATCH).to_dict() | {"steps": steps}
+    assert refusal(lambda: Case.from_dict(values)) == (
+        f"CaseError: case.steps has the wrong type\n  expected: an integer\n  found: {steps!r}"
+    )
+
+
+def test_an_even_batch_can_be_chunked_and_an_odd_one_is_refused():
+    Case(name="even", family="test", chunking=BATCH, batch=Batch(sequences=6))
+    assert refusal(lambda: Case(name="odd", family="test", chunking=BATCH, batch=Batch(sequences=5))) == (
+        "CaseError: case odd cannot be split in two along batch\n"
+        "  expected: an even batch.sequences\n"
+        "  found: batch.sequences=5\n"
+        "  fix: choose 6"
+    )
+
+
+def test_an_odd_sequence_is_refused_only_where_it_is_chunked():
+    odd = Batch(seq_len=33)
+    Case(name="fine", family="test", chunking=BATCH, batch=odd)
+    by_sequence = Chunking(dim="seq", modules="layers.*.moe")
+    assert "found: batch.seq_len=33" in refusal(
+        lambda: Case(name="odd", family="test", chunking=by_sequence, batch=odd)
+    )
+
+
+def test_a_case_that_expects_a_difference_must_say_which():
+    Case(name="a", family="t", chunking=BATCH, expected="DIFFERENT", differs=("grad",))
+    assert "must list the kinds that differ" in refusal(
+        lambda: Case(name="a", family="t", chunking=BATCH, expected="DIFFERENT")
+    )
+    assert "must list the kinds that differ" in refusal(
+        lambda: Case(name="a", family="t", chunking=BATCH, differs=("grad",))
+    )
+    assert "lists unknown kinds" in refusal(
+        lambda: Case(name="a", family="t", chunking=BATCH, expected="DIFFERENT", differs=("gradient",))
+    )
+
+
+@pytest.mark.parametrize("bound", [0.01, 1.0, 1e30])
+def test_a_case_that_expects_close_states_a_bound(bound):
+    Case(name="a", family="t", chunking=BATCH, expected="CLOSE", close_within=bound)
+
+
+@pytest.mark.parametrize("expected, bound", [("CLOSE", None), ("CLOSE", 0.0), ("CLOSE", -1.0), ("EQUAL", 0.01)])
+def test_a_bound_that_is_missing_or_says_nothing_or_belongs_to_another_verdict_is_refused(expected, bound):
+    assert refusal(lambda: Case(name="a", family="t", chunking=BATCH, expected=expected, close_within=bound)) == (
+        "CaseError: case a must state how close is close exactly when it expects CLOSE\n"
+        "  expected: expected='CLOSE' with a finite close_within > 0, or another verdict with close_within=None\n"
+        f"  found: expected={expected!r}, close_within={bound!r}"
+    )
+
+
+@pytest.mark.parametrize("bound", [float("inf"), float("nan")])
+def test_a_bound_that_is_no_number_is_refused(bound):
+    assert "must state how close is close" in refusal(
+        lambda: Case(name="a", family="t", chunking=BATCH, expected="CLOSE", close_within=bound)
+    )
+
+
+def test_a_chunked_reference_needs_to_know_how_to_chunk():
+    Case(name="a", family="t", reference="eager")
+    assert refusal(lambda: Case(name="a", family="t")) == (
+        "CaseError: case a runs eager_chunked but does not say how to chunk\n"
+        "  expected: chunking=Chunking(dim=..., modules=...)\n"
+        "  found: chunking=None"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "with space", "../escape", "9lives", "a-b", "a" * 101])
+def test_a_name_that_is_no_safe_folder_name_is_refused(name):
+    assert "a case name serves as a folder name" in refusal(lambda: Case(name=name, family="t", chunking=BATCH))
+
+
+@pytest.mark.parametrize("modules", ["", "layers..moe", "layers.*.", "layers.[0-9]", "layers. *"])
+def test_a_pattern_that_is_no_dotted_name_is_refused(modules):
+    assert "a chunking pattern is a dotted module name" in refusal(lambda: Chunking(dim="batch", modules=modules))
+
+
+@pytest.mark.parametrize(
+    "module, root",
+    [
+        ("layers.3", "layers.3"),
+        ("layers.3.moe.router", "layers.3"),
+        ("layers", None),
+        ("", None),
+        ("norm", None),
+        ("blocks.3", None),
+    ],
+)
+def test_a_star_stands_for_one_component(module, root):
+    assert BATCH.root_of(module) == root
+
+
+def test_experts_must_divide_the_ranks():
+    assert Parallelism(world_size=8, ep=4).expert_fsdp == 2
+    assert "expert parallelism must divide the world size" in refusal(lambda: Parallelism(world_size=8, ep=3))
+
+
+def test_tensor_parallelism_goes_with_an_unchunked_graph_and_not_with_a_chunked_one():
+    split = Parallelism(ep=1, tp=2)
+    Case(name="a", family="b", reference="eager", parallelism=split)
+    assert refusal(lambda: Case(name="a", family="b", chunking=BATCH, parallelism=split)) == (
+        "CaseError: case a chunks a graph with tensor parallelism\n"
+        "  expected: tp = 1 with chunking: a tensor-parallel all-reduce depends on the chunked dim, so it would "
+        "run once a chunk, and only expert collectives may\n"
+        "  found: tp=2, chunking='layers.*'\n"
+        "  fix: leave out chunking, or set tp=1"
+    )
+
+
+def test_an_eager_step_may_be_chunked_with_tensor_parallelism():
+    split = Parallelism(ep=1, tp=2)
+    Case(name="a", family="b", candidate="eager", chunking=BATCH, parallelism=split)
+
+
+def test_tensor_parallelism_must_divide_the_ranks_and_excludes_expert_parallelism():
+    assert Parallelism(ep=1, tp=4).data_ranks == 2
+    for ep, tp in ((2, 2), (1, 3), (1, 0)):
+        assert refusal(lambda ep=ep, tp=tp: Parallelism(ep=ep, tp=tp)) == (
+            "CaseError: tensor parallelism must divide the world size, and does not go with expert parallelism\n"
+            "  expected: world_size a multiple of tp, and tp = 1 or ep = 1\n"
+            f"  found: world_size=8, tp={tp}, ep={ep}"
+        )
+
+
+def test_only_the_named_modules_are_roots_of_a_chunking_that_names_some():
+    chunking = Chunking(dim="batch", modules="layers.*.moe", only=("layers.1.moe",))
+    assert chunking.root_of("layers.1.moe.router") == "layers.1.moe"
+    assert chunking.root_of("layers.2.moe.router") is None
+
+
+def test_a_module_that_the_pattern_does_not_match_cannot_be_chunked():
+    assert refusal(lambda: Chunking(dim="batch", modules="layers.*", only=("layers.0", "layers.0.moe", "norm"))) == (
+        "CaseError: only modules that the chunking pattern matches can be chunked\n"
+        "  expected: names that layers.* matches\n"
+        "  found: layers.0.moe, norm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: Memory(offload_gib=math.inf), "policy='none', offload_gib=inf"),
+        (lambda: AdamW(lr=math.nan), "lr=nan"),
+        (lambda: AdamW(betas=(0.9, math.inf)), "betas=(0.9, inf)"),
+        (lambda: Case.from_dict({"name": "a", "family": "b", "optimizer": {"lr": math.inf}}), "inf"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(make, found):
+    assert refusal(make).endswith(f"  found: {found}")
+
+
+def test_a_case_that_expects_a_difference_may_say_how_far():
+    facts = {"name": "a", "family": "b", "reference": "eager", "differs_within": 0.02}
+    case = Case(**facts, expected="DIFFERENT", differs=("grad",))
+    assert (case.bound, Case.from_dict(case.to_dict())) == (0.02, case)
+    assert refusal(lambda: Case(**facts)) == (
+        "CaseError: case a may state how far its systems differ only when it expects DIFFERENT\n"
+        "  expected: expected='DIFFERENT' with a finite differs_within > 0, or differs_within=None\n"
+        "  found: expected='EQUAL', differs_within=0.02"
+    )
+    for bound in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(CaseError):
+            Case(**facts | {"differs_within": bound}, expected="DIFFERENT", differs=("grad",))
+
+
+def test_every_case_of_ours_that_expects_a_difference_says_how_far():
+    expected = [case for case in all_cases() if case.expected == "DIFFERENT"]
+    assert len(expected) == 3 and all(case.differs_within for case in expected)

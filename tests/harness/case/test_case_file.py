@@ -1,0 +1,87 @@
+"""A case as a file: written, read, and refused when it is not one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cases.chunking import moe_seq
+from harness.case import Model
+from harness.case.case_file import LARGEST, case_text, read_case
+from harness.errors import CaseError
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(CaseError) as caught:
+        read_case(file)
+    return str(caught.value).replace(str(file.parent), "")
+
+
+def test_a_case_survives_the_trip_through_a_file(tmp_path: Path) -> None:
+    case = replace(moe_seq, model=Model(layers=1, dense_layers=0, experts=4, top_k=1, dim=8, heads=1))
+    file = tmp_path / "case.json"
+    file.write_text(case_text(case))
+    assert read_case(file) == case
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("", "Expecting value: line 1 column 1 (char 0)"),
+        ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("\x80", "'utf-8' codec can't decode byte 0x80 in position 0: invalid start byte"),
+        ("[" * 100_000, "maximum recursion depth exceeded while decoding a JSON array from a unicode string"),
+        (" " * (LARGEST + 1), f"more than {LARGEST} bytes"),
+        ('{"memory": {"offload_gib": Infinity}}', "Infinity is not a number of JSON"),
+        ('{"optimizer": {"lr": NaN}}', "NaN is not a number of JSON"),
+        ('{"steps": 2, "name": "a", "steps": 20}', "the field 'steps' is there twice"),
+        ('{"model": {"dim": 8, "dim": 16}}', "the field 'dim' is there twice"),
+    ],
+)
+def test_what_is_no_json_is_refused(tmp_path: Path, content: str, found: str) -> None:
+    file = tmp_path / "case.json"
+    file.write_bytes(content.encode("latin-1"))
+    assert refusal(file) == (
+        "CaseError: the file of a case cannot be read\n"
+        "  expected: a case as JSON\n"
+        f"  found: {found}\n"
+        "  came from: /case.json"
+    )
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "found: No such file or directory" in refusal(tmp_path / "case.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"model": {"layers": 0}}, "a model needs layers"),
+        ({"model": {"layers": True}}, "case.model.layers has the wrong type"),
+        ({"model": {"depth": 3}}, "case.model.depth is no field"),
+        ({"name": "../../etc"}, "a case name serves as a folder name and in -k expressions"),
+        ({"optimizer": {"betas": [0.9]}}, "case.optimizer.betas[1] is missing"),
+        ({"optimizer": {"betas": []}}, "case.optimizer.betas[0] is missing"),
+        ({"differs": [["grad"]]}, "case.differs[0] has the wrong value"),
+        ({"steps": 1e3}, "case.steps has the wrong type"),
+    ],
+)
+def test_a_case_that_contradicts_itself_is_refused_naming_the_file(
+    tmp_path: Path, changes: dict[str, Any], what: str
+) -> None:
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps(moe_seq.to_dict() | changes))
+    text = refusal(file)
+    assert text.splitlines()[0] == f"CaseError: {what}"
+    assert "\n  came from: /case.json" in text
+
+
+@pytest.mark.parametrize("content", ["null", "[]", "3"])
+def test_json_that_is_no_object_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "case.json"
+    file.write_text(content)
+    assert refusal(file).startswith("CaseError: case has the wrong type\n  expected: an object\n")

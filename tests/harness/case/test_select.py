@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from harness.case import Case, Chunking
+from harness.case.select import asks_for, compile_expression, select
+from harness.errors import UsageError
+
+NAMES = ("moe_seq", "moe_batch", "transformer_batch")
+CASES = [Case(name=name, family="chunking", chunking=Chunking(dim="seq", modules="*")) for name in NAMES]
+
+
+def names(expression):
+    return [case.name for case in select(CASES, expression)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "selected"),
+    [
+        (None, NAMES),
+        (" ", NAMES),
+        ("moe", NAMES[:2]),
+        ("MOE", NAMES[:2]),
+        ("moe and batch", ["moe_batch"]),
+        ("moe and not batch", ["moe_seq"]),
+        ("seq or transformer", ["moe_seq", "transformer_batch"]),
+        ("not (seq or transformer)", ["moe_batch"]),
+        ("seq or moe and batch", ["moe_seq", "moe_batch"]),
+        ("chunk", NAMES),
+        ("nothing or not nothing", NAMES),
+    ],
+)
+def test_an_expression_selects_by_name_and_family_in_case_order(expression, selected):
+    assert names(expression) == list(selected)
+
+
+def test_selecting_nothing_is_refused_with_the_known_names():
+    with pytest.raises(UsageError) as error:
+        select(CASES, "llama")
+    assert str(error.value) == (
+        "UsageError: no case matches the expression\n"
+        "  expected: one that matches at least one of moe_seq, moe_batch, transformer_batch\n"
+        "  found: -k 'llama'"
+    )
+
+
+def test_a_wrong_expression_is_refused_pointing_at_the_column():
+    with pytest.raises(UsageError) as error:
+        select(CASES, "moe and )")
+    assert str(error.value) == (
+        "UsageError: the -k expression is wrong at column 9\n"
+        "  moe and )\n"
+        "          ^\n"
+        "  expected: not, an opening parenthesis or a name\n"
+        "  found: ')'"
+    )
+
+
+WORDS = ("and", "or", "not", "(", ")", "a", "b", "a-b[c]", "!")
+EXPRESSIONS = [" ".join(words) for size in range(1, 5) for words in itertools.product(WORDS, repeat=size)]
+ODD = ["a(b)", "a (b)", "notb", "not-b", "a\tand\tb", "a::b", "a\nb", "a=b", "'a'", "True", "None and a", "((a))"]
+
+
+def is_call(text):
+    return re.search(r"(?<!\S)(?!(?:and|or|not)\s)[\w\[\]-]+\s*\(", text.replace("(", " ( "))
+
+
+@pytest.mark.parametrize("true_names", [(), ("a",), ("b",), ("a", "a-b[c]")], ids=str)
+def test_expressions_mean_and_fail_what_pytest_says(true_names):
+    """Over all expressions of up to four words. pytest takes `name(` for a call, so columns differ there."""
+    expression_type = pytest.importorskip("_pytest.mark.expression").Expression
+    for text in [*EXPRESSIONS, *ODD]:
+        try:
+            theirs = expression_type.compile(text).evaluate(lambda name, /, **kwargs: name in true_names)
+        except SyntaxError as error:
+            theirs = "refused" if is_call(text) else f"column {error.offset}"
+        try:
+            ours = compile_expression(text)(lambda name: name in true_names)
+        except UsageError as error:
+            ours = "refused" if is_call(text) else "column " + error.what.split("column ")[1].split("\n")[0]
+        assert ours == theirs, text
+
+
+@pytest.mark.parametrize(
+    ("expression", "asks"),
+    [
+        ("moe_seq", True),
+        ("a or b", True),
+        ("a and not b", True),
+        ("not a", False),
+        ("not (a or b)", False),
+        ("", False),
+    ],
+)
+def test_an_expression_asks_for_cases_when_no_name_it_leaves_out_would_do(expression, asks):
+    assert asks_for(expression) is asks

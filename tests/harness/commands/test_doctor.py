@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cases import CASES
+from harness.commands import doctor
+from harness.execute import host_process
+from harness.records import CaseResult, CaseSeconds, Verdict
+
+HOST_WITH_A_DEVICE = Path(__file__).parents[1] / "execute" / "host_with_a_device.py"
+TESTED = "2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0"
+ABLE = doctor.Torch(version="2.13.0+cpu", gloo=True, nccl=True, gpus=[])
+
+
+def lines(probe):
+    return [str(check) for check in doctor.check_torch(probe)]
+
+
+def test_a_supported_torch_without_gpus_is_enough():
+    assert lines(ABLE) == [
+        f"ok  torch: 2.13.0+cpu, one of the tested {TESTED}; supported: 2.11 to 2.15",
+        "ok  gloo: available",
+        "no  GPUs: none, or none that this torch can use; cases run on the CPU with gloo",
+    ]
+    assert doctor.summarize(list(doctor.check_torch(ABLE))).is_ok
+
+
+def test_versions_at_the_ends_of_the_range_are_told_apart():
+    for version, is_ok in {"2.10.2": False, "2.11.0": True, "2.15.1": True, "2.16.0a0": False, "dev": False}.items():
+        assert next(doctor.check_torch(replace(ABLE, version=version))).is_ok is is_ok
+
+
+def test_a_release_within_the_range_that_was_never_tested_is_told():
+    assert lines(replace(ABLE, version="2.14.0"))[0] == (
+        f"ok  torch: 2.14.0, none of the tested {TESTED}; supported: 2.11 to 2.15"
+    )
+
+
+def result_of(name, verdict, error=None):
+    facts = {"steps": 1, "world_size": 2, "device": "cpu", "backend": "gloo", "seconds": CaseSeconds(total=5.0)}
+    return CaseResult(case=CASES[name], verdict=verdict, error=error, **facts)
+
+
+def test_a_trial_whose_cases_are_equal_says_what_was_tried():
+    results = [result_of("moe_batch", Verdict.EQUAL), result_of("moe_seq", Verdict.EQUAL)]
+    assert str(doctor.check_trial(results)) == (
+        "ok  trial: moe_batch and moe_seq in small are EQUAL, 10 s: traced, 2 ranks forked, "
+        "1 step of eager_chunked and graph"
+    )
+
+
+def test_a_case_that_fails_in_the_trial_is_named_with_its_error_and_stops_the_main_cases():
+    error = "TraceError: cannot trace\n  found: u0\n\nTraceback (most recent call last):\n  a line"
+    check = doctor.check_trial([result_of("moe_batch", Verdict.EQUAL), result_of("moe_seq", Verdict.ERROR, error)])
+    assert str(check) == (
+        f"no  trial: moe_seq in small: ERROR, TraceError: cannot trace, found: u0; "
+        f"fix: install a tested torch: {TESTED}"
+    )
+    assert str(doctor.summarize([check])).endswith("cannot run, because of: trial")
+
+
+@pytest.mark.ranks
+def test_the_trial_takes_two_small_cases_through_both_systems_also_where_torch_knows_of_a_device(monkeypatch):
+    """There the second has an error, should the host have run autograd for the first."""
+    monkeypatch.setattr(host_process, "_START", str(HOST_WITH_A_DEVICE))
+    results = doctor.run_trial()
+    assert [(result.case.name, result.verdict, result.error) for result in results] == [
+        ("moe_batch", Verdict.EQUAL, None),
+        ("moe_seq", Verdict.EQUAL, None),
+    ]
+    assert all(result.compared["loss"] == 2 and result.seconds.trace > 0 for result in results)
+
+
+@pytest.mark.ranks
+def test_a_trial_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(doctor, "TRIAL_SECONDS", 1.0)
+    monkeypatch.setattr(doctor, "TRIAL_CASES", ("moe_seq",))
+    slow = replace(CASES["moe_seq"], model=replace(CASES["moe_seq"].model, flavor="debugmodel"))
+    monkeypatch.setitem(CASES, "moe_seq", slow)
+    began = time.monotonic()
+    check = doctor.check_trial(doctor.run_trial())
+    assert time.monotonic() - began < 60
+    assert "moe_seq in small: ERROR, RankError: " in str(check)
+    assert "ran longer than" in str(check)
+
+
+def test_nothing_is_tried_with_a_torch_that_cannot_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "probe_torch", lambda: replace(ABLE, gloo=False))
+    monkeypatch.setattr(doctor, "run_trial", lambda: 1 // 0)
+    assert [check.name for check in doctor.examine(tmp_path)][-1] == "GPUs"
+
+
+def test_eight_gpus_get_nccl_and_fewer_are_shared():
+    assert lines(replace(ABLE, gpus=["H200"] * 8))[-1] == "ok  GPUs: 8 (H200), NCCL"
+    assert lines(replace(ABLE, gpus=["H200"]))[-1] == "ok  GPUs: 1 (H200), gloo; 8 ranks share 1"
+
+
+def test_a_torch_that_cannot_be_imported_is_told_with_a_fix():
+    assert lines("ModuleNotFoundError: No module named 'torch'") == [
+        "no  torch: ModuleNotFoundError: No module named 'torch'; fix: pip install torch, 2.11 to 2.15"
+    ]
+
+
+def test_a_torch_without_gloo_stops_the_main_cases():
+    checks = list(doctor.check_torch(replace(ABLE, gloo=False)))
+    assert str(doctor.summarize(checks)).endswith("cannot run, because of: gloo")
+
+
+@pytest.mark.ranks
+def test_the_probe_reads_torch_in_another_process_and_survives_its_absence(monkeypatch):
+    assert isinstance(doctor.probe_torch(), doctor.Torch)
+    monkeypatch.setattr(doctor, "PROBE", "import no_such_module")
+    assert doctor.probe_torch() == "ModuleNotFoundError: No module named 'no_such_module'"
+    monkeypatch.setattr(doctor, "PROBE", "print('no JSON')")
+    assert str(doctor.probe_torch()).startswith("asking it failed: ")
+
+
+def test_too_little_memory_or_an_old_python_is_told():
+    assert str(doctor.check_memory(1.0)) == (
+        "no  memory: 1.0 GiB available, 4 needed for 8 ranks; "
+        "fix: end other programs, or use fewer ranks with --world-size"
+    )
+    assert doctor.check_memory(24.0).is_ok
+    assert str(doctor.check_python((3, 10, 1))) == "no  Python: 3.10.1; fix: use Python 3.11 or newer"
+    assert doctor.check_python(sys.version_info[:3]).is_ok
+
+
+def test_a_report_folder_is_checked_without_making_it(tmp_path):
+    assert doctor.check_report_dir(tmp_path / "new" / "reports").is_ok
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    check = doctor.check_report_dir(tmp_path / "file" / "reports")
+    assert not check.is_ok
+    assert str(check).startswith(f"no  report folder: {tmp_path / 'file' / 'reports'}: Not a directory; fix: ")
+
+
+def test_what_no_main_case_needs_stops_nothing():
+    check = doctor.check_program("Chromium", ("no-such-program",), "tests of HTML reports", "install chromium")
+    assert str(check) == "no  Chromium: none found, needed only by tests of HTML reports; fix: install chromium"
+    assert doctor.summarize([check]).is_ok
+
+
+def test_a_missing_compiler_is_told_and_stops_no_main_case(monkeypatch):
+    check = doctor.check_compiler("no program g++ is found")
+    assert str(check) == (
+        "no  C++ compiler: no program g++ is found; the cases of family backends need it; "
+        "fix: install g++, or name another compiler in CXX"
+    )
+    assert doctor.summarize([check]).is_ok
+    monkeypatch.setenv("CXX", "clang++")
+    assert str(doctor.check_compiler(None)) == "ok  C++ compiler: clang++ compiles"

@@ -1,0 +1,69 @@
+"""`localize` over real ranks: what it finds, shows and writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.case import Case, Parallelism
+from harness.commands.localize import LOCALIZE_FILE, localize
+from harness.options import RunOptions
+from harness.report.json import parse
+
+pytestmark = pytest.mark.ranks
+
+CPU = RunOptions(device="cpu", timeout=120.0)
+TOYS = "tests.harness.toy_systems:"
+
+
+def toy(candidate: str) -> Case:
+    return Case(
+        name="toy",
+        family="toy",
+        reference=TOYS + "steady",
+        candidate=TOYS + candidate,
+        steps=3,
+        parallelism=Parallelism(world_size=2, ep=1),
+    )
+
+
+def localized(case: Case, folder: Path) -> tuple[int, dict[str, Any]]:
+    status = localize(case, CPU, folder)
+    return status, json.loads((folder / "latest" / LOCALIZE_FILE).read_text())
+
+
+def test_a_difference_is_told_with_the_calls_around_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = replace(toy("one_bit_off"), expected="CLOSE", close_within=0.5)
+    status, found = localized(case, tmp_path)
+    out = capsys.readouterr().out.splitlines()
+    assert (status, found["verdict"]) == (1, "DIFFERENT"), "a bound excuses nothing here"
+    first = found["first_divergence"]
+    assert (first["step"], first["rank"], first["operator"]) == (2, 1, "bitwise_xor_.Scalar")
+    [culprit] = [call for call in first["neighbours"] if call["is_culprit"]]
+    assert (culprit["operator"], culprit["agrees"]) == ("bitwise_xor_.Scalar", False)
+    before = first["neighbours"][: first["neighbours"].index(culprit)]
+    assert len(before) == 3 and all(call["agrees"] for call in before)
+    start = out.index(next(line for line in out if line.startswith("toy: DIFFERENT (grad") and "expected" not in line))
+    assert out[start + 1].startswith(
+        "  first divergence: step 2, rank 1, grad weight: 1 of 6 elements, at most 1 ULP, 0x"
+    )
+    assert out[start + 2].startswith(
+        "  to blame: bitwise_xor_.Scalar of the step itself (forward) on rank 1 is a call "
+    )
+    assert out[start + 3] == "  on ranks: 1"
+    assert "  calls of rank 1 around it, in execution order:" in out
+    [line] = [line for line in out if line.startswith("  >")]
+    assert line.split()[:2] == [">", "bitwise_xor_.Scalar"] and "DIFFERS" in line
+    report = parse((tmp_path / "latest" / "report.json").read_text())
+    assert report.cases[0].first_divergence is not None
+    assert [vars(call) for call in report.cases[0].first_divergence.call.neighbours] == first["neighbours"]
+
+
+def test_systems_that_agree_leave_nothing_to_localize(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = localized(toy("steady"), tmp_path)
+    assert (status, found["verdict"], found["first_divergence"]) == (0, "EQUAL", None)
+    assert "toy: nothing to localize: EQUAL\n" in capsys.readouterr().out

@@ -1,0 +1,152 @@
+"""`bitproof shrink` from the command to the file that fails by itself, on real ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cases.chunking import transformer_batch
+from harness.case import Batch, Case, Model, Parallelism
+from harness.case.case_file import case_text, read_case
+from harness.cli import main
+from harness.commands.shrink import refuse
+from harness.errors import UsageError
+from harness.execute.worker import write_standalone
+from harness.graph.options import GraphOptions
+from harness.records import CaseResult, Verdict
+from harness.report import json as report_json
+from tests.harness.execute.test_launch import toy
+
+PASS = "cases/examples/extra_passes.py:add_gradients_in_bfloat16"
+SMALL = replace(
+    transformer_batch,
+    steps=1,
+    parallelism=Parallelism(world_size=2, ep=1),
+    batch=Batch(sequences=2, seq_len=1),
+    model=Model(layers=2, dense_layers=2, dim=8, heads=1),
+)
+
+
+class Shrunk(NamedTuple):
+    """A run of the command: its status, what it printed, and its folder."""
+
+    status: int
+    lines: list[str]
+    folder: Path
+
+
+def shrink(case: Case, folder: Path, capsys: Any, *options: str) -> Shrunk:
+    file = folder / "start.json"
+    file.write_text(case_text(case))
+    status = main(["shrink", str(file), "--report-dir", str(folder), "--device", "cpu", *options])
+    lines = capsys.readouterr().out.splitlines()
+    [run_dir] = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    return Shrunk(status, lines, run_dir)
+
+
+@pytest.fixture(scope="module")
+def capture(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """`capsys` for a fixture of a module."""
+    import contextlib
+    import io
+    from types import SimpleNamespace
+
+    stream = io.StringIO()
+    with contextlib.redirect_stdout(stream):
+        yield SimpleNamespace(readouterr=lambda: SimpleNamespace(out=stream.getvalue()))
+
+
+@pytest.fixture(scope="module")
+def shrunk(tmp_path_factory: pytest.TempPathFactory, capture: Any) -> Shrunk:
+    return shrink(SMALL, tmp_path_factory.mktemp("shrink"), capture, "--extra-pass", PASS)
+
+
+@pytest.mark.ranks
+def test_a_pass_that_breaks_gradients_is_shrunk_to_one_layer_and_two_ranks(shrunk: Shrunk) -> None:
+    assert shrunk.status == 1
+    case = read_case(shrunk.folder / "shrunk" / "case.json")
+    assert (case.model.layers, case.parallelism.world_size) == (1, 2)
+    tries = [line.split("] ")[1].rsplit(" (", 1)[0] for line in shrunk.lines if "] try " in line]
+    assert tries == [
+        "try 1: layers 2 -> 1, dense_layers 2 -> 1: fails the same way",
+        "try 2: extra passes 1 -> 0: EQUAL",
+    ]
+    assert "  layers        2 -> 1" in shrunk.lines
+    case_file = shrunk.folder / "shrunk" / "case.json"
+    assert f"replay: bitproof run --device cpu --extra-pass {PASS} --case {case_file}" in shrunk.lines
+
+
+@pytest.mark.ranks
+def test_the_file_fails_by_itself_and_not_without_the_defect(shrunk: Shrunk, tmp_path: Path) -> None:
+    file = shrunk.folder / "shrunk" / "transformer_batch.py"
+    assert run_plainly(file, tmp_path)[0] == 1, shrunk.lines
+    text = file.read_text()
+    assert "harness" not in text.split('"""')[2] and "reference.parallel" not in text
+    mended = tmp_path / "mended.py"
+    mended.write_text(text.replace("dtype=torch.bfloat16", "dtype=torch.float32"))
+    assert run_plainly(mended, tmp_path) == (0, "reference and candidate agree in every bit\n")
+    assert any(line.startswith(f"file:   {file}, {len(text.splitlines())} lines") for line in shrunk.lines)
+
+
+def run_plainly(file: Path, folder: Path) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, "-I", str(file)], cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.ranks
+def test_the_report_has_the_small_case_confirmed_by_controls(shrunk: Shrunk) -> None:
+    report = report_json.read(shrunk.folder / report_json.FILE_NAME)
+    [result] = report.cases
+    assert (result.verdict, result.case.model.layers, report.exit_status) == ("DIFFERENT", 1, 1)
+    assert result.control == {"reference": "EQUAL", "candidate": "EQUAL"}
+    assert not (shrunk.folder / "try1").exists(), "tries leave nothing"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "text"),
+    [
+        (Verdict.EQUAL, 0, "nothing to shrink: EQUAL, the case does not fail\n"),
+        (Verdict.CLOSE, 0, "nothing to shrink: CLOSE, the case does not fail\n"),
+        (Verdict.UNVERIFIED, 3, "nothing to shrink: UNVERIFIED, the case could not be judged\n"),
+        (
+            Verdict.NONDETERMINISTIC,
+            1,
+            "nothing to shrink: NONDETERMINISTIC, a system differs from itself, so smaller cases would prove nothing\n",
+        ),
+    ],
+)
+def test_what_is_no_failure_is_told_so(verdict: Verdict, status: int, text: str, capsys: Any) -> None:
+    facts = {"steps": 1, "world_size": 2, "device": "cpu", "backend": "gloo"}
+    assert refuse(CaseResult(case=SMALL, verdict=verdict, error="why", **facts)) == status
+    assert capsys.readouterr() == (text, "why\n")
+
+
+@pytest.mark.ranks
+def test_a_rank_that_raises_is_shrunk_too_and_gets_no_file(tmp_path: Path, capsys: Any) -> None:
+    found = shrink(replace(toy("raising", world_size=3), steps=3), tmp_path, capsys, "--tries", "3")
+    assert found.status == 3
+    assert read_case(found.folder / "shrunk" / "case.json").parallelism.world_size == 2
+    assert "file:   none: what fails is a run, and a file could only compare results" in found.lines
+    assert any(line.startswith("the budget is spent (3 tries, ") for line in found.lines)
+
+
+def test_a_system_whose_code_is_no_graph_is_refused_by_name() -> None:
+    with pytest.raises(UsageError) as refusal:
+        write_standalone(replace(SMALL, reference="mine:factory"), GraphOptions(), 0, "")
+    assert refusal.value.what == "system mine:factory is not known as a graph"
+
+
+@pytest.mark.ranks
+def test_a_wrong_call_is_refused_before_anything_runs(tmp_path: Path, capsys: Any) -> None:
+    arguments = ["shrink", "moe_seq", "--report-dir", str(tmp_path / "reports")]
+    assert main([*arguments, "--inject", "flip-bit:grad=w,rank=9,step=0"]) == 2
+    assert "never fires in case moe_seq" in capsys.readouterr().err
+    assert main(["shrink", "no_such_case"]) == 2
+    assert "no such case" in capsys.readouterr().err
+    assert not (tmp_path / "reports").exists()

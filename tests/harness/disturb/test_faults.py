@@ -1,0 +1,155 @@
+import pytest
+import torch
+
+from harness.case import Case, Parallelism
+from harness.disturb.faults import FlipBit, HangRank, Injector, KillRank, Raise, check_fault, parse_fault
+from harness.errors import UsageError
+
+CASE = Case(
+    name="toy", family="toy", reference="eager", candidate="graph", steps=4, parallelism=Parallelism(world_size=2)
+)
+KNOWN = (
+    "flip-bit:rank=N,step=N,grad=NAME,[bit=0],[element=0]; kill-rank:rank=N,step=N; "
+    "hang-rank:rank=N,step=N; raise:rank=N,step=N"
+)
+
+
+def refusal(function, *args):
+    with pytest.raises(UsageError) as error:
+        function(*args)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("flip-bit:grad=a.b,rank=3,step=4", FlipBit(grad="a.b", rank=3, step=4)),
+        ("flip-bit:element=2,bit=9,grad=w,rank=0,step=0", FlipBit(grad="w", rank=0, step=0, bit=9, element=2)),
+        ("kill-rank:rank=2,step=1", KillRank(rank=2, step=1)),
+        ("hang-rank:rank=2,step=1", HangRank(rank=2, step=1)),
+        ("raise:rank=2,step=1", Raise(rank=2, step=1)),
+    ],
+)
+def test_a_fault_reads_and_writes_its_text(text, fault):
+    assert parse_fault(text) == fault
+    assert parse_fault(str(fault)) == fault
+
+
+def test_an_unknown_fault_is_refused_listing_the_known_ones():
+    assert refusal(parse_fault, "flip:rank=1") == f"UsageError: unknown fault 'flip'\n  expected: {KNOWN}"
+
+
+@pytest.mark.parametrize("item", ["when=1", "rank", "rank=", "rank=1"])
+def test_an_item_that_is_no_field_is_refused(item):
+    assert refusal(parse_fault, f"raise:rank=0,{item}") == (
+        f"UsageError: fault raise does not understand {item!r}\n  expected: raise:rank=N,step=N"
+    )
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "1.5", "²"])
+def test_a_number_that_is_none_is_refused(value):
+    assert refusal(parse_fault, f"raise:rank={value},step=0") == (
+        f"UsageError: fault raise does not understand 'rank={value}'\n  expected: an integer of 0 or more"
+    )
+
+
+def test_a_missing_field_is_named():
+    assert refusal(parse_fault, "flip-bit:rank=0") == (
+        "UsageError: fault flip-bit lacks step, grad\n"
+        "  expected: flip-bit:rank=N,step=N,grad=NAME,[bit=0],[element=0]\n"
+        "  found: 'flip-bit:rank=0'"
+    )
+
+
+def test_a_fault_that_the_case_never_reaches_is_refused():
+    check_fault(Raise(rank=1, step=3), CASE)
+    assert refusal(check_fault, Raise(rank=1, step=4), CASE) == (
+        "UsageError: fault raise:rank=1,step=4 never fires in case toy\n  expected: step in 0..3\n  found: step=4"
+    )
+    assert refusal(check_fault, Raise(rank=2, step=3), CASE) == (
+        "UsageError: fault raise:rank=2,step=3 never fires in case toy\n  expected: rank in 0..1\n  found: rank=2"
+    )
+
+
+def flip(fault, rank=1, dtype=torch.bfloat16):
+    injector = Injector(fault, rank)
+    gradients = {"w": torch.ones(2, 3, dtype=dtype).t(), "v": torch.ones(1)}
+    function = injector.wrap(lambda inputs: (torch.tensor(1.0), dict(gradients)))
+    found = []
+    for step in range(3):
+        injector.begin_step(step)
+        found.append(function(None)[1])
+    return injector, gradients, found
+
+
+def test_exactly_one_bit_flips_on_its_rank_at_its_step():
+    injector, gradients, found = flip(FlipBit(grad="w", rank=1, step=1, element=4, bit=9))
+    injector.check_fired()
+    differences = [
+        (found[step][name].contiguous().view(torch.uint8) ^ gradients[name].contiguous().view(torch.uint8)).flatten()
+        for step in range(3)
+        for name in ("w", "v")
+    ]
+    assert [int(d.sum()) for d in differences] == [0, 0, 2, 0, 0, 0]
+    assert differences[2].nonzero().item() == 4 * 2 + 1
+    assert torch.equal(gradients["w"], torch.ones(3, 2, dtype=torch.bfloat16)), "the system's own tensor is untouched"
+
+
+def test_the_systems_own_contiguous_gradient_is_left_alone():
+    _, gradients, found = flip(FlipBit(grad="v", rank=1, step=1, bit=31))
+    assert [step["v"].item() for step in found] == [1.0, -1.0, 1.0]
+    assert gradients["v"].item() == 1.0
+
+
+def test_no_other_rank_notices():
+    injector, gradients, found = flip(FlipBit(grad="w", rank=0, step=1))
+    injector.check_fired()
+    assert all(torch.equal(step["w"], gradients["w"]) for step in found)
+
+
+def test_a_name_that_is_no_gradient_is_refused_naming_one_that_is():
+    assert refusal(flip, FlipBit(grad="vv", rank=1, step=1)) == (
+        "UsageError: fault flip-bit:rank=1,step=1,grad=vv,bit=0,element=0 names no gradient\n"
+        "  expected: a gradient such as v\n"
+        "  found: vv"
+    )
+
+
+@pytest.mark.parametrize(("element", "bit"), [(6, 0), (0, 16)])
+def test_a_bit_outside_the_gradient_is_refused(element, bit):
+    assert refusal(flip, FlipBit(grad="w", rank=1, step=1, element=element, bit=bit)) == (
+        f"UsageError: fault flip-bit:rank=1,step=1,grad=w,bit={bit},element={element} lies outside the gradient\n"
+        "  expected: element in 0..5 and bit in 0..15\n"
+        f"  found: element={element}, bit={bit}"
+    )
+
+
+def shown(fault):
+    """A system's own gradient, as it is after it was shown at step 1 on rank 1."""
+    injector, gradient = Injector(fault, 1), torch.ones(2, 3).T
+    for step in (0, 1, 2):
+        injector.begin_step(step)
+        for kind in ("param", "grad"):
+            injector.tamper(kind, "w", gradient)
+    injector.check_fired()
+    return gradient
+
+
+def test_what_a_system_shows_is_flipped_in_place_where_its_function_cannot_be_wrapped():
+    assert shown(FlipBit(grad="w", rank=1, step=1, bit=31, element=1)).tolist() == [[1, -1], [1, 1], [1, 1]]
+    assert torch.equal(shown(FlipBit(grad="w", rank=0, step=1, bit=31)), torch.ones(3, 2))
+    assert refusal(shown, FlipBit(grad="ww", rank=1, step=1)) == (
+        "UsageError: fault flip-bit:rank=1,step=1,grad=ww,bit=0,element=0 names no gradient\n"
+        "  expected: a gradient such as w\n"
+        "  found: ww"
+    )
+
+
+def test_a_fault_that_did_not_fire_is_an_error():
+    injector = Injector(FlipBit(grad="w", rank=1, step=1), 1)
+    injector.begin_step(0)
+    injector.check_fired()  # a replay may end before the fault's step
+    injector.begin_step(1)
+    assert refusal(injector.check_fired).startswith(
+        "UsageError: fault flip-bit:rank=1,step=1,grad=w,bit=0,element=0 never fired\n"
+    )

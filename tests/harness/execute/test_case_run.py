@@ -1,0 +1,116 @@
+"""One case of toy systems: how often each system runs, and what a second run that differs makes of the case."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.execute.launch import run_cases
+from harness.options import RunOptions
+from harness.records import CaseResult, Verdict
+from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy
+
+pytestmark = pytest.mark.ranks
+
+RUNS = ["reference first", "candidate first", "reference control", "candidate control"]
+CANDIDATES = ("weary", "noisy_once", "noisy_on_one_rank")
+
+
+@dataclass
+class Batch:
+    """What each case came to, and the runs that it took."""
+
+    folder: Path
+    results: dict[str, CaseResult]
+    runs: dict[str, list[str]]
+
+    def error(self, name: str) -> str:
+        """What a case's report tells, with its systems' names cut short."""
+        return (self.results[name].error or "").replace(TOYS, "")
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory):
+    folder, runs = tmp_path_factory.mktemp("run"), {}
+
+    def on_event(event):
+        if event.event == "start":
+            role = "reference" if event.system in (f"{TOYS}steady", f"{TOYS}forgetful") else "candidate"
+            runs.setdefault(event.case, []).append(f"{role} {event.arm}")
+
+    cases = [toy(name, name=name) for name in CANDIDATES]
+    cases += [toy("talkative", name="uneven", reference="forgetful")]
+    with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
+        found = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder, on_event))
+    return Batch(folder, {result.case.name: result for result in found}, runs)
+
+
+def test_by_default_each_system_runs_twice_even_where_the_first_runs_agree(batch):
+    result = batch.results["uneven"]
+    assert batch.runs["uneven"] == RUNS
+    assert result.compared["grad"] == 8 and not any(result.mismatched.values())
+    assert result.seconds.control.keys() == {"reference", "candidate"}
+    manifests = (batch.folder / "recordings" / "uneven").glob("*/manifest.json")
+    assert sorted(json.loads(path.read_text())["arm"] for path in manifests) == ["control", "control", "first", "first"]
+
+
+def test_a_second_run_whose_evidence_is_missing_or_extra_makes_the_case_unverified(batch):
+    result = batch.results["uneven"]
+    assert result.control == {"reference": "UNVERIFIED", "candidate": "UNVERIFIED"}
+    assert (result.verdict, batch.error("uneven")) == (
+        Verdict.UNVERIFIED,
+        "control of reference forgetful: the evidence is incomplete\n"
+        "  the candidate lacks 1 record: step 2, rank 1, optimizer weight.moment\n"
+        "  no optimizer was compared at step 2, rank 1\n"
+        "control of candidate talkative: the evidence is incomplete\n"
+        "  the reference lacks 8 records: step 0, rank 0, buffer more; step 1, rank 0, buffer more; "
+        "step 2, rank 0, buffer more; step 3, rank 0, buffer more; step 0, rank 1, buffer more; and 3 more",
+    )
+
+
+def test_a_second_run_that_raises_is_an_error_of_its_case(batch):
+    result = batch.results["weary"]
+    assert (result.verdict, batch.runs["weary"]) == (Verdict.ERROR, RUNS)
+    assert batch.error("weary").startswith(
+        "RankError: rank 1 of weary raised at step 2\n"
+        "  found: ValueError: once was enough\n"
+        "  came from: logs/weary/tests.harness.toy_systems-weary/rank1.control.log\n"
+    )
+
+
+def test_a_difference_that_does_not_come_again_is_told_where_it_was_recorded(batch):
+    result = batch.results["noisy_once"]
+    assert (result.verdict, result.control["candidate"]) == (Verdict.NONDETERMINISTIC, "DIFFERENT")
+    assert batch.error("noisy_once") == (
+        "control of candidate noisy_once: two runs of one system differ, first at step 2, rank 1, loss loss\n"
+        "the difference of the candidate from itself did not come again in two replays"
+    )
+    first = result.first_divergence
+    assert (first.step, first.rank, first.kind, first.name) == (2, 1, "loss", "loss")
+    assert (first.between, first.call, first.tensor.elements) == ("candidate against itself", None, None)
+    assert batch.runs["noisy_once"] == [*RUNS, "candidate replay3", "candidate replay4"]
+
+
+def test_noise_that_nobody_saw_at_once_is_found_in_the_step_and_on_the_rank_it_came_from(batch):
+    result = batch.results["noisy_on_one_rank"]
+    first = result.first_divergence
+    assert result.verdict == Verdict.NONDETERMINISTIC
+    assert (first.step, first.rank, first.kind, first.name) == (2, 1, "loss", "loss")
+    assert first.between == "candidate against itself"
+    assert (first.call.operator, first.call.ranks) == ("mul.Tensor", "1")
+    assert first.call.how == "gives another output from the same inputs"
+    assert first.call.source.startswith("tests/harness/toy_systems.py:")
+    assert (first.call.output.elements, first.tensor.elements) == (6, 1)
+    assert first.call.output.elements_differing == 6 and first.call.output.max_ulp > 0
+    assert first.call.output.reference_bits != first.call.output.candidate_bits
+    assert batch.error("noisy_on_one_rank") == (
+        "control of candidate noisy_on_one_rank: two runs of one system differ, first at step 2, rank 1, loss loss\n"
+        "noise is new at each run: two replays first part at step 2, rank 1, loss loss; "
+        "the call to blame is one of step 1"
+    )
+    assert batch.runs["noisy_on_one_rank"] == [*RUNS, *(f"candidate replay{number}" for number in (3, 4, 5, 6))]
+
+
+def test_what_replays_leave_is_removed_once_the_cause_is_found(batch):
+    assert not list(batch.folder.rglob("*.zip"))

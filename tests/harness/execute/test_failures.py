@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+
+from harness.errors import MAX_TRACEBACK
+from harness.execute.failures import Failure, blame, failure_of_exception, failure_of_exit, traceback_of
+
+
+def failed(rank, time, secondary=False):
+    return Failure(rank=rank, time=time, what="raised", secondary=secondary)
+
+
+def test_the_first_rank_that_failed_is_blamed():
+    assert blame([failed(0, 2.0), failed(1, 1.0), failed(2, 3.0)]).rank == 1
+
+
+def test_a_rank_that_lost_its_peers_is_not_blamed_though_it_failed_first():
+    assert blame([failed(0, 1.0, secondary=True), failed(1, 2.0)]).rank == 1
+
+
+def test_when_all_lost_their_peers_the_first_is_blamed():
+    assert blame([failed(0, 2.0, secondary=True), failed(1, 1.0, secondary=True)]).rank == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2342",
+        "[/x/gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 2720ms for send operation to complete",
+        "Connection reset by peer",
+    ],
+)
+def test_a_connection_lost_is_secondary(text):
+    assert failure_of_exception(0, RuntimeError(text)).secondary
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("gloo")])
+def test_an_error_of_the_ranks_own_is_not_secondary(error):
+    assert not failure_of_exception(0, error).secondary
+
+
+def test_a_failure_tells_class_and_first_line():
+    failure = failure_of_exception(3, ValueError("first\nsecond"))
+    assert (failure.rank, failure.what, failure.found) == (3, "raised", "ValueError: first")
+    assert failure.details == "ValueError: first\nsecond"
+
+
+def raise_far_down(depth, text):
+    """Two functions call each other: Python counts the frames of one that calls itself, and shows three."""
+
+    def go_on(depth):
+        if depth:
+            raise_far_down(depth - 1, text)
+        raise ValueError(text)
+
+    go_on(depth)
+
+
+def test_a_message_of_megabytes_is_shortened_and_every_frame_stays():
+    with pytest.raises(ValueError, match="first") as caught:
+        raise_far_down(50, "first" + "x" * 4_000_000 + "last")
+    told = traceback_of(caught.value)
+    assert told.count(", in raise_far_down") == told.count(", in go_on") == 51
+    assert "ValueError: first" in told and told.endswith("last") and "characters left out" in told
+    assert len(told) < MAX_TRACEBACK
+    failure = failure_of_exception(0, caught.value)
+    assert (len(failure.found) < 600, failure.details) == (True, told)
+
+
+def test_an_exception_whose_text_cannot_be_made_is_told_all_the_same():
+    class Odd(Exception):  # noqa: N818 (a user's own)
+        def __str__(self):
+            raise ZeroDivisionError
+
+    assert failure_of_exception(0, Odd()).found == "Odd: its text cannot be made: ZeroDivisionError"
+
+
+@pytest.mark.parametrize(
+    ("status", "what"),
+    [
+        (-9, "was killed by signal 9 (SIGKILL)"),
+        (-11, "was killed by signal 11 (SIGSEGV)"),
+        (-40, "was killed by signal 40"),
+        (0, "exited with status 0 before it finished"),
+        (7, "exited with status 7 before it finished"),
+    ],
+)
+def test_an_exit_tells_how(status, what, tmp_path):
+    (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(30)))
+    failure = failure_of_exit(0, status, tmp_path / "log")
+    assert failure.what == what
+    assert failure.details.splitlines()[0] == "line 10"
+    assert failure_of_exit(0, status, Path("absent")).details == ""

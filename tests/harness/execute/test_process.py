@@ -1,0 +1,33 @@
+"""What needs a second process, an end with its parent and a log of its own, is in `test_launch.py`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from harness.execute import process
+
+
+def test_private_descriptors_are_closed_once_and_others_stay_open(tmp_path) -> None:
+    kept, other = (os.open(tmp_path / name, os.O_CREAT) for name in ("kept", "other"))
+    process.keep_private(kept)
+    process.close_kept(other)
+    os.fstat(other)
+    process.close_kept(kept)
+    with pytest.raises(OSError):
+        os.fstat(kept)
+    process.close_kept(kept)  # its number may be another's by now
+    os.close(other)
+
+
+def test_a_rank_keeps_to_one_core_only_where_ranks_outnumber_cores(monkeypatch) -> None:
+    asked: list[set[int]] = []
+    monkeypatch.setattr(process.sys, "platform", "linux")
+    monkeypatch.setattr(process.os, "sched_getaffinity", lambda pid: {4, 6}, raising=False)
+    monkeypatch.setattr(process.os, "sched_setaffinity", lambda pid, cores: asked.append(cores), raising=False)
+    process.keep_to_one_core(1, 2)
+    assert asked == []
+    for rank in range(3):
+        process.keep_to_one_core(rank, 3)
+    assert asked == [{4}, {6}, {4}]

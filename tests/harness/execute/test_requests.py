@@ -1,0 +1,72 @@
+"""What a request keeps, and which requests may share a program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cases.chunking import moe_batch, transformer_batch
+from harness.execute.accounts import End
+from harness.execute.requests import (
+    REQUESTS,
+    MachineRequest,
+    RunAnswer,
+    RunRequest,
+    SeatedRunRequest,
+    Seats,
+    SizesRequest,
+)
+from harness.graph.options import GraphOptions
+from harness.localize.replay import Replay
+from harness.machine.devices import Placement
+
+
+def request(tmp_path: Path, **values: Any) -> RunRequest:
+    return RunRequest(
+        **{
+            "case": transformer_batch,
+            "system": "graph",
+            "arm": "first",
+            "placement": Placement(),
+            "out": tmp_path / "out",
+            "logs": tmp_path / "logs",
+            "work": tmp_path / "work",
+            "timeout": 1.0,
+            "case_timeout": 1.0,
+            **values,
+        }
+    )
+
+
+def test_values_are_kept_once_as_chosen_or_all_where_the_case_states_a_bound(tmp_path: Path) -> None:
+    chosen = request(tmp_path, values=("0/*",))
+    assert chosen.values_to_keep == ("0/*",)
+    assert request(tmp_path).values_to_keep == ()
+    close = replace(transformer_batch, expected="CLOSE", close_within=0.1)
+    assert request(tmp_path, case=close, values=("0/*",)).values_to_keep == ("*",)
+    assert replace(chosen, arm="control").values_to_keep == ()
+    assert replace(chosen, replay=Replay(step=0)).values_to_keep == ()
+
+
+def test_a_program_is_another_for_other_passes_or_another_case_and_not_for_another_folder(tmp_path: Path) -> None:
+    first = request(tmp_path)
+    assert replace(first, arm="control", graph_options=GraphOptions(dump_dir=tmp_path)).program == first.program
+    assert replace(first, graph_options=GraphOptions(extra_passes=("a:b",))).program != first.program
+    assert replace(first, case=moe_batch).program != first.program
+
+
+def test_logs_of_the_first_run_have_plain_names(tmp_path: Path) -> None:
+    first = request(tmp_path)
+    assert (first.trace_log.name, first.log_of(3).name) == ("trace.log", "rank3.log")
+    control = replace(first, arm="control")
+    assert (control.trace_log.name, control.log_of(3).name) == ("trace.control.log", "rank3.control.log")
+
+
+def test_every_kind_of_request_names_its_answer_and_what_fails_with_it(tmp_path: Path) -> None:
+    run = request(tmp_path)
+    assert (run.answer, run.about) == (RunAnswer, "graph")
+    seated = SeatedRunRequest(run=run, seats=Seats(ranks=(1,), part="part{rank}", store="groups"))
+    assert (seated.answer, seated.about) == (End, "graph")
+    assert (SizesRequest(case=transformer_batch).about, MachineRequest().about) == ("the host", "the host")
+    assert all(isinstance(kind.answer, type) for kind in REQUESTS)

@@ -1,0 +1,270 @@
+"""Where a program is made and its ranks are forked: never in the host, and after a user's pass nowhere else again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cases.chunking import moe_batch
+from harness.errors import RankError, TraceError
+from harness.execute import runs
+from harness.execute.accounts import End, PreparedGraph
+from harness.execute.requests import RunRequest, Seats
+from harness.execute.runs import Runner
+from harness.graph.options import GraphOptions
+from harness.records import PassReport
+from tests.harness.execute.test_requests import request
+
+pytestmark = pytest.mark.ranks
+
+SEATS = Seats(ranks=(0,), part="part{rank}", store="store")
+Prepare = Callable[..., Any]
+
+
+@contextmanager
+def runner(monkeypatch: pytest.MonkeyPatch, prepare: Prepare | None = None) -> Iterator[Callable[[RunRequest], Any]]:
+    """A runner whose ranks only tell which process forks them; a program is the process that makes it."""
+
+    def run_ranks(
+        run: RunRequest, seats: Seats, send: Any, hangup: Any, program: Any = None, seconds: Any = 0.0
+    ) -> End:
+        told = {"forked_from": os.getpid(), "program": program}
+        return End(graph=PreparedGraph(code_hash="", passes=[PassReport("toy", 0.0, 0, 0, facts=told)]))
+
+    monkeypatch.setattr(runs, "prepare_program", prepare or (lambda case, device, options, enter: os.getpid()))
+    monkeypatch.setattr(runs, "set_determinism", lambda seed: None)  # a host has imported what that takes a second for
+    monkeypatch.setattr(runs, "run_ranks", run_ranks)
+    own = Runner(lambda event: None)
+
+    def run(asked: RunRequest) -> Any:
+        graph = own.run(asked, SEATS).graph
+        assert graph is not None
+        return graph.passes[0].facts
+
+    # A stage sends descriptors 1 and 2 to its log; pytest would have what Python prints go elsewhere.
+    with open(1, "w", closefd=False) as out, open(2, "w", closefd=False) as errors:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", errors)
+        try:
+            yield run
+        finally:
+            own.close()
+            monkeypatch.undo()
+
+
+def test_a_program_is_made_and_run_in_a_stage_and_everything_else_in_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = request(tmp_path, timeout=60.0)
+    with runner(monkeypatch) as run:
+        first = run(graph)
+        eager = run(replace(graph, system="eager"))
+        control = run(replace(graph, arm="control"))
+    assert eager == {"forked_from": os.getpid(), "program": None}
+    assert first["program"] == first["forked_from"] != os.getpid()
+    assert control == first, "one stage serves a case's runs of one program"
+
+
+def test_a_stage_ends_with_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = request(tmp_path, timeout=60.0)
+    with runner(monkeypatch) as run:
+        first = run(graph)["forked_from"]
+        run(replace(graph, case=moe_batch, system="eager"))
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+        last = run(graph)["forked_from"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(last, 0)
+
+
+def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass counts how often it ran in this process: always once."""
+    ran: list[int] = []
+
+    def prepare(case: Any, device: Any, options: GraphOptions, enter: Any) -> int:
+        ran.append(0)
+        return len(ran)
+
+    extra = request(tmp_path, timeout=60.0, graph_options=GraphOptions(extra_passes=("a:b",)))
+    with runner(monkeypatch, prepare) as run:
+        asked = [replace(extra, arm=arm) for arm in ("first", "control", "stress", "replay1")]
+        found = [run(each) for each in asked]
+        plain = run(replace(extra, system="eager"))
+    assert [each["program"] for each in found] == [1, 1, 1, 1]
+    assert len({each["forked_from"] for each in found}) == 4
+    assert plain["forked_from"] == os.getpid()
+    assert ran == []
+
+
+def killed(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+    enter("in extra pass mine")
+    print("a last word", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+    enter("in extra pass mine")
+    os._exit(0)
+
+
+def closes(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+    enter("in extra pass mine")
+    os.closerange(3, 4096)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "how"),
+    [
+        (killed, "was killed by signal 9 (SIGKILL)"),
+        (leaves, "exited with status 0 before it finished"),
+        (closes, "was killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_stage_that_dies_is_named_with_its_place_and_its_last_words(
+    prepare: Prepare, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with runner(monkeypatch, prepare) as run:
+        with pytest.raises(RankError) as error:
+            run(request(tmp_path, timeout=60.0))
+        assert error.value.what == f"the process that makes the program of graph {how}, in extra pass mine"
+        assert error.value.traceback == ("a last word" if prepare is killed else None)
+        monkeypatch.setattr(runs, "prepare_program", lambda *arguments: 7)
+        assert run(request(tmp_path, timeout=60.0))["program"] == 7, "the next run has a stage of its own"
+
+
+def test_what_a_stage_raises_is_raised_as_it_is_and_an_exit_is_no_end_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*arguments: Any) -> None:
+        raise TraceError("no", found="this")
+
+    def exits(*arguments: Any) -> None:
+        sys.exit(3)
+
+    with runner(monkeypatch, refuses) as run, pytest.raises(TraceError) as refusal:
+        run(request(tmp_path, timeout=60.0))
+    assert str(refusal.value) == "TraceError: no\n  found: this"
+    assert "TraceError: no" in (tmp_path / "logs" / "trace.log").read_text()
+    with runner(monkeypatch, exits) as run, pytest.raises(RankError) as error:
+        run(request(tmp_path, timeout=60.0))
+    assert (error.value.what, error.value.found) == ("graph failed before its ranks started", "SystemExit: 3")
+
+
+def test_a_pass_that_loops_is_ended_in_time_and_named_with_its_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loops_forever(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+        enter("in extra pass loops_forever")
+        while True:
+            time.sleep(0.01)
+
+    with runner(monkeypatch, loops_forever) as run:
+        began = time.monotonic()
+        with pytest.raises(RankError) as error:
+            run(request(tmp_path, timeout=2.0, case_timeout=12.0))
+        assert time.monotonic() - began < 10
+    head, stack = str(error.value), error.value.traceback or ""
+    assert head == (
+        "RankError: the program of graph was not finished: the case ran longer than 12 s\n"
+        "  expected: the step to be traced, and every pass to finish\n"
+        "  found: the passes had not finished: in extra pass loops_forever\n"
+        f"  came from: {tmp_path / 'logs' / 'trace.log'}\n"
+        "  fix: see below where it was; if it was only slow, give a longer --timeout"
+    )
+    assert "in loops_forever" in stack
+    assert "_answer_all" not in stack, "what it was forked in is nobody's business"
+
+
+def test_a_caller_that_hangs_up_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setattr(runs, "prepare_program", lambda *arguments: time.sleep(60))
+    own = Runner(lambda event: None, hangup=reader)
+    os.close(writer)
+    asked = request(tmp_path, timeout=60.0)
+    with pytest.raises(SystemExit):
+        own.run(asked, SEATS)
+    os.close(reader)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def test_the_next_runs_program_is_made_while_this_ones_ranks_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+
+    def prepare(*arguments: Any) -> int:
+        (tmp_path / "making").write_text(str(os.getpid()))
+        (tmp_path / "making").rename(made)
+        return os.getpid()
+
+    graph = request(tmp_path, timeout=60.0)
+    monkeypatch.setattr(runs, "num_cores", lambda: 2)
+    with runner(monkeypatch, prepare) as run:
+        assert run(replace(graph, system="eager", later=graph)) == {"forked_from": os.getpid(), "program": None}
+        limit = time.monotonic() + 60
+        while not made.exists():
+            assert time.monotonic() < limit, "it is made before it is asked for"
+            time.sleep(0.01)
+        first = run(graph)
+    assert first["program"] == first["forked_from"] == int(made.read_text()) != os.getpid()
+
+
+def test_what_goes_wrong_ahead_of_a_run_is_told_by_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*arguments: Any) -> None:
+        raise TraceError("no", found="this")
+
+    graph = request(tmp_path, timeout=60.0)
+    monkeypatch.setattr(runs, "num_cores", lambda: 2)
+    with runner(monkeypatch, refuses) as run:
+        run(replace(graph, system="eager", later=graph))
+        with pytest.raises(TraceError) as refusal:
+            run(graph)
+    assert str(refusal.value) == "TraceError: no\n  found: this"
+    assert "TraceError: no" in (tmp_path / "logs" / "trace.log").read_text()
+
+
+@pytest.mark.parametrize(("cores", "extra"), [(1, ()), (2, ("a:b",))], ids=["one core", "a user's pass"])
+def test_nothing_is_made_ahead_on_one_core_or_by_a_users_code(
+    cores: int, extra: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = request(tmp_path, timeout=60.0, graph_options=GraphOptions(extra_passes=extra))
+    monkeypatch.setattr(runs, "num_cores", lambda: cores)
+    with runner(monkeypatch) as run:
+        run(replace(graph, system="eager", graph_options=GraphOptions(), later=graph))
+        assert not has_children()
+        assert run(graph)["program"]
+
+
+def test_what_is_made_for_a_run_that_never_comes_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = request(tmp_path, timeout=60.0)
+    monkeypatch.setattr(runs, "num_cores", lambda: 2)
+    with runner(monkeypatch, lambda *arguments: time.sleep(60)) as run:
+        run(replace(graph, system="eager", later=graph))
+        assert has_children()
+        began = time.monotonic()
+        run(replace(graph, case=moe_batch, system="eager"))
+        assert time.monotonic() - began < 1.5, "an idle stage is given two seconds to end by itself"
+        assert not has_children()

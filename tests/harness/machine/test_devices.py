@@ -1,0 +1,85 @@
+import threading
+from dataclasses import replace
+
+import pytest
+
+from cases.chunking import unchunked
+from harness.errors import CaseError
+from harness.machine import devices
+from harness.machine.devices import Placement, lease_gpus, place, unmet_requirement
+
+
+def test_auto_takes_gpus_only_when_every_rank_gets_one():
+    assert place("auto", 8, 8) == Placement("cuda", "nccl", 8)
+    assert place("auto", 8, 7) == Placement("cpu", "gloo")
+    assert place("cpu", 8, 8) == Placement("cpu", "gloo")
+
+
+def test_fewer_gpus_than_ranks_are_shared_over_gloo(monkeypatch):
+    monkeypatch.delenv("BITPROOF_SHARED_NCCL", raising=False)
+    shared = place("cuda", 3, 2)
+    assert shared == Placement("cuda", "gloo", 2, shared=True)
+    assert [shared.device_of(rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+def test_sharing_tries_nccl_only_when_asked(monkeypatch):
+    monkeypatch.setenv("BITPROOF_SHARED_NCCL", "1")
+    assert place("cuda", 3, 2).backend == "nccl"
+
+
+def test_cuda_without_a_gpu_is_refused():
+    with pytest.raises(CaseError) as error:
+        place("cuda", 8, 0)
+    assert str(error.value) == (
+        "CaseError: the case asks for CUDA, and this machine offers none\n"
+        "  expected: at least 1 GPU that torch can use\n"
+        "  found: 0 GPUs\n"
+        "  fix: run with --device cpu, or see `bitproof doctor`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "num_gpus", "is_met"),
+    [
+        ("auto", 8, True),
+        ("auto", 7, False),
+        ("cuda", 1, True),
+        ("cuda", 0, False),
+        ("cpu", 8, False),
+        ("auto", 0, False),
+    ],
+)
+def test_a_case_that_requires_cuda_is_met_where_its_ranks_would_run_on_gpus(monkeypatch, request_, num_gpus, is_met):
+    monkeypatch.setattr(devices, "gpu_models", lambda: ["H200"] * num_gpus)
+    reason = unmet_requirement(replace(unchunked, requires="cuda"), request_)
+    text = f"it needs CUDA; its 8 ranks run on the CPU here ({num_gpus} GPUs, --device {request_})"
+    assert reason == (None if is_met else text)
+    assert unmet_requirement(unchunked, request_) is None
+
+
+def test_a_case_waits_for_gpus_that_another_holds(tmp_path):
+    placement = Placement("cuda", "nccl", 2)
+    entered = threading.Event()
+
+    def other():
+        with lease_gpus(placement, 1, tmp_path):
+            entered.set()
+
+    thread = threading.Thread(target=other)
+    with lease_gpus(placement, 2, tmp_path):
+        thread.start()
+        assert not entered.wait(0.3)
+    assert entered.wait(5)
+    thread.join()
+
+
+def test_a_lease_ends_with_an_error(tmp_path):
+    placement = Placement("cuda", "nccl", 1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="boom"), lease_gpus(placement, 1, tmp_path):
+            raise ValueError("boom")
+
+
+def test_the_cpu_needs_no_lease(tmp_path):
+    with lease_gpus(Placement(), 8, tmp_path), lease_gpus(Placement(), 8, tmp_path):
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,350 @@
+"""One program for all ranks, and as many collectives as the case's chunking asks for."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Node
+
+from cases import CASES, overlap
+from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
+from cases.models import llama3_fsdp4_tp2
+from cases.process_groups import isolate_distinct, isolate_shared
+from harness.case import Case, Chunking, Parallelism, Pipeline
+from harness.errors import CaseError, ChunkError, UsageError
+from harness.graph.backends import Compiled
+from harness.graph.options import GraphOptions
+from harness.graph.origin import origin_of
+from harness.systems import graph as graph_step
+from harness.systems.graph import GraphProgram, make_graph_system, prepare
+from reference.layers import attention
+from reference.models import model_config
+from reference.parallel.mesh import Mesh
+from reference.step import Trainer, make_eager
+from tests.ranks import on_ranks
+
+CPU = torch.device("cpu")
+COLUMN = ["clean_up", "chunk", "concretize_symbols", "measure_memory"]
+EARLY = replace(transformer_batch, chunking=Chunking(dim="batch", modules="layers.*", early_grad_accumulation=True))
+NUM_LAYERS = model_config(unchunked.model).num_layers
+NUM_MOE_LAYERS = NUM_LAYERS - model_config(unchunked.model).num_dense_layers
+
+
+@functools.cache
+def prepared(case: Case) -> GraphProgram:
+    """A case's program, made once for all tests that only read it."""
+    return prepare(case, CPU)
+
+
+@pytest.fixture
+def program() -> GraphProgram:
+    return prepared(transformer_batch)
+
+
+def test_a_program_tells_which_modules_a_step_runs_in_chunks_and_how_often(program: GraphProgram) -> None:
+    assert program.chunked == {f"layers.{layer}": 1 for layer in range(NUM_LAYERS)}
+    experts = range(NUM_LAYERS - NUM_MOE_LAYERS, NUM_LAYERS)
+    assert prepared(moe_batch).chunked == {f"layers.{layer}.moe": 1 for layer in experts}
+    assert prepared(unchunked).chunked is None
+    until = replace(transformer_batch, pipeline=Pipeline(until="clean_up"))
+    assert prepare(until, CPU).chunked is None
+
+
+def collectives(program: GraphProgram) -> Counter[str]:
+    targets = (str(node.target) for node in program.module.graph.nodes)
+    return Counter(target.split(".")[1] for target in targets if target.startswith("_c10d_functional."))
+
+
+def num_parameters(program: GraphProgram, *, below: str = "") -> int:
+    return sum(below in name for name in program.parameter_names)
+
+
+def test_preparing_twice_gives_the_same_code(program: GraphProgram) -> None:
+    assert prepare(transformer_batch, CPU).code_hash == program.code_hash
+
+
+def test_another_ranks_mesh_gives_the_same_code(program: GraphProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = graph_step.Mesh
+    monkeypatch.setattr(graph_step, "Mesh", lambda rank, parallelism: mesh(5, parallelism))
+    assert prepare(transformer_batch, CPU).code_hash == program.code_hash
+
+
+def test_another_case_gives_another_code(program: GraphProgram) -> None:
+    codes = {prepared(case).code_hash for case in (moe_batch, unchunked)}
+    assert len(codes | {program.code_hash}) == 3
+
+
+def test_another_nested_graph_gives_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["blocks_batch_flex"]
+    first = prepared(case)
+    assert prepare(case, CPU).code_hash == first.code_hash
+    monkeypatch.setattr(attention, "_same_score", lambda score, b, h, q, kv: score * 2)
+    other = prepare(case, CPU)
+    assert other.module.code == first.module.code
+    assert other.code_hash != first.code_hash
+
+
+def test_the_step_reports_its_passes_and_seconds(program: GraphProgram) -> None:
+    assert [report.name for report in program.passes] == COLUMN
+    assert program.trace_seconds > 0
+
+
+def test_code_is_generated_for_the_finished_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    generated: list[int] = []
+    python_code = torch.fx.Graph.python_code
+    monkeypatch.setattr(
+        torch.fx.Graph,
+        "python_code",
+        lambda self, *args, **kwargs: generated.append(len(self.nodes)) or python_code(self, *args, **kwargs),
+    )
+    finished = prepare(moe_batch, CPU)
+    assert generated == [len(finished.module.graph.nodes)]
+
+
+def test_the_collector_rests_while_a_step_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(*_: object, **__: object) -> None:
+        raise RuntimeError(f"collecting: {gc.isenabled()}")
+
+    monkeypatch.setattr(graph_step, "trace_joint_step", trace)
+    with pytest.raises(RuntimeError, match=r"^collecting: False$"):
+        prepare(moe_batch, CPU)
+
+
+def test_a_backend_compiles_the_finished_graph_and_has_a_line_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def compile_for(module, backend, group_sizes):
+        told.append((backend, group_sizes, [node.target for node in module.graph.nodes]))
+        return Compiled(lambda inputs: len(inputs), Path("none"), {"backend": backend, "nodes_compiled": 7})
+
+    monkeypatch.setattr(graph_step, "compile_for", compile_for)
+    program = prepare(replace(unchunked, pipeline=Pipeline(backend="inductor")), CPU)
+    [(backend, group_sizes, targets)] = told
+    assert (backend, group_sizes) == ("inductor", {"fsdp": 8, "efsdp": 4, "ep": 2, "tp": 1})
+    assert targets == [node.target for node in program.module.graph.nodes]
+    assert program.run(1, 2, 3) == 3
+    assert program.passes[-1].name == "backend"
+    assert program.passes[-1].facts == {"backend": "inductor", "nodes_compiled": 7}
+    assert program.passes[-1].seconds > 0
+
+
+def test_without_a_backend_the_graph_itself_runs(program: GraphProgram) -> None:
+    assert program.run is program.module
+
+
+def test_every_parameter_is_gathered_once_and_reduced_once_a_chunk_when_its_layer_is_chunked(
+    program: GraphProgram,
+) -> None:
+    every, chunked = num_parameters(program), num_parameters(program, below="layers.")
+    assert 0 < chunked < every
+    counts = collectives(program)
+    assert counts["all_gather_into_tensor"] == every
+    assert counts["reduce_scatter_tensor"] == every + chunked
+
+
+def test_early_accumulation_reduces_every_parameter_once() -> None:
+    program = prepared(EARLY)
+    counts = collectives(program)
+    assert counts["all_gather_into_tensor"] == counts["reduce_scatter_tensor"] == num_parameters(program)
+
+
+@pytest.mark.parametrize("case", [moe_batch, moe_seq], ids=lambda case: case.name)
+def test_chunked_experts_reduce_their_own_parameters_twice_and_all_others_once(case: Case) -> None:
+    program = prepared(case)
+    every, chunked = num_parameters(program), num_parameters(program, below=".moe.")
+    assert collectives(program)["reduce_scatter_tensor"] == every + chunked
+
+
+def test_expert_all_to_alls_are_twice_those_of_the_unchunked_step(program: GraphProgram) -> None:
+    once = collectives(prepared(unchunked))["all_to_all_single"]
+    assert once == 5 * NUM_MOE_LAYERS, "counts, rows there and back; backward, back and there"
+    assert collectives(program)["all_to_all_single"] == 2 * once
+
+
+@pytest.fixture
+def split_program() -> GraphProgram:
+    return prepared(llama3_fsdp4_tp2)
+
+
+def test_another_tensor_ranks_mesh_gives_the_same_code(
+    split_program: GraphProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = graph_step.Mesh
+    monkeypatch.setattr(graph_step, "Mesh", lambda rank, parallelism: mesh(5, parallelism))
+    assert prepare(llama3_fsdp4_tp2, CPU).code_hash == split_program.code_hash
+
+
+def test_each_split_layer_is_summed_once_forward_and_once_backward(split_program: GraphProgram) -> None:
+    reduces = [n for n in split_program.module.graph.nodes if "all_reduce" in str(n.target)]
+    num_split_layers = 2 * model_config(llama3_fsdp4_tp2.model).num_layers
+    assert Counter(origin_of(n).direction for n in reduces) == dict.fromkeys(("forward", "backward"), num_split_layers)
+    assert {n.args[1:] for n in reduces} == {("sum", "tp")}
+
+
+def test_gradients_start_from_one_over_the_data_ranks(split_program: GraphProgram, program: GraphProgram) -> None:
+    assert [seeds(p) for p in (split_program, program)] == [[1 / 4], [1 / 8]]
+
+
+def seeds(program: GraphProgram) -> list[object]:
+    return [n.args[1] for n in program.module.graph.nodes if str(n.target) == "aten.full_like.default"]
+
+
+def chunked_past_the_case(modules: str) -> Case:
+    """A case with tensor parallelism and chunks, which no case may have whose own systems are graphs."""
+    chunking = Chunking(dim="batch", modules=modules)
+    return replace(llama3_fsdp4_tp2, reference="eager", candidate="eager_chunked", chunking=chunking)
+
+
+def test_a_graph_with_tensor_parallel_sums_cannot_be_chunked() -> None:
+    """Case refuses such a case; a graph that gets past it is refused by the pass, by the group's name."""
+    case = chunked_past_the_case("layers.*")
+    with pytest.raises(ChunkError) as error:
+        prepare(case, CPU)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "ChunkError: cannot run collective `all_reduce` (all_reduce) once a chunk"
+    assert lines[1:3] == [
+        "  expected: a collective of the expert groups (ep), or a parameter gradient's own reduction",
+        "  found: group 'tp'",
+    ]
+    assert lines[3].startswith("  came from: layers.0.attention (forward), reference/parallel/")
+    assert lines[4].startswith("  fix: chunk only modules whose other collectives do not depend on the chunked dim")
+
+
+def test_modules_without_tensor_parallel_sums_can_be_chunked() -> None:
+    assert prepare(chunked_past_the_case("output"), CPU).code_hash
+
+
+def groups_of(program: GraphProgram, operator: str) -> set[str]:
+    nodes = (node for node in program.module.graph.nodes if operator in str(node.target))
+    return {str(node.args[-1]) for node in nodes}
+
+
+def test_a_bucketed_step_gathers_and_reduces_each_block_once() -> None:
+    program = prepared(CASES["blocks_batch_bucketed"])
+    outside_blocks = 3  # embedding, last norm, output
+    counts = collectives(program)
+    assert counts["all_gather_into_tensor"] == NUM_LAYERS + NUM_MOE_LAYERS + outside_blocks
+    assert counts["reduce_scatter_tensor"] == NUM_LAYERS + NUM_MOE_LAYERS + outside_blocks
+    assert groups_of(program, "all_gather") == {"fsdp", "efsdp"}
+    assert groups_of(program, "reduce_scatter") == set(program.groups) == {"fsdp.reduce", "efsdp.reduce"}
+    assert [group.partition for group in program.groups.values()] == [
+        (tuple(range(8)),),
+        ((0, 2, 4, 6), (1, 3, 5, 7)),
+    ]
+
+
+def test_a_shared_group_gives_up_its_all_to_alls_and_distinct_ones_keep_theirs() -> None:
+    shared, distinct = (prepared(case) for case in (isolate_shared, isolate_distinct))
+    assert groups_of(shared, "all_to_all") == {"ep.expert_only"}
+    assert shared.groups["ep.expert_only"].high_priority
+    assert groups_of(distinct, "all_to_all") == {"ep"}
+    assert not distinct.groups
+    assert shared.module.code.replace("ep.expert_only", "ep") == distinct.module.code
+
+
+def observed(trainer: Trainer) -> dict[str, bytes]:
+    """The bytes of everything observed in two steps."""
+    seen: dict[str, bytes] = {}
+    for index in (0, 1):
+        trainer.step(index, lambda kind, name, x: seen.update({f"{index} {kind} {name}": x.numpy().tobytes()}))
+    return seen
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(llama3_fsdp4_tp2, parallelism=Parallelism(world_size=2, ep=1, tp=2)),
+        replace(CASES["experts_seq_float32"], parallelism=Parallelism(world_size=2)),
+    ],
+    ids=lambda case: case.name,
+)
+def test_the_graph_has_eagers_bits(case: Case) -> None:
+    program = prepare(case, CPU)
+
+    def body(mesh: Mesh) -> list[Any]:
+        eager = observed(make_eager(case, mesh, CPU, case.chunking is not None, lambda gradients: gradients))
+        graph = observed(make_graph_system(case, mesh, CPU, program, lambda gradients: gradients))
+        return [len(eager), [name for name in eager.keys() | graph.keys() if eager.get(name) != graph.get(name)]]
+
+    for count, differing in on_ranks(case.parallelism, body):
+        assert count > 100
+        assert differing == []
+
+
+@pytest.mark.parametrize("case", overlap.CASES, ids=lambda case: case.name)
+def test_an_overlapped_step_runs_the_same_nodes_and_hides_most_of_its_all_to_alls(case: Case) -> None:
+    chunked = prepared(replace(case, pipeline=Pipeline()))
+    program = prepared(case)
+    assert program.code_hash != chunked.code_hash
+    assert sorted(map(described, program.module.graph.nodes)) == sorted(map(described, chunked.module.graph.nodes))
+    facts = next(report.facts for report in program.passes if report.name == "overlap")
+    assert facts["all_to_alls"] == collectives(program)["all_to_all_single"]
+    assert facts["after"]["step_seconds"] < facts["before"]["step_seconds"]
+    for direction in ("forward", "backward"):
+        before, after = facts["before"][direction], facts["after"][direction]
+        assert before["all_to_all_seconds"] == after["all_to_all_seconds"] > 0
+        assert before["hidden_fraction"] == 0 < 0.5 < after["hidden_fraction"] <= 1
+
+
+def described(node: Node) -> str:
+    return f"{node.name} {node.target} {node.args} {node.kwargs}"
+
+
+def pass_file(folder: Path) -> str:
+    file = folder / "mine.py"
+    file.write_text(
+        "def drop_last(module):\n"
+        "    for node in list(module.graph.nodes)[-2:-1]:\n"
+        "        node.replace_all_uses_with(node.all_input_nodes[0])\n"
+        "        module.graph.erase_node(node)\n"
+    )
+    return f"{file}:drop_last"
+
+
+def test_an_extra_pass_changes_its_own_program_and_no_later_one(program: GraphProgram, tmp_path: Path) -> None:
+    text = pass_file(tmp_path)
+    changed = prepare(transformer_batch, CPU, GraphOptions(extra_passes=(text,)))
+    assert changed.passes[-2]["name"] == "drop_last"
+    assert len(changed.module.graph.nodes) == len(program.module.graph.nodes) - 1
+    assert changed.code_hash != program.code_hash == prepare(transformer_batch, CPU).code_hash
+
+
+def test_an_extra_pass_without_a_place_is_refused_with_the_cases_own_column(tmp_path: Path) -> None:
+    options = GraphOptions(extra_passes=(f"{pass_file(tmp_path)}@before=chunk",))
+    with pytest.raises(UsageError) as error:
+        prepare(unchunked, CPU, options)
+    assert str(error.value) == (
+        "UsageError: there is no pass chunk for drop_last to stand before\n"
+        "  expected: clean_up, concretize_symbols, measure_memory\n"
+        "  found: @before=chunk"
+    )
+
+
+def test_graphs_are_written_only_where_a_folder_is_given(tmp_path: Path) -> None:
+    code = prepare(unchunked, CPU, GraphOptions(dump_dir=tmp_path / "graphs")).code_hash
+    assert (tmp_path / "graphs" / "02-concretize_symbols.diff").stat().st_size > 0
+    assert prepared(unchunked).code_hash == code, "looking changes nothing"
+
+
+def test_a_case_that_stops_after_an_extra_pass_has_neither_later_passes_nor_a_backend() -> None:
+    text = "cases/examples/extra_passes.py:wait_late@before=chunk"
+    case = replace(moe_batch, pipeline=Pipeline(backend="inductor", until="wait_late"))
+    program = prepare(case, CPU, GraphOptions(extra_passes=(text,)))
+    assert [report.name for report in program.passes] == ["clean_up", "wait_late"]
+    assert program.run is program.module
+
+
+def test_a_pass_to_stop_after_must_be_in_the_column() -> None:
+    with pytest.raises(CaseError) as error:
+        prepare(replace(moe_batch, pipeline=Pipeline(until="bucket")), CPU)
+    assert str(error.value).startswith(
+        "CaseError: there is no pass bucket to stop after\n  expected: clean_up, chunk, "
+    )

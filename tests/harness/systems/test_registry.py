@@ -1,0 +1,209 @@
+"""What a system's name means, and that a wrong one is told before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.systems.registry import BUILT_IN, check_system, load_factory, registered
+from tests.distributions import install
+
+ROOT = Path(__file__).parents[3]
+
+
+def refusal(call, *arguments):
+    with pytest.raises(UsageError) as error:
+        call(*arguments)
+    return str(error.value)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder to import from, whose code must not run unless it is asked for."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "tests.harness.toy_systems:steady", "tests/harness/toy_systems.py:shy"])
+def test_a_system_that_is_there_is_accepted(name):
+    check_system(name)
+
+
+def test_checking_a_factory_runs_none_of_its_code(site):
+    package = site / "package_that_raises"
+    package.mkdir()
+    for file in ("__init__.py", "loop.py"):
+        (package / file).write_text("def make(case, mesh): pass\nraise SystemExit('it ran')\n")
+    check_system("package_that_raises.loop:make")
+    check_system("package_that_raises:make")
+    check_system(f"{package}/loop.py:make")
+    assert "package_that_raises" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["egaer", "", "loop:", ":make"])
+def test_an_unknown_name_is_refused_with_those_that_are_known(name, site):
+    install(site, "mine", "[bitproof.systems]\nmy_loop = mine.loop:make\n")
+    assert refusal(check_system, name) == (
+        f"UsageError: unknown system {name!r}\n"
+        "  expected: eager, eager_chunked, graph, my_loop, or package.module:factory or FILE.py:factory\n"
+        f"  found: {name!r}"
+    )
+
+
+@pytest.mark.parametrize("name", ["no_such_module:make", "tests.no_such_module:make", "tests.harness.ranks.deep:make"])
+def test_a_module_that_is_not_there_is_refused(name):
+    text = refusal(check_system, name)
+    assert text.startswith(
+        f"UsageError: the module of system {name} is not found\n"
+        f"  expected: a module {name.partition(':')[0]} in the working directory, or installed\n"
+    )
+    assert text.endswith(
+        "fix: run from the folder that holds the package, install it, or name a file: path/to/file.py:factory"
+    )
+
+
+def test_a_factory_that_its_file_does_not_have_is_refused_with_those_it_has(site):
+    (site / "two_loops.py").write_text(
+        "from os import path\nif path:\n    first = second = None\n"
+        "class Third:\n    inner = 1\ndef make(): local = 1\nimport json.decoder, csv as table\n"
+    )
+    for name in ("first", "second", "Third", "make", "path", "json", "table"):
+        check_system(f"two_loops:{name}")
+    for name in ("two_loops:fist", f"{site}/two_loops.py:fist"):
+        assert refusal(check_system, name) == (
+            f"UsageError: {name.rpartition(':')[0]} has no factory fist\n"
+            "  expected: a name that it has, such as first\n"
+            f"  found: system {name}"
+        )
+    for name in ("inner", "local", "csv", "decoder"):
+        assert "expected: a name that it has, such as " in refusal(check_system, f"two_loops:{name}")
+
+
+@pytest.mark.parametrize("code", ["from os import *", "def __getattr__(name): ...", "globals().update(make=1)"])
+def test_a_file_whose_names_only_running_it_can_tell_is_accepted(site, code):
+    (site / "dynamic.py").write_text(code)
+    check_system(f"{site}/dynamic.py:make")
+
+
+def test_a_file_that_cannot_be_read_or_is_not_python_is_refused(site):
+    (site / "broken.py").write_text("def make(:\n")
+    assert refusal(check_system, f"{site}/no.py:make") == (
+        f"UsageError: the file of system {site}/no.py:make cannot be read\n"
+        "  expected: a Python file\n"
+        f"  found: {site}/no.py: No such file or directory"
+    )
+    assert refusal(check_system, f"{site}/broken.py:make").startswith(
+        f"UsageError: the file of system {site}/broken.py:make is not Python\n"
+    )
+
+
+def test_an_entry_points_factory_is_checked_without_being_loaded(site):
+    install(site, "mine", "[bitproof.systems]\ngood = mine_loop:make\nbad = mine_loop:mkae\n")
+    (site / "mine_loop.py").write_text("def make(case, mesh): pass\nraise SystemExit('it ran')\n")
+    check_system("good")
+    assert refusal(check_system, "bad").startswith(
+        "UsageError: mine_loop has no factory mkae\n  expected: a name that it has, such as make\n"
+    )
+
+
+def test_an_entry_point_that_claims_a_built_in_name_is_refused(site):
+    install(site, "mine", "[bitproof.systems]\neager = mine.loop:make\n")
+    for call in (registered, lambda: check_system("graph")):
+        assert refusal(call) == (
+            "UsageError: a distribution claims the name of the built-in system eager\n"
+            "  expected: a name of its own for every system\n"
+            "  found: mine.loop:make of mine 1.0\n"
+            "  fix: uninstall it, or rename its entry point"
+        )
+
+
+def test_a_factory_is_loaded_from_a_module_a_file_or_an_entry_point(site):
+    code = "class Loops:\n    @staticmethod\n    def make(case, mesh): return case, mesh\n"
+    (site / "some_loops.py").write_text(code)
+    install(site, "mine", "[bitproof.systems]\nloop = some_loops:Loops.make\n")
+    origins = {
+        "some_loops:Loops.make": {},
+        f"{site}/some_loops.py:Loops.make": {"sha256": hashlib.sha256(code.encode()).hexdigest()},
+        "loop": {"distribution": "mine 1.0"},
+    }
+    for name, origin in origins.items():
+        factory = load_factory(name)
+        assert (factory.make(1, 2), factory.origin) == ((1, 2), origin)
+
+
+def test_a_file_may_define_dataclasses(site):
+    (site / "data.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Loop:\n    case: int\n    mesh: int\n"
+    )
+    assert load_factory(f"{site}/data.py:Loop").make(1, 2).mesh == 2
+
+
+def test_a_factory_that_cannot_be_imported_is_refused(site):
+    (site / "needs_more.py").write_text("import no_such_module\nmake = None\n")
+    assert refusal(load_factory, "needs_more:make") == (
+        "UsageError: system needs_more:make cannot be imported\n"
+        "  found: ModuleNotFoundError: No module named 'no_such_module'\n"
+        "  fix: run from the folder that holds the package, install it, or name a file: path/to/file.py:factory"
+    )
+
+
+@pytest.mark.ranks
+def test_a_typo_ends_the_command_with_2_before_anything_starts(tmp_path):
+    command = ["run", "-k", "moe_seq", "--candidate", "tests.harness.toy_systems:stedy", "--report-dir"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "UsageError: tests.harness.toy_systems has no factory stedy" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def clashing(site, monkeypatch):
+    monkeypatch.chdir(site)
+    (site / "cases").mkdir()
+    (site / "cases" / "my.py").write_text("def make(case, mesh): pass\n")
+    (site / "harness.py").write_text("def make(case, mesh): pass\n")
+    return site
+
+
+def test_a_module_that_lies_only_in_a_package_that_ours_hides_is_refused_naming_it(clashing):
+    fix = f"\n  fix: rename {clashing}/cases: cases is bitproof's own package, in {ROOT}"
+    assert refusal(check_system, "cases.my:make").startswith("UsageError: the module of system cases.my:make")
+    assert refusal(check_system, "cases.my:make").endswith(fix)
+    assert refusal(load_factory, "cases.my:make").endswith(fix)
+    fix = f"\n  fix: rename {clashing}/harness.py: harness is bitproof's own package, in {ROOT}"
+    assert refusal(check_system, "harness:make").startswith("UsageError: harness has no factory make\n")
+    assert refusal(check_system, "harness:make").endswith(fix)
+
+
+def test_a_file_that_imports_from_a_package_that_ours_hides_is_refused_naming_it(clashing):
+    (clashing / "mine.py").write_text("from cases.my import make\n")
+    check_system("mine.py:make")
+    assert refusal(load_factory, "mine.py:make") == (
+        "UsageError: system mine.py:make cannot be imported\n"
+        "  found: ModuleNotFoundError: No module named 'cases.my'\n"
+        f"  fix: rename {clashing}/cases: cases is bitproof's own package, in {ROOT}"
+    )
+
+
+def test_our_modules_are_meant_where_both_have_one(clashing):
+    (clashing / "cases" / "examples").mkdir()
+    (clashing / "cases" / "examples" / "fsdp2_loop.py").write_text("")
+    check_system("cases.examples.fsdp2_loop:plain")
+
+
+def test_the_working_directory_is_searched_first_as_ranks_do(site, monkeypatch):
+    for folder in (site / "here", site / "there"):
+        folder.mkdir()
+        (folder / "twice.py").write_text(f"def {folder.name}(case, mesh): pass\n")
+    monkeypatch.syspath_prepend(site / "there")
+    monkeypatch.chdir(site / "here")
+    check_system("twice:here")
+    assert "  expected: a name that it has, such as here\n" in refusal(check_system, "twice:there")

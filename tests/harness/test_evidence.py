@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.case import KINDS
+from harness.cli import main
+from harness.commands.merge import merge
+from harness.errors import RecordingError
+from harness.report import json as report_json
+from tests.harness.reports import case, result, write_report, write_shard
+
+SELECTION = [case("a"), case("b")]
+
+
+def put(*path, value):
+    def change(entry):
+        for name in path[:-1]:
+            entry = entry[name]
+        entry[path[-1]] = value
+
+    return change
+
+
+TAMPERED = [
+    (put("losses", "candidate", 1, value="0x1p+1"), "verdict", "no EQUAL, as losses differ"),
+    (put("losses", value={"reference": [], "candidate": []}), "losses.reference", "as many at each of 2 steps"),
+    (put("compared", value=dict.fromkeys(KINDS, 1)), "compared.loss", "at least 4, one for each step and rank"),
+    (put("compared", "grad", value=5), "compared.grad", "as many at each of 2 steps"),
+    (put("compared", "optimizer", value=0), "verdict", "no EQUAL, as a kind was not compared"),
+    (put("steps", value=20), "steps", "2, by its case"),
+    (put("world_size", value=4), "world_size", "2, by its case"),
+    (put("error", value="rank 0 died"), "verdict", "no EQUAL, as there is an error"),
+    (put("mismatched", "grad", value=1), "verdict", "no EQUAL, as records differ"),
+    (put("control", value={"reference": "DIFFERENT"}), "verdict", "no EQUAL, as a control is DIFFERENT"),
+    (put("as_expected", value=False), "as_expected", "true, by its verdict"),
+]
+
+
+def tamper(run_dir, change):
+    path = run_dir / "report.json"
+    values = json.loads(path.read_text())
+    change(values["cases"][0])
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(("change", "field", "expected"), TAMPERED)
+def test_an_equal_that_its_own_numbers_contradict_is_refused(tmp_path, change, field, expected):
+    run_dir = write_report(tmp_path, [result(case())])
+    assert report_json.read(run_dir / "report.json").exit_status == 0
+    tamper(run_dir, change)
+    with pytest.raises(RecordingError) as error:
+        report_json.read(run_dir / "report.json")
+    assert (error.value.what, error.value.expected) == (f"report.cases[0].{field} is damaged", expected)
+
+
+@pytest.mark.parametrize("change", [change for change, _, _ in TAMPERED])
+def test_no_command_takes_a_tampered_equal_for_one(tmp_path, capsys, change):
+    shards = [write_shard(tmp_path, index, 2, SELECTION) for index in (1, 2)]
+    tamper(shards[0], change)
+    assert main(["report", str(shards[0])]) == 3
+    assert main(["history", "add", str(shards[0]), "--db", str(tmp_path / "history.sqlite")]) == 3
+    assert main(["merge", *map(str, shards), "--report-dir", str(tmp_path / "merged")]) == 3
+    assert "1 EQUAL, 1 UNVERIFIED" in capsys.readouterr().out
+
+
+def test_a_case_that_needs_no_device_cannot_have_been_left_out(tmp_path, capsys):
+    shards = [write_shard(tmp_path, index, 2, SELECTION) for index in (1, 2)]
+    path = shards[0] / "report.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"cases": [], "not_run": {"a": "no GPU"}}))
+    assert merge(shards, tmp_path / "merged") == 3
+    assert "found: 'a'" in capsys.readouterr().err
+
+
+def test_a_case_that_needs_a_device_may_have_been_left_out(tmp_path):
+    selection = [case("a", requires="cuda"), case("b")]
+    shards = [write_shard(tmp_path, i, 2, selection, not_run={"a": "no GPU"} if i == 1 else {}) for i in (1, 2)]
+    assert merge(shards, tmp_path / "merged") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "expected"),
+    [
+        (put("mismatched", value=dict.fromkeys(KINDS, 0)), "verdict", "no DIFFERENT, as no record differs"),
+        (put("differing_kinds", value=["param"]), "differing_kinds", "kinds of records that differ"),
+        (put("mismatched", "grad", value=9), "mismatched.grad", "8 at most, as many as compared"),
+        (put("losses", "reference", value=["0x1p+0"]), "losses.reference", "as many at each of 2 steps"),
+    ],
+)
+def test_a_different_that_its_own_numbers_contradict_is_refused(tmp_path, change, field, expected):
+    run_dir = write_report(tmp_path, [result(case(), "DIFFERENT")])
+    tamper(run_dir, change)
+    with pytest.raises(RecordingError) as error:
+        report_json.read(run_dir / "report.json")
+    assert (error.value.what, error.value.expected) == (f"report.cases[0].{field} is damaged", expected)

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from harness.options import RunOptions, Stress
+
+
+def test_a_plain_run_has_nothing_to_remark() -> None:
+    assert RunOptions().remarks() == ()
+
+
+def test_a_run_without_controls_says_what_it_cannot_tell() -> None:
+    [plain] = RunOptions(control="never").remarks()
+    assert plain == "--no-control: no system ran twice, so noise was not told from defects"
+    without, stressed = RunOptions(control="never", stress=Stress()).remarks()
+    assert "no system ran twice but under stress" in without
+    assert stressed.startswith("--stress: each system ran once more with random sleeps of up to 2 ms ")
+
+
+def test_stress_warns_of_threads_only_where_there_are_several() -> None:
+    assert "threads" not in str(Stress())
+    assert "; 4 threads an operator, which by itself may move bits" in str(Stress(num_threads=4))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import pytest
+
+from harness.errors import UsageError
+from harness.user_code.user_file import file_of, names_in, run_file
+
+
+def test_a_source_names_a_file_by_its_suffix_or_a_slash() -> None:
+    assert [str(file_of(source)) for source in ("a.py", "b/c", "b.c")] == ["a.py", "b/c", "None"]
+
+
+def test_a_file_runs_as_a_module_and_tells_the_digest_of_what_ran(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("value = 7\n")
+    module, sha256 = run_file(file)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert (module.value, module.__file__) == (7, str(file))
+    assert sha256 == hashlib.sha256(b"value = 7\n").hexdigest()
+
+
+def test_names_are_read_without_running_the_file(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import os.path as p, json\n\ndef f():\n    inner = 1\n\nif f:\n    x = 1 / 0\n")
+    assert names_in(file, "a pass") == {"p", "json", "f", "x"}
+
+
+@pytest.mark.parametrize("code", ["from os import *", "def __getattr__(name): ...", "globals()['x'] = 1"])
+def test_what_only_running_can_tell_is_not_guessed(tmp_path, code) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    assert names_in(file, "a pass") is None
+
+
+def test_a_file_that_cannot_be_read_or_is_not_python_is_refused(tmp_path) -> None:
+    with pytest.raises(UsageError, match="the file of a pass cannot be read"):
+        names_in(tmp_path / "none.py", "a pass")
+    (tmp_path / "mine.py").write_text("def")
+    with pytest.raises(UsageError, match="the file of a pass is not Python"):
+        names_in(tmp_path / "mine.py", "a pass")

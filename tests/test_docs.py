@@ -1,0 +1,135 @@
+"""What the documents show: links lead somewhere, commands are ones that exist, and each runs or says why it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from harness.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "reports" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+class Block(NamedTuple):
+    """A block of shown commands. `mark` is the comment before it: `exits with N`, `needs: ...` or `takes: ...`."""
+
+    commands: list[list[str]]
+    mark: str
+
+    @property
+    def status(self) -> int:
+        """What the last command ends with; all others end with 0."""
+        found = re.fullmatch(r"exits with (\d)", self.mark)
+        return int(found[1]) if found else 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether a test machine can run it, in seconds."""
+        return bool(self.commands) and not self.mark.startswith(("needs: ", "takes: "))
+
+
+def blocks(page: Path) -> list[Block]:
+    """Blocks of a page, with every line that is typed: after a prompt, or a make target by itself."""
+    found = []
+    for match in BLOCK.finditer(page.read_text()):
+        typed = re.findall(r"^(?:\$ )(.*)$|^(make [a-z-]+)$", match["text"], re.MULTILINE)
+        found.append(Block([shlex.split(prompt or alone) for prompt, alone in typed], match["mark"] or ""))
+    return found
+
+
+COMMANDS = [command for page in PAGES for block in blocks(page) for command in block.commands]
+RUNNABLE = [page for page in PAGES if any(block.runs for block in blocks(page))]
+
+
+def test_every_link_leads_to_a_file():
+    missing = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if not link.startswith("https://") and not (page.parent / link).exists():
+                missing.append(f"{page.relative_to(ROOT)}: {link}")
+    assert missing == []
+
+
+def test_every_path_of_ours_that_is_named_is_there():
+    missing = []
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":
+            continue  # tells what was
+        for path in re.findall(
+            r"`((?:bitproof|harness|reference|cases|tests|docs|\.ci|\.github)/[\w./-]*)`", page.read_text()
+        ):
+            if not (ROOT / path).exists():
+                missing.append(f"{page.relative_to(ROOT)}: {path}")
+    assert missing == []
+
+
+def test_every_page_is_reached_from_the_readme():
+    def linked(page: Path) -> set[Path]:
+        links = re.findall(r"\]\(([^)#]+\.md)\)", page.read_text())
+        return {(page.parent / link).resolve() for link in links if not link.startswith("https://")}
+
+    seen, todo = set(), {ROOT / "README.md"}
+    while todo:
+        page = todo.pop()
+        seen.add(page)
+        todo |= linked(page) - seen
+    assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} <= seen
+
+
+def test_every_command_that_is_shown_is_one_that_exists():
+    assert len(COMMANDS) > 20
+    for command in COMMANDS:
+        if command[0] == "make":
+            assert set(command[1:]) <= TARGETS, command
+        else:
+            assert command[0] == "bitproof"
+            assert main([*command[1:], "--help"]) == 0, command
+
+
+def test_every_summary_of_a_command_names_one():
+    shown = re.findall(r"^bitproof +([a-z]+) ", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(shown) == 11
+    for name in shown:
+        assert main([name, "--help"]) == 0
+
+
+def test_every_mark_is_one_that_is_known():
+    for page in PAGES:
+        for mark in (block.mark for block in blocks(page) if block.mark):
+            assert re.fullmatch(r"exits with [1-3]|needs: .+|takes: .+", mark), (page, mark)
+
+
+def test_only_bitproof_is_imported_in_what_is_shown_of_python():
+    for page in PAGES:
+        for match in BLOCK.finditer(page.read_text()):
+            if match["language"] == "python":
+                assert not re.search(r"^\s*(from|import) (harness|reference|cases)\b", match["text"], re.MULTILINE), (
+                    page
+                )
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("page", RUNNABLE, ids=[str(page.relative_to(ROOT)) for page in RUNNABLE])
+def test_the_commands_of_a_page_run_one_after_the_other(page, tmp_path):
+    (tmp_path / "cases").symlink_to(ROOT / "cases")  # the examples are named as from a checkout
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for block in filter(lambda block: block.runs, blocks(page)):
+        for index, command in enumerate(block.commands):
+            done = subprocess.run(
+                command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600
+            )
+            expected = block.status if index == len(block.commands) - 1 else 0
+            assert done.returncode == expected, shlex.join(command) + "\n" + done.stdout + done.stderr

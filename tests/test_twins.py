@@ -1,0 +1,104 @@
+"""Every module has its test where one looks for it: harness/a/b.py in tests/harness/a/test_b.py, or a reason here."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TOPS = ("bitproof", "cases", "harness", "reference")
+CASES = "tests/cases/test_families.py"
+CLI = "tests/harness/test_cli.py"
+LAUNCH = "tests/harness/execute/test_launch.py"
+
+# Where a module that has no file of tests to itself is tested, and why there.
+ELSEWHERE = {
+    "bitproof/__main__.py": ("tests/harness/program/test_start.py", "it is how the program starts"),
+    "bitproof/__init__.py": ("tests/bitproof/test_runs.py", "its names are those of other modules"),
+    "bitproof/packages.py": ("tests/bitproof/test_runs.py", "it is what a process imports that is not ours"),
+    "cases/__init__.py": (CASES, "families and their cases are one table"),
+    "cases/attention.py": (CASES, "its cases are rows of that table"),
+    "cases/chunking.py": (CASES, "its cases are rows of that table"),
+    "cases/conftest.py": ("tests/harness/case/test_select.py", "it gives `pytest cases` the same -k"),
+    "cases/examples/compiled.py": ("tests/cases/test_trainers.py", "examples are run, as their readers do"),
+    "cases/examples/extra_passes.py": ("tests/harness/systems/test_graph.py", "examples are run in a graph"),
+    "cases/examples/fsdp2_loop.py": ("tests/cases/test_trainers.py", "examples are run, as their readers do"),
+    "cases/test_cases.py": ("tests/cases/test_trainers.py", "it is itself a test, for users: cases as pytest items"),
+    "harness/__main__.py": ("tests/harness/program/test_output.py", "it is the program"),
+    "harness/capture/dtypes.py": ("tests/harness/capture/test_digest.py", "names of dtypes are part of digests"),
+    "harness/cli/app.py": (CLI, "commands are tested as they are called"),
+    "harness/cli/doctor.py": (CLI, "commands are tested as they are called"),
+    "harness/cli/history.py": ("tests/harness/history/test_show.py", "the command shows what that module tells"),
+    "harness/cli/listing.py": (CLI, "commands are tested as they are called"),
+    "harness/cli/merge.py": ("tests/harness/commands/test_merge.py", "commands are tested as they are called"),
+    "harness/cli/options.py": (CLI, "commands are tested as they are called"),
+    "harness/cli/record.py": ("tests/harness/commands/test_record.py", "commands are tested as they are called"),
+    "harness/cli/report.py": (CLI, "commands are tested as they are called"),
+    "harness/cli/run.py": (CLI, "commands are tested as they are called"),
+    "harness/cli/shrink.py": ("tests/harness/commands/test_shrink.py", "commands are tested as they are called"),
+    "harness/commands/following.py": (
+        "tests/harness/execute/test_transport.py",
+        "ranks follow where torchrun made them",
+    ),
+    "harness/execute/accounts.py": ("tests/harness/execute/test_wire.py", "what ranks tell travels as it was told"),
+    "harness/execute/host_process.py": (LAUNCH, "both ends of a host's life are seen from a run"),
+    "harness/execute/ranks.py": (LAUNCH, "how ranks die, hang and raise is seen from a run"),
+    "harness/execute/session.py": (LAUNCH, "what a session leaves behind is seen from a run"),
+    "harness/execute/stage.py": (LAUNCH, "what ranks are forked from is seen from a run"),
+    "harness/execute/worker.py": (LAUNCH, "what a rank does is seen from a run"),
+    "harness/graph/activations.py": ("tests/harness/graph/passes/test_rematerialize.py", "passes alone ask it"),
+    "harness/graph/context.py": ("tests/harness/graph/test_pipeline.py", "it holds what the runner hands on"),
+    "harness/graph/mixing_rules.py": ("tests/harness/graph/test_mixing.py", "rules are tested by what they decide"),
+    "harness/localize/replay.py": ("tests/harness/localize/test_blame.py", "calls are replayed to be blamed"),
+    "harness/localize/search.py": ("tests/harness/localize/test_blame.py", "a search ends with a blamed call"),
+    "harness/case/shard.py": ("tests/harness/commands/test_shard.py", "a selection is dealt there"),
+    "harness/ulps.py": ("tests/harness/compare/test_bits.py", "counts are made there"),
+    "harness/report/bisection.py": ("tests/harness/commands/test_bisect.py", "searches are told where they are made"),
+    "harness/report/diff.py": ("tests/harness/commands/test_record.py", "recordings are compared there"),
+    "harness/records/bisection.py": ("tests/harness/localize/test_bisect_passes.py", "a search fills it"),
+    "harness/records/comparison.py": ("tests/harness/compare/test_verdict.py", "comparisons are made there"),
+    "harness/records/recording.py": ("tests/harness/capture/test_store.py", "recordings go to disk and back"),
+    "harness/records/result.py": ("tests/harness/report/test_json.py", "results go through report.json and back"),
+    "reference/parallel/collectives.py": (
+        "tests/reference/parallel/test_rank_order_group.py",
+        "each is one call, which means something on ranks alone",
+    ),
+}
+# Files of product code that are still too long.
+LONG: set[str] = set()
+
+
+def has_code(path: Path) -> bool:
+    """Whether a module defines anything that can be called: tables of values and package docstrings need no test."""
+    nodes = ast.parse(path.read_text()).body
+    return any(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) for node in nodes)
+
+
+MODULES = sorted(str(path.relative_to(ROOT)) for top in TOPS for path in (ROOT / top).rglob("*.py") if has_code(path))
+
+
+def twins(module: str) -> list[Path]:
+    """Where a module's own tests may lie; those of a package in it or beside it, under the package's name."""
+    path = Path(module)
+    if path.name != "__init__.py":
+        return [ROOT / "tests" / path.with_name(f"test_{path.name}")]
+    folder = ROOT / "tests" / path.parent
+    return [folder / f"test_{folder.name}.py", folder.with_name(f"test_{folder.name}.py")]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_its_twin_or_a_reason(module):
+    has_twin = any(twin.is_file() for twin in twins(module))
+    assert has_twin != (module in ELSEWHERE), f"{module}: {twins(module)[0].relative_to(ROOT)}, or a row in ELSEWHERE"
+
+
+def test_reasons_are_of_modules_that_exist_and_name_files_that_do():
+    assert sorted(ELSEWHERE.keys() - MODULES) == []
+    assert [place for place, _ in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
+
+
+def test_no_file_of_the_product_is_long():
+    lengths = {module: len((ROOT / module).read_text().splitlines()) for module in MODULES}
+    assert {module for module, length in lengths.items() if length > 400} == LONG

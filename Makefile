@@ -1,23 +1,37 @@
 # `make run` and `make test` set up what they need, on a machine with Python 3.11 and pip.
+# `make cuda-wheel` and `make nightly` do so too, in environments of several GB that they keep for the next time.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CASES := transformer_batch or moe_batch or moe_seq
 
-.PHONY: run test check bench clean
+# What plain `pip install torch` gives on Linux is a build for CUDA, also where no GPU is.
+CUDA_TORCH := 2.14.1
+OLDEST_TORCH := 2.11.0
+NEWEST_TORCH := 2.15.0
+# A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
+OTHER_KINDS := experts_seq_flex or loop_kept_gathered
+
+.PHONY: run test test-fast test-slow check bench cuda-wheel nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES)'
 
 test: $(VENV)/ready         ## the test suite
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-fast: $(VENV)/ready    ## what starts no processes and traces no whole step, in a minute; `make test` is the judge
+	$(BIN)/python -m pytest -n 2 -m "not ranks and not traces and not slow"
+
+test-slow: $(VENV)/ready    ## every command that the documents show, and what else takes minutes
+	$(BIN)/python -m pytest -n 2 -m slow
 
 check: $(VENV)/ready-dev    ## format, lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_passes.py
@@ -25,6 +39,25 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_scaling.py
 	$(BIN)/python tests/benchmarks/bench_digest.py
 	$(BIN)/python tests/benchmarks/bench_comparison.py
+
+cuda-wheel: .venv-torch-$(CUDA_TORCH)/ready  ## the lane of a CUDA build of torch, on the CPU
+	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__ + " is no build for CUDA"'
+	$(MAKE) lane-$(CUDA_TORCH)
+
+nightly: bench test-slow cuda-wheel lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+
+# The three cases go in one command: a process that has run one must still be able to run the next.
+lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests
+	.venv-torch-$*/bin/bitproof run --device cpu -k '$(CASES)' --steps 2 --report-dir reports/torch-$*
+	.venv-torch-$*/bin/bitproof run --device cpu -k '$(OTHER_KINDS)' --steps 2 --report-dir reports/torch-$*
+	.venv-torch-$*/bin/python -m pytest -n 2 tests/harness/graph
+
+.PRECIOUS: .venv-torch-%/ready
+# No constraints, neither ours nor the machine's own, which may pin another torch.
+.venv-torch-%/ready: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-torch-$*
+	PIP_CONSTRAINT=/dev/null .venv-torch-$*/bin/pip install --quiet torch==$* -e '.[test]'
+	touch $@
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,4 +69,4 @@ $(VENV)/ready-dev: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-torch-*

@@ -142,6 +142,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "names": {"model.*": "*"},
         "values": (),
         "baseline_dir": None,
+        "profile": False,
     }
     assert report_dir == tmp_path
     assert (
@@ -217,6 +218,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "names": {},
         "values": (),
         "baseline_dir": None,
+        "profile": False,
     }
     assert (report_dir, replay) == (Path("reports"), [])
 

@@ -312,7 +312,7 @@ def pass_file(folder: Path) -> str:
 def test_an_extra_pass_changes_its_own_program_and_no_later_one(program: GraphProgram, tmp_path: Path) -> None:
     text = pass_file(tmp_path)
     changed = prepare(transformer_batch, CPU, GraphOptions(extra_passes=(text,)))
-    assert changed.passes[-2]["name"] == "drop_last"
+    assert changed.passes[-2].name == "drop_last"
     assert len(changed.module.graph.nodes) == len(program.module.graph.nodes) - 1
     assert changed.code_hash != program.code_hash == prepare(transformer_batch, CPU).code_hash
 

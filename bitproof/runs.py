@@ -80,6 +80,7 @@ def run(
     data: str | Path | None = None,
     early_grad_accumulation: bool = False,
     device: Device = "auto",
+    share_gpus: bool = False,
     control: Control = "always",
     inject: str | None = None,
     extra_passes: Sequence[str] = (),
@@ -113,6 +114,7 @@ def run(
     changed = change_case(chosen, changes)
     options = RunOptions(
         device=device,
+        share_gpus=share_gpus,
         timeout=timeout,
         control=control,
         inject=inject,
@@ -177,6 +179,7 @@ def record(
     world_size: int | None = None,
     values: Sequence[str] = (),
     device: Device = "auto",
+    share_gpus: bool = False,
     timeout: float = 600.0,
     report_dir: str | Path = "reports",
 ) -> Path:
@@ -192,7 +195,7 @@ def record(
     from harness.report.write import discard_if_bare, prepare_run_dir
 
     chosen = change_case(_find(case), Changes(steps=steps, world_size=world_size))
-    options = RunOptions(device=device, timeout=timeout, values=parse_values(values))
+    options = RunOptions(device=device, share_gpus=share_gpus, timeout=timeout, values=parse_values(values))
     folder = prepare_run_dir(Path(report_dir))
     try:
         record_to(Path(out), chosen, system, options, folder)

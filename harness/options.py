@@ -41,6 +41,7 @@ class RunOptions:
     time, to tell noise from defects; `stress` lets each run once more, under it.
     `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
     itself (see `harness.systems.names`).
+    `share_gpus` lets ranks share GPUs, over gloo, where there are fewer than ranks.
     With `profile` the first run of each system is profiled, into the run folder.
     Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
     the folder `baseline_dir`.
@@ -58,6 +59,7 @@ class RunOptions:
     values: tuple[str, ...] = ()
     baseline_dir: Path | None = None
     profile: bool = False
+    share_gpus: bool = False
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""
@@ -69,6 +71,10 @@ class RunOptions:
             )
         if self.stress:
             told.append(f"--stress: each system ran once more with {self.stress}")
+        if self.share_gpus:
+            told.append(
+                "--share-gpus: where GPUs were fewer than ranks, ranks shared them over gloo, and NCCL did not run"
+            )
         if self.profile:
             told.append("--profile: see profile/<case>.json; profiling makes the first runs' steps longer")
         return tuple(told)

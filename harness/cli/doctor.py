@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from harness.cli.app import app
-from harness.cli.options import ReportDir
+from harness.cli.options import Device, ReportDir
 from harness.report.status import SUCCESS, UNJUDGED
 
 
 @app.command("doctor")
-def doctor_command(report_dir: ReportDir = Path("reports")) -> None:
+def doctor_command(
+    device: Annotated[Device, typer.Option("--device", help="Where runs are to take place.")] = Device.AUTO,
+    report_dir: ReportDir = Path("reports"),
+) -> None:
     """Say what this machine can run, and why not the rest."""
     from harness.commands import doctor
 
     checks = []
-    for check in doctor.examine(report_dir):
+    for check in doctor.examine(report_dir, needs_gpus=device == Device.CUDA):
         checks.append(check)
         print(check, flush=True)
     summary = doctor.summarize(checks)

@@ -19,6 +19,7 @@ from harness.cli.options import (
     OnDevice,
     Reference,
     ReportDir,
+    ShareGpus,
     Steps,
     WorldSize,
     check_seconds,
@@ -37,6 +38,7 @@ def localize_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    share_gpus: ShareGpus = False,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     extra_pass: ExtraPass = None,
@@ -58,6 +60,8 @@ def localize_command(
         data=data,
         early_grad_accumulation=early_grad_accumulation,
     )
-    options = RunOptions(device=device.value, timeout=timeout, inject=inject, extra_passes=tuple(extra_pass or ()))
+    options = RunOptions(
+        device=device.value, share_gpus=share_gpus, timeout=timeout, inject=inject, extra_passes=tuple(extra_pass or ())
+    )
     replay = replay_options(changes, options) + ([CASE_FILE, case] if case.endswith(".json") else [])
     raise typer.Exit(localize(find_case(case, changes), options, report_dir, replay))

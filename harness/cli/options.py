@@ -49,6 +49,10 @@ Reference = Annotated[str | None, typer.Option("--reference", metavar="SYSTEM", 
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Another number of training steps.")]
 WorldSize = Annotated[int | None, typer.Option("--world-size", min=1, help="Another number of ranks.")]
 OnDevice = Annotated[Device, typer.Option("--device", help="Where ranks compute.")]
+ShareGpus = Annotated[
+    bool,
+    typer.Option("--share-gpus", help="With --device cuda, let ranks share GPUs over gloo where there are too few."),
+]
 EarlyGradAccumulation = Annotated[
     bool,
     typer.Option("--early-grad-accumulation", help="Add both chunks' gradients before their cast and reduction."),

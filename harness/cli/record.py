@@ -16,6 +16,7 @@ from harness.cli.options import (
     Device,
     OnDevice,
     ReportDir,
+    ShareGpus,
     Steps,
     WorldSize,
     check_seconds,
@@ -50,6 +51,7 @@ def record_command(
     world_size: WorldSize = None,
     data: Data = None,
     device: OnDevice = Device.AUTO,
+    share_gpus: ShareGpus = False,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for the run.")
@@ -61,7 +63,7 @@ def record_command(
 
     changes = make_changes(steps=steps, world_size=world_size, data=data)
     target = Target(out=out, baseline_dir=chosen_baseline_dir(baseline, baseline_dir), force=force)
-    options = RunOptions(device=device.value, timeout=timeout, values=parse_values(values or ()))
+    options = RunOptions(device=device.value, share_gpus=share_gpus, timeout=timeout, values=parse_values(values or ()))
     raise typer.Exit(record(find_case(case, changes), system, options, target, report_dir))
 
 

@@ -23,6 +23,7 @@ from harness.cli.options import (
     OnDevice,
     Reference,
     ReportDir,
+    ShareGpus,
     Steps,
     WorldSize,
     check_seconds,
@@ -49,6 +50,7 @@ def run_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    share_gpus: ShareGpus = False,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     control: Annotated[
@@ -108,6 +110,7 @@ def run_command(
     cases = [case for case in cases if case.name not in not_run]
     options = RunOptions(
         device=device.value,
+        share_gpus=share_gpus,
         timeout=timeout,
         control=_when_to_repeat(control, no_control),
         inject=inject,

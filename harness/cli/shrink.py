@@ -20,6 +20,7 @@ from harness.cli.options import (
     OnDevice,
     Reference,
     ReportDir,
+    ShareGpus,
     Steps,
     WorldSize,
     check_seconds,
@@ -37,6 +38,7 @@ def shrink_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    share_gpus: ShareGpus = False,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     extra_pass: ExtraPass = None,
@@ -60,7 +62,9 @@ def shrink_command(
         data=data,
         early_grad_accumulation=early_grad_accumulation,
     )
-    options = RunOptions(device=device.value, inject=inject, extra_passes=tuple(extra_pass or ()))
+    options = RunOptions(
+        device=device.value, share_gpus=share_gpus, inject=inject, extra_passes=tuple(extra_pass or ())
+    )
     # The small case's file will hold the changes, and which extra passes stay is found out.
     replay = replay_options(Changes(), replace(options, extra_passes=()))
     found = find_case(case, changes)

@@ -157,7 +157,7 @@ class Team:
             with suppress(RankError):  # a host that cannot start says so again, as each case's result
                 self._num_gpus = self._ask_host(MachineRequest(), _START_SECONDS).gpus
         local = int(os.environ.get("LOCAL_WORLD_SIZE", case.parallelism.world_size))
-        return place(self.options.device, local, self._num_gpus or 0)
+        return place(self.options.device, local, self._num_gpus or 0, share_gpus=self.options.share_gpus)
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
         """Rank 0: have all ranks run a system, or its own host do what takes no ranks. Raises what went wrong."""

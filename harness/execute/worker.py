@@ -251,8 +251,16 @@ def needs_program(system: str) -> bool:
 def prepare_program(
     case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None] = lambda place: None
 ) -> Any:
-    """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to."""
+    """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to.
+
+    Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
+    """
+    import torch
+
     from harness.systems.graph import prepare
+
+    assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
+    assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
 
     return prepare(case, device, options, enter)
 

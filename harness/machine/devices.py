@@ -30,12 +30,13 @@ class Placement:
         return "cpu" if self.device == "cpu" else f"cuda:{rank % self.num_gpus}"
 
 
-def place(request: str, world_size: int, num_gpus: int) -> Placement:
-    """Choose where a case runs. Raises CaseError when it asks for CUDA and there is no GPU.
+def place(request: str, world_size: int, num_gpus: int, *, share_gpus: bool = False) -> Placement:
+    """Choose where a case runs. Raises CaseError when it asks for CUDA and there are too few GPUs.
 
-    `auto` takes GPUs only when every rank gets its own. `cuda` with fewer GPUs than ranks shares them
-    over gloo, which copies through host memory: NCCL refuses two ranks on one GPU, unless each
-    believes to be on a host of its own (BITPROOF_SHARED_NCCL=1 tries that).
+    `auto` takes GPUs only when every rank gets its own. `cuda` with fewer GPUs than ranks is refused, as a run without
+    NCCL would look like one with it, unless `share_gpus` asks for that: then ranks share them over gloo, which copies
+    through host memory. NCCL refuses two ranks on one GPU, unless each believes to be on a host of its own
+    (BITPROOF_SHARED_NCCL=1 tries that).
     """
     if request not in ("auto", "cpu", "cuda"):
         raise CaseError("unknown device", expected="auto, cpu or cuda", found=repr(request))
@@ -50,6 +51,13 @@ def place(request: str, world_size: int, num_gpus: int) -> Placement:
         )
     if num_gpus >= world_size:
         return Placement("cuda", "nccl", num_gpus)
+    if not share_gpus:
+        raise CaseError(
+            "there are fewer GPUs than ranks, and NCCL gives each rank one of its own",
+            expected=f"{world_size} GPUs for {world_size} ranks",
+            found=f"{num_gpus} that torch can use",
+            fix=f"choose --world-size {num_gpus}, or let ranks share them over gloo, which tests no NCCL: --share-gpus",
+        )
     shared_nccl = os.environ.get("BITPROOF_SHARED_NCCL") == "1"
     return Placement("cuda", "nccl" if shared_nccl else "gloo", num_gpus, shared=True)
 
@@ -58,10 +66,11 @@ def unmet_requirement(case: Case, request: str) -> str | None:
     """Why this machine cannot judge a case, in words; None when it can, as far as is known without torch."""
     if case.requires is None:
         return None
-    num_gpus = len(gpu_models())
-    if num_gpus and place(request, case.parallelism.world_size, num_gpus).device == case.requires:
+    num_gpus, ranks = len(gpu_models()), case.parallelism.world_size
+    if request == "cuda" and num_gpus:  # too few are the call's mistake, which `place` tells
         return None
-    ranks = case.parallelism.world_size
+    if num_gpus and place(request, ranks, num_gpus).device == case.requires:
+        return None
     return f"it needs CUDA; its {ranks} ranks run on the CPU here ({num_gpus} GPUs, --device {request})"
 
 

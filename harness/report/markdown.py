@@ -58,13 +58,23 @@ def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | No
 
 
 def _verdict_table(results: Iterable[CaseResult]) -> str:
-    headers = ("case", "verdict", "expected", "as expected", "reference / candidate", "compared", "mismatched")
+    headers = (
+        "case",
+        "verdict",
+        "expected",
+        "as expected",
+        "ran on",
+        "reference / candidate",
+        "compared",
+        "mismatched",
+    )
     rows = [
         (
             result.case.name,
             f"**{text.outcome(result)}**",
             text.expectation(result),
             "yes" if result.as_expected else "**no**",
+            text.place(result),
             text.systems(result),
             sum(result.compared.values()),
             sum(result.mismatched.values()),
@@ -152,7 +162,7 @@ def _case_details(report: Report, result: CaseResult) -> str:
         headers = ("pass", "seconds", "nodes before", "nodes after")
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]
         parts += [f"### Passes\n\n{_table(headers, passes)}", *_pass_details(result.passes)]
-    where = f"{result.world_size} ranks, {result.steps} steps, {result.device}, {result.backend}"
+    where = f"{result.world_size} ranks, {result.steps} steps, {text.place(result)}"
     return "\n\n".join([where, *(f"**{_cell(_brief(remark))}**" for remark in result.remarks), *parts])
 
 

@@ -15,16 +15,28 @@ def test_auto_takes_gpus_only_when_every_rank_gets_one():
     assert place("cpu", 8, 8) == Placement("cpu", "gloo")
 
 
+def test_fewer_gpus_than_ranks_are_refused_unless_sharing_is_asked_for():
+    assert place("cuda", 8, 8, share_gpus=True) == place("cuda", 8, 8) == Placement("cuda", "nccl", 8)
+    with pytest.raises(CaseError) as error:
+        place("cuda", 8, 7)
+    assert str(error.value) == (
+        "CaseError: there are fewer GPUs than ranks, and NCCL gives each rank one of its own\n"
+        "  expected: 8 GPUs for 8 ranks\n"
+        "  found: 7 that torch can use\n"
+        "  fix: choose --world-size 7, or let ranks share them over gloo, which tests no NCCL: --share-gpus"
+    )
+
+
 def test_fewer_gpus_than_ranks_are_shared_over_gloo(monkeypatch):
     monkeypatch.delenv("BITPROOF_SHARED_NCCL", raising=False)
-    shared = place("cuda", 3, 2)
+    shared = place("cuda", 3, 2, share_gpus=True)
     assert shared == Placement("cuda", "gloo", 2, shared=True)
     assert [shared.device_of(rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 def test_sharing_tries_nccl_only_when_asked(monkeypatch):
     monkeypatch.setenv("BITPROOF_SHARED_NCCL", "1")
-    assert place("cuda", 3, 2).backend == "nccl"
+    assert place("cuda", 3, 2, share_gpus=True).backend == "nccl"
 
 
 def test_cuda_without_a_gpu_is_refused():

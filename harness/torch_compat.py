@@ -252,6 +252,15 @@ def trace_artifact(name: str, text: str) -> None:
     )
 
 
+def count_gpus_by_driver() -> int | None:
+    """How many GPUs this process may use, asked of the driver's library, which starts no CUDA; None where it fails."""
+    try:
+        count = torch.cuda._device_count_nvml()
+    except Exception:
+        return None
+    return None if count < 0 else count
+
+
 # Inductor. Loading it takes seconds, and a rank that runs a graph as it is needs none of it.
 
 

@@ -40,7 +40,11 @@ from harness.records import (
 MeasureDrift = Callable[[Path, Path], list[Drift]]
 
 _VERSION_FIELDS = {
-    f"machine.{name}" for name in ("python", "torch", "cuda", "libc", "numpy", "triton", "pyarrow", "xxhash")
+    f"machine.{name}"
+    for name in (
+        *("python", "torch", "cuda", "libc", "numpy", "triton", "pyarrow", "xxhash"),
+        *("nccl", "cudnn", "cublas", "driver"),
+    )
 }
 # What a manifest says of a machine that changes no bit, and bitproof's own version, which is of the code.
 _NOT_DECISIVE = ("bitproof", "platform", "cpu_count")

@@ -25,6 +25,7 @@ from harness.graph.options import GraphOptions
 from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
 from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
 from harness.machine.devices import Placement
+from harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell) -> None:
             determinism=determinism,
             switches=switches,
             system=_describe_system(system),
+            gpu=read_gpu_facts(device),
+            gpu_environment=read_gpu_environment(os.environ) if device.type == "cuda" else {},
             chunked=getattr(system, "chunked", None) if job.system in BUILT_IN else None,
             unused_names=tuple(system.names.unused) if isinstance(system, UserSystem) else (),
             kept=digest(recorder.kept) if recorder.kept is not None else None,

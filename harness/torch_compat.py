@@ -261,6 +261,11 @@ def count_gpus_by_driver() -> int | None:
     return None if count < 0 else count
 
 
+def sleep_on_stream(cycles: int) -> None:
+    """Keep the current CUDA stream busy for so many cycles of the GPU's clock, while the host goes on."""
+    torch.cuda._sleep(cycles)
+
+
 # Inductor. Loading it takes seconds, and a rank that runs a graph as it is needs none of it.
 
 

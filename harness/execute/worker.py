@@ -136,7 +136,7 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell) -> None:
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
     observe = recorder.observe if job.profile is None else showing_digests(recorder.observe)
     remains = Remains()
-    with stressed(job.stress, rank):
+    with stressed(job.stress, rank, device):
         with phase("make system"):
             system = make_system(job, mesh, program, injector)
         switches[AFTER_FACTORY] = read_switches()

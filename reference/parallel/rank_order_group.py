@@ -83,9 +83,7 @@ class RankOrderGroup(dist.ProcessGroup):
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
         """Exchange rows: part i of the input goes to rank i, part i of the output came from rank i."""
-        received = _host_like(output)
-        transfer = self._gloo.alltoall_base(received, _to_host(x), output_splits, input_splits)
-        return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
+        return self._all_to_all(output, x, output_splits, input_splits)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
@@ -93,9 +91,14 @@ class RankOrderGroup(dist.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
+    def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
+        received = _host_like(output)
+        transfer = self._gloo.alltoall_base(received, _to_host(x), output_splits, input_splits)
+        return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
+
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
         sent_WN = _to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous()
-        return self.alltoall_base(output.view(self.size(), -1), sent_WN, [], [])
+        return self._all_to_all(output.view(self.size(), -1), sent_WN, [], [])
 
     def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
         sent_WN = _to_host(x).reshape(self.size(), -1)

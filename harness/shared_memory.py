@@ -38,6 +38,7 @@ _FUTEX_WAIT, _FUTEX_WAKE_OP = 0, 5
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE: what is never written takes no memory
 _LINE = 64
 _MAX_RANKS = 2047  # FUTEX_WAKE_OP compares with a number of 12 bits
+_ALL = 2**31 - 1
 _SLICE_NS = 20_000_000
 _SPINS = 300
 
@@ -53,7 +54,7 @@ def is_supported() -> bool:
         return False
     try:
         memory = SharedMemory(1, num_areas=1)
-        memory.arrive(0, is_up=True, size=1)
+        memory.arrive(0, True, 1)
     except OSError:
         return False
     return memory.words[0] == 1
@@ -114,13 +115,13 @@ class SharedMemory:
             Ring(self, ranks, rank, first, bulk_words_at, bulk_at, BULK_SLOTS, BULK_BYTES, timeout),
         )
 
-    def arrive(self, at: int, *, is_up: bool, size: int) -> None:
+    def arrive(self, at: int, is_up: bool, size: int) -> None:
         """Count one arrival at the counter `at` (in bytes), up to `size` or down to 0; the last wakes all who wait."""
-        # Operation ADD, comparison EQUAL: `1 << 28 | 0 << 24 | addend << 12 | what the counter was before the last`.
+        # Operation ADD, comparison EQUAL: `1 << 28 | 0 << 24 | addend << 12 | what the counter is before the last`.
         operation = 1 << 28 | (1 << 12 | (size - 1) if is_up else 0xFFF << 12 | 1)
         word = self.address + at
         nobody_waits_here = word + 4  # the call wakes one who waits at its first address, whatever it counts
-        if self._futex(self._number, nobody_waits_here, _FUTEX_WAKE_OP, 1, 2**31 - 1, word, operation) < 0:
+        if self._futex(self._number, nobody_waits_here, _FUTEX_WAKE_OP, 1, _ALL, word, operation) < 0:
             raise OSError(ctypes.get_errno(), "futex cannot count an arrival")
 
     def wait(self, at: int, target: int, ranks: Sequence[int], timeout: float) -> None:
@@ -222,7 +223,7 @@ class Ring:
         """Say that the piece is written."""
         round_, slot = divmod(self.posted, self.num_slots)
         self.posted += 1
-        self.memory.arrive(self._words[slot], is_up=round_ % 2 == 0, size=self._size)
+        self.memory.arrive(self._words[slot], round_ % 2 == 0, self._size)
 
     def begin_read(self) -> int:
         """Wait for all ranks' next pieces; where the first rank's begins."""
@@ -234,7 +235,7 @@ class Ring:
         """Say that the pieces are read."""
         round_, slot = divmod(self.read, self.num_slots)
         self.read += 1
-        self.memory.arrive(self._words[slot] + _LINE, is_up=round_ % 2 == 0, size=self._size)
+        self.memory.arrive(self._words[slot] + _LINE, round_ % 2 == 0, self._size)
 
     def _wait(self, at: int, round_: int) -> None:
         self.memory.wait(at, self._size if round_ % 2 == 0 else 0, self._ranks, self._timeout)

@@ -56,17 +56,17 @@ class RankOrderGroup(dist.ProcessGroup):
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         """Gather each input, of one shape on all ranks, in rank order."""
-        return _AllOf([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
+        return _all_of([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         """Sum each input over ranks in rank order; this rank keeps its part."""
         _refuse_all_but_sum(opts)
-        return _AllOf([self._reduce_scatter(out, x) for out, x in zip(outputs, inputs, strict=True)])
+        return _all_of([self._reduce_scatter(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Sum each tensor over ranks in rank order, in place."""
         _refuse_all_but_sum(opts)
-        return _AllOf([self._all_reduce(x) for x in tensors])
+        return _all_of([self._all_reduce(x) for x in tensors])
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Sum each tensor over ranks in rank order, in place."""
@@ -110,6 +110,10 @@ class RankOrderGroup(dist.ProcessGroup):
         gathered_WN = x.new_empty(self.size(), x.numel(), device="cpu")
         transfer = self._all_gather(gathered_WN, x)
         return _FinishOnWait(transfer, lambda: x.copy_(_sum_in_rank_order(gathered_WN).view_as(x)))
+
+
+def _all_of(works: list[Work]) -> Work:
+    return works[0] if len(works) == 1 else _AllOf(works)
 
 
 class _AllOf(Work):

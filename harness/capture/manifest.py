@@ -56,6 +56,7 @@ def build_manifest(
         steps=case.steps,
         device=placement.device,
         backend=placement.backend,
+        collectives=placement.collectives,
         shared_gpus=placement.shared,
         machine=machine() | agreed_facts(gpus),
         commit=commit(),

@@ -11,11 +11,13 @@ from harness.cli.app import app
 from harness.cli.options import (
     Candidate,
     CaseName,
+    Collectives,
     Data,
     Device,
     EarlyGradAccumulation,
     ExtraPass,
     Inject,
+    MeetingIn,
     OnDevice,
     Reference,
     ReportDir,
@@ -39,6 +41,7 @@ def bisect_command(
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
     share_gpus: ShareGpus = False,
+    collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     extra_pass: ExtraPass = None,
@@ -61,7 +64,12 @@ def bisect_command(
         early_grad_accumulation=early_grad_accumulation,
     )
     options = RunOptions(
-        device=device.value, share_gpus=share_gpus, timeout=timeout, inject=inject, extra_passes=tuple(extra_pass or ())
+        device=device.value,
+        share_gpus=share_gpus,
+        collectives=collectives.value,
+        timeout=timeout,
+        inject=inject,
+        extra_passes=tuple(extra_pass or ()),
     )
     replay = replay_options(changes, options) + ([CASE_FILE, case] if case.endswith(".json") else [])
     raise typer.Exit(bisect(find_case(case, changes), options, report_dir, replay))

@@ -14,12 +14,14 @@ from harness.cli.app import Expression, app, selected_cases
 from harness.cli.options import (
     BaselineDir,
     Candidate,
+    Collectives,
     Control,
     Data,
     Device,
     EarlyGradAccumulation,
     ExtraPass,
     Inject,
+    MeetingIn,
     OnDevice,
     Reference,
     ReportDir,
@@ -51,6 +53,7 @@ def run_command(
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
     share_gpus: ShareGpus = False,
+    collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     control: Annotated[
@@ -111,6 +114,7 @@ def run_command(
     options = RunOptions(
         device=device.value,
         share_gpus=share_gpus,
+        collectives=collectives.value,
         timeout=timeout,
         control=_when_to_repeat(control, no_control),
         inject=inject,

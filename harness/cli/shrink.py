@@ -12,11 +12,13 @@ from harness.cli.app import app
 from harness.cli.options import (
     Candidate,
     CaseName,
+    Collectives,
     Data,
     Device,
     EarlyGradAccumulation,
     ExtraPass,
     Inject,
+    MeetingIn,
     OnDevice,
     Reference,
     ReportDir,
@@ -39,6 +41,7 @@ def shrink_command(
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
     share_gpus: ShareGpus = False,
+    collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     extra_pass: ExtraPass = None,
@@ -63,7 +66,11 @@ def shrink_command(
         early_grad_accumulation=early_grad_accumulation,
     )
     options = RunOptions(
-        device=device.value, share_gpus=share_gpus, inject=inject, extra_passes=tuple(extra_pass or ())
+        device=device.value,
+        share_gpus=share_gpus,
+        collectives=collectives.value,
+        inject=inject,
+        extra_passes=tuple(extra_pass or ()),
     )
     # The small case's file will hold the changes, and which extra passes stay is found out.
     replay = replay_options(Changes(), replace(options, extra_passes=()))

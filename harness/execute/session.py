@@ -81,12 +81,9 @@ class Session:
         if self._num_gpus is None and self.options.device != "cpu":
             with contextlib.suppress(RankError):  # a host that cannot start says so again, as each case's result
                 self._num_gpus = self.ask(MachineRequest(), START_TIMEOUT).gpus
-        return place(
-            self.options.device,
-            case.parallelism.world_size,
-            self._num_gpus or 0,
-            share_gpus=self.options.share_gpus,
-        )
+        options = self.options
+        ranks, num_gpus = case.parallelism.world_size, self._num_gpus or 0
+        return place(options.device, ranks, num_gpus, options.collectives, share_gpus=options.share_gpus)
 
     def announce(self, result: CaseResult) -> None:
         """Nobody follows."""

@@ -124,8 +124,8 @@ def systems(result: CaseResult) -> str:
 
 
 def place(result: CaseResult) -> str:
-    """What computed and what carried collectives: `cuda, nccl`; `unknown` of a case that never ran."""
-    return ", ".join(dict.fromkeys((result.device, result.backend)))
+    """What computed and what carried collectives: `cuda, nccl`, `cpu, shared`; `unknown` of a case that never ran."""
+    return ", ".join(dict.fromkeys((result.device, result.collectives or result.backend)))
 
 
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:

@@ -132,6 +132,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     assert (cases[0].candidate, cases[0].reference, cases[0].steps) == ("mine", "eager", 3)
     assert vars(options) == {
         "device": "cpu",
+        "collectives": "auto",
         "timeout": 30.0,
         "control": "never",
         "inject": "flip-bit",
@@ -209,6 +210,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
     assert not_run == {}, "who selects by name gets every case that is named"
     assert vars(options) == {
         "device": "auto",
+        "collectives": "auto",
         "timeout": 600.0,
         "control": "always",
         "inject": None,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.options import OnEvent
 
 Device = Literal["auto", "cpu", "cuda"]
-Collectives = Literal["auto", "shared", "gloo"]
+Collectives = Literal["auto", "shared", "gloo", "native"]
 Control = Literal["always", "when_different", "never"]
 
 

@@ -12,7 +12,7 @@ from harness.records import Event
 from harness.records import Role as Role
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
-CollectivesRequest = Literal["auto", "shared", "gloo"]
+CollectivesRequest = Literal["auto", "shared", "gloo", "native"]
 OnEvent = Callable[[Event], None]
 
 
@@ -37,7 +37,8 @@ class Stress:
 class RunOptions:
     """How to run cases, whatever they are. `timeout` is in seconds a case; `inject` goes into the candidate.
 
-    `collectives` says where ranks of one machine meet, `auto` where that is fastest; it changes no bit.
+    `collectives` says where ranks meet, `auto` where that is fastest; it changes no bit, but for `native`, which has
+    NCCL add in an order of its own.
 
     `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
     writes every graph after every pass into the run folder. `control` says when each system runs a second

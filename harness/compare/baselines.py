@@ -67,6 +67,7 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
     return {name: getattr(manifest, name) for name in whole} | {
         "case": {name: value for name, value in manifest.case.items() if name not in LABELS},
         "machine": {name: value for name, value in machine.items() if name not in _NOT_DECISIVE} | _release_of(machine),
+        "sums": "native" if manifest.collectives == "native" else None,
         "passes": [entry.name for entry in passes],
         "settings": settings,
     }

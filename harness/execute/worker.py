@@ -26,6 +26,7 @@ from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archi
 from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
 from harness.machine.devices import Placement
 from harness.machine.gpus import read_gpu_environment, read_gpu_facts
+from harness.machine.nccl import pin_nccl
 from harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
@@ -130,8 +131,10 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
     tell(Prepared(graph=describe_program(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
     with phase("join groups"):
-        backend, timeout = job.placement.backend, job.collective_timeout
-        join_groups(mesh, device, store, backend=backend, timeout=timeout, memory=memory)
+        backend, native, timeout = job.placement.backend, job.placement.native, job.collective_timeout
+        if backend == "nccl":
+            pin_nccl(os.environ, native=native)
+        join_groups(mesh, device, store, backend=backend, timeout=timeout, memory=memory, native=native)
     tell(Ready())
 
     injector = Injector(job.fault, rank)

@@ -8,7 +8,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,8 @@ class Placement:
     """A case's device and torch.distributed's backend. With `shared` GPUs, rank r runs on GPU r % num_gpus.
 
     With `in_memory` the ranks of named groups meet in memory that they share, and else through the backend. It changes
-    no bit: on gloo and in shared memory every sum is of the same parts, in the order of ranks.
+    no bit: on gloo, on NCCL and in shared memory every sum is of the same parts, in the order of ranks. With `native`
+    NCCL adds itself, in an order that is pinned and not stated.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -32,11 +33,12 @@ class Placement:
     num_gpus: int = 0
     shared: bool = False
     in_memory: bool = False
+    native: bool = False
 
     @property
-    def collectives(self) -> Literal["shared", "gloo", "nccl"]:
-        """Where ranks meet, as reports say it."""
-        return "shared" if self.in_memory else self.backend
+    def collectives(self) -> Literal["shared", "gloo", "nccl", "native"]:
+        """Where ranks meet, as reports say it: "native" where NCCL adds in an order of its own."""
+        return "shared" if self.in_memory else "native" if self.native else self.backend
 
     def device_of(self, rank: int) -> str:
         """The device of one rank, as torch writes it."""
@@ -47,11 +49,11 @@ def place(
     request: str,
     world_size: int,
     num_gpus: int,
-    collectives: CollectivesRequest = "gloo",
+    collectives: CollectivesRequest | None = None,
     *,
     share_gpus: bool = False,
 ) -> Placement:
-    """Choose where a case runs, and where its ranks, all on this machine, meet.
+    """Choose where a case runs, and where its ranks, all on this machine, meet: over the backend by default.
 
     Raises CaseError when it asks for CUDA and there are too few GPUs, and for collectives that cannot be had.
 
@@ -85,7 +87,14 @@ def place(
     return Placement("cuda", "gloo", num_gpus, shared=True, in_memory=_in_memory(collectives))
 
 
-def _in_memory(request: CollectivesRequest) -> bool:
+def _in_memory(request: CollectivesRequest | None) -> bool:
+    if request == "native":
+        raise CaseError(
+            "native collectives are NCCL's own, and these ranks do not meet over NCCL",
+            expected="--device cuda and a GPU for each rank",
+            found="--collectives native",
+            fix="leave --collectives out",
+        )
     if request == "shared" and not is_supported():
         raise CaseError(
             "ranks cannot meet in shared memory on this machine",
@@ -93,10 +102,10 @@ def _in_memory(request: CollectivesRequest) -> bool:
             found=f"{platform.system()} on {platform.machine()}",
             fix="leave --collectives out, or give --collectives gloo",
         )
-    return request != "gloo" and is_supported()
+    return request in ("auto", "shared") and is_supported()
 
 
-def _over_nccl(placement: Placement, request: CollectivesRequest) -> Placement:
+def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Placement:
     if request == "shared":
         raise CaseError(
             "ranks that each have a GPU do not meet in shared memory",
@@ -104,7 +113,9 @@ def _over_nccl(placement: Placement, request: CollectivesRequest) -> Placement:
             found=f"--collectives {request}",
             fix="leave --collectives out, or run with --device cpu",
         )
-    return placement
+    if request == "gloo":
+        return replace(placement, backend="gloo")
+    return replace(placement, native=request == "native")
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:

@@ -14,7 +14,7 @@ A rewritten graph may ask for more groups, over the ranks of these: `ensure_grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from harness.case import Parallelism
 from harness.shared_memory import SharedMemory
 from harness.torch_compat import register_group, set_timeout, unregister_group
+from reference.parallel.device_order_group import DeviceOrderGroup
 from reference.parallel.rank_order_group import RankOrderGroup
 from reference.parallel.shared_memory_group import SharedMemoryGroup
 
@@ -41,6 +42,8 @@ _joined: dict[str, dist.ProcessGroup] = {}
 _partitions: dict[str, Partition] = {}
 _limits: list[timedelta] = []
 """How long the collectives of this process's groups wait: empty until it has joined any."""
+_wraps: list[Callable[[dist.ProcessGroup], dist.ProcessGroup]] = []
+"""What makes of a group of torch's one whose order of sums is stated; of NCCL's own sums, the group itself."""
 _memory: list[SharedMemory] = []
 """Where this process's groups meet, when all ranks share a machine and are to meet in memory."""
 
@@ -95,11 +98,13 @@ def join_groups(
     backend: str,
     timeout: float = 1800.0,
     memory: SharedMemory | None = None,
+    native: bool = False,
 ) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
 
-    `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. On gloo, sums are
-    taken in rank order and CUDA tensors travel through host memory (see `RankOrderGroup`). With `memory`, made before
+    `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. Sums are taken in rank order: on gloo
+    CUDA tensors travel through host memory (see `RankOrderGroup`), on NCCL they are added on the device (see
+    `DeviceOrderGroup`) unless `native` asks for NCCL's own sums. With `memory`, made before
     the ranks were forked, the named groups meet there, with the same bits; torch's default group stays gloo's.
     """
     limit = timedelta(seconds=timeout)
@@ -109,6 +114,7 @@ def join_groups(
         backend, store=store, rank=mesh.rank, world_size=world_size, timeout=limit, device_id=device_id
     )
     _limits.append(limit)
+    _wraps.append(RankOrderGroup if backend == "gloo" else (lambda group: group) if native else DeviceOrderGroup)
     if memory is not None and backend == "gloo":
         memory.join(mesh.rank)
         _memory.append(memory)
@@ -146,7 +152,7 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
         set_timeout(options, _limits[0])
     groups = [dist.new_group(ranks, timeout=_limits[0], pg_options=options) for ranks in partition]
     group = next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
-    _register(name, partition, RankOrderGroup(group) if is_gloo else group)
+    _register(name, partition, _wraps[0](group))
 
 
 def leave_groups() -> None:
@@ -155,7 +161,7 @@ def leave_groups() -> None:
         return
     for name in _joined:
         unregister_group(name)
-    for registry in (_joined, _partitions, _limits, _memory):
+    for registry in (_joined, _partitions, _limits, _wraps, _memory):
         registry.clear()
     dist.destroy_process_group()
 

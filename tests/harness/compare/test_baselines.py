@@ -243,6 +243,13 @@ def test_a_baseline_from_another_of_cudas_libraries_is_not_comparable_and_says_s
     assert found.reasons == [f'machine.{library}: "2.26.2" in the baseline, "2.27.5" here']
 
 
+def test_nccls_own_sums_are_comparable_with_no_sums_in_rank_order(held):
+    for collectives in ("gloo", "shared", "nccl"):
+        assert held(collectives=collectives).status == "EQUAL"
+    found = held(collectives="native")
+    assert (found.status, found.reasons) == ("NOT COMPARABLE", ['sums: null in the baseline, "native" here'])
+
+
 def test_the_nearest_of_several_baselines_is_named(held, baselines):
     another(baselines, "a-far", device="cuda", machine=MACHINE | {"torch": "2.12.0"})
     another(baselines, "b-near", machine=MACHINE | {"torch": "2.12.0"})

@@ -39,6 +39,20 @@ def test_sharing_tries_nccl_only_when_asked(monkeypatch):
     assert place("cuda", 3, 2, share_gpus=True).backend == "nccl"
 
 
+def test_on_nccl_sums_are_in_rank_order_unless_its_own_are_asked_for():
+    ordered, native, gloo = (place("cuda", 2, 2, collectives) for collectives in ("auto", "native", "gloo"))
+    assert ordered == place("cuda", 2, 2) == Placement("cuda", "nccl", 2)
+    assert native == Placement("cuda", "nccl", 2, native=True)
+    assert [placement.collectives for placement in (ordered, native, gloo)] == ["nccl", "native", "gloo"]
+
+
+@pytest.mark.parametrize("where", [("cpu", 2, 0), ("auto", 8, 7), ("cuda", 3, 2)])
+def test_nccls_own_sums_are_refused_where_ranks_do_not_meet_over_nccl(where, monkeypatch):
+    monkeypatch.delenv("BITPROOF_SHARED_NCCL", raising=False)
+    with pytest.raises(CaseError, match="native collectives are NCCL's own, and these ranks do not meet over NCCL"):
+        place(*where, "native", share_gpus=True)
+
+
 def test_cuda_without_a_gpu_is_refused():
     with pytest.raises(CaseError) as error:
         place("cuda", 8, 0)

@@ -23,7 +23,7 @@ from harness.shared_memory import is_supported
 class Placement:
     """A case's device and torch.distributed's backend. With `shared` GPUs, rank r runs on GPU r % num_gpus.
 
-    `collectives` is where the named groups' ranks meet: in memory that they share, or through the backend. It changes
+    With `in_memory` the ranks of named groups meet in memory that they share, and else through the backend. It changes
     no bit: on gloo and in shared memory every sum is of the same parts, in the order of ranks.
     """
 
@@ -31,7 +31,12 @@ class Placement:
     backend: Literal["gloo", "nccl"] = "gloo"
     num_gpus: int = 0
     shared: bool = False
-    collectives: Literal["shared", "gloo", "nccl"] = "gloo"
+    in_memory: bool = False
+
+    @property
+    def collectives(self) -> Literal["shared", "gloo", "nccl"]:
+        """Where ranks meet, as reports say it."""
+        return "shared" if self.in_memory else self.backend
 
     def device_of(self, rank: int) -> str:
         """The device of one rank, as torch writes it."""
@@ -50,7 +55,7 @@ def place(request: str, world_size: int, num_gpus: int, collectives: Collectives
     if request not in ("auto", "cpu", "cuda"):
         raise CaseError("unknown device", expected="auto, cpu or cuda", found=repr(request))
     if request == "cpu" or (request == "auto" and num_gpus < world_size):
-        return Placement(collectives=_meet(collectives))
+        return Placement(in_memory=_in_memory(collectives))
     if num_gpus == 0:
         raise CaseError(
             "the case asks for CUDA, and this machine offers none",
@@ -59,13 +64,13 @@ def place(request: str, world_size: int, num_gpus: int, collectives: Collectives
             fix="run with --device cpu, or see `bitproof doctor`",
         )
     if num_gpus >= world_size:
-        return _over_nccl(Placement("cuda", "nccl", num_gpus, collectives="nccl"), collectives)
+        return _over_nccl(Placement("cuda", "nccl", num_gpus), collectives)
     if os.environ.get("BITPROOF_SHARED_NCCL") == "1":
-        return _over_nccl(Placement("cuda", "nccl", num_gpus, shared=True, collectives="nccl"), collectives)
-    return Placement("cuda", "gloo", num_gpus, shared=True, collectives=_meet(collectives))
+        return _over_nccl(Placement("cuda", "nccl", num_gpus, shared=True), collectives)
+    return Placement("cuda", "gloo", num_gpus, shared=True, in_memory=_in_memory(collectives))
 
 
-def _meet(request: CollectivesRequest) -> Literal["shared", "gloo"]:
+def _in_memory(request: CollectivesRequest) -> bool:
     if request == "shared" and not is_supported():
         raise CaseError(
             "ranks cannot meet in shared memory on this machine",
@@ -73,11 +78,11 @@ def _meet(request: CollectivesRequest) -> Literal["shared", "gloo"]:
             found=f"{platform.system()} on {platform.machine()}",
             fix="leave --collectives out, or give --collectives gloo",
         )
-    return "shared" if request != "gloo" and is_supported() else "gloo"
+    return request != "gloo" and is_supported()
 
 
 def _over_nccl(placement: Placement, request: CollectivesRequest) -> Placement:
-    if request != "auto" and request != "gloo":
+    if request == "shared":
         raise CaseError(
             "ranks that each have a GPU do not meet in shared memory",
             expected="collectives over NCCL",

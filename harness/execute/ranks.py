@@ -98,7 +98,7 @@ class Ranks:
         if self.seats.server is None:  # a FileStore waits forever for a folder that is not there
             Path(self.seats.store).parent.mkdir(parents=True, exist_ok=True)
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
-        if self.job.placement.collectives == "shared":
+        if self.job.placement.in_memory:
             self.memory = SharedMemory(self.job.case.parallelism.world_size)
         try:
             for rank in self.seats.ranks:

@@ -17,7 +17,7 @@ from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
 from harness.case import Case, Kind
-from harness.disturb.faults import Fault, Injector
+from harness.disturb.faults import Fault, Injector, SumOrder
 from harness.disturb.stress import Stress, stressed
 from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
 from harness.execute.profile import phase, showing_digests
@@ -130,14 +130,23 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
         program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
     tell(Prepared(graph=describe_program(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
+    injector = Injector(job.fault, rank)
     with phase("join groups"):
         backend, native, timeout = job.placement.backend, job.placement.native, job.collective_timeout
         if backend == "nccl":
             pin_nccl(os.environ, native=native)
-        join_groups(mesh, device, store, backend=backend, timeout=timeout, memory=memory, native=native)
+        join_groups(
+            mesh,
+            device,
+            store,
+            backend=backend,
+            timeout=timeout,
+            memory=memory,
+            native=native,
+            disturb=_disturbance(injector),
+        )
     tell(Ready())
 
-    injector = Injector(job.fault, rank)
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
     observe = recorder.observe if job.profile is None else showing_digests(recorder.observe)
     remains = Remains()
@@ -214,6 +223,16 @@ def preload() -> None:
     from harness.torch_compat import import_tracing
 
     import_tracing()
+
+
+def _disturbance(injector: Injector) -> Any:
+    """What makes of each process group one that adds in a fault's order; None where no fault asks for that."""
+    fault = injector.fault
+    if not isinstance(fault, SumOrder):
+        return None
+    from reference.parallel.other_order_group import OtherOrderGroup
+
+    return lambda group: OtherOrderGroup(group, fault.order, lambda: injector.step >= fault.step, injector.fire)
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> System:

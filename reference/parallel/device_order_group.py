@@ -49,12 +49,15 @@ class DeviceOrderGroup(RankOrderGroup):
         sent_WN = x.contiguous().view(self.size(), -1)
         received_WN = torch.empty_like(sent_WN)
         work = self._moved(received_WN, sent_WN, [], [])
-        return _Held(work, sent_WN, lambda: output_N.view(-1).copy_(sum_in_rank_order(received_WN)))
+        return _Held(work, sent_WN, lambda: output_N.view(-1).copy_(self._sum(received_WN)))
 
     def _all_reduce(self, x: Tensor) -> Work:
         gathered_WN = x.new_empty(self.size(), x.numel())
         work = self._all_gather(gathered_WN, x)
-        return _Held(work, gathered_WN, lambda: x.copy_(sum_in_rank_order(gathered_WN).view_as(x)))
+        return _Held(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
+
+    def _sum(self, parts_WN: Tensor) -> Tensor:
+        return sum_in_rank_order(parts_WN)
 
     def _moved(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
         return _Held(self._transport.alltoall_base(output, x, output_splits, input_splits), x)

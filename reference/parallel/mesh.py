@@ -36,14 +36,17 @@ TENSOR = "tp"
 GROUP_NAMES = (FSDP, EXPERT_FSDP, EXPERT, TENSOR)
 
 Partition = Sequence[Sequence[int]]
+Wrap = Callable[[dist.ProcessGroup], dist.ProcessGroup]
 
 _joined: dict[str, dist.ProcessGroup] = {}
 """This process's groups: torch's registry holds them by weak references alone."""
 _partitions: dict[str, Partition] = {}
 _limits: list[timedelta] = []
 """How long the collectives of this process's groups wait: empty until it has joined any."""
-_wraps: list[Callable[[dist.ProcessGroup], dist.ProcessGroup]] = []
+_wraps: list[Wrap] = []
 """What makes of a group of torch's one whose order of sums is stated; of NCCL's own sums, the group itself."""
+_disturbs: list[Wrap] = []
+"""What a fault makes of every group, when one is to."""
 _memory: list[SharedMemory] = []
 """Where this process's groups meet, when all ranks share a machine and are to meet in memory."""
 
@@ -99,6 +102,7 @@ def join_groups(
     timeout: float = 1800.0,
     memory: SharedMemory | None = None,
     native: bool = False,
+    disturb: Wrap | None = None,
 ) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
 
@@ -106,6 +110,7 @@ def join_groups(
     CUDA tensors travel through host memory (see `RankOrderGroup`), on NCCL they are added on the device (see
     `DeviceOrderGroup`) unless `native` asks for NCCL's own sums. With `memory`, made before
     the ranks were forked, the named groups meet there, with the same bits; torch's default group stays gloo's.
+    `disturb` makes of every named group another one, for a fault.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -115,6 +120,8 @@ def join_groups(
     )
     _limits.append(limit)
     _wraps.append(RankOrderGroup if backend == "gloo" else (lambda group: group) if native else DeviceOrderGroup)
+    if disturb is not None:
+        _disturbs.append(disturb)
     if memory is not None and backend == "gloo":
         memory.join(mesh.rank)
         _memory.append(memory)
@@ -123,7 +130,7 @@ def join_groups(
         if first == name:
             ensure_group(name, mesh.partition(name))
         else:
-            _register(name, mesh.partition(name), _joined[first])
+            _register(name, mesh.partition(name), _joined[first], is_new=False)
 
 
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
@@ -161,11 +168,13 @@ def leave_groups() -> None:
         return
     for name in _joined:
         unregister_group(name)
-    for registry in (_joined, _partitions, _limits, _wraps, _memory):
+    for registry in (_joined, _partitions, _limits, _wraps, _disturbs, _memory):
         registry.clear()
     dist.destroy_process_group()
 
 
-def _register(name: str, partition: Partition, group: dist.ProcessGroup) -> None:
+def _register(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
+    for disturb in _disturbs if is_new else ():
+        group = disturb(group)
     _joined[name], _partitions[name] = group, partition
     register_group(name, group)

@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -75,7 +76,11 @@ def attention(
 
 @contextmanager
 def current_device(index: int) -> Iterator[torch.device]:
-    """cuda:`index` as the device that a rank has set: `torch.device("cuda")` means it."""
+    """cuda:`index` as the device that a rank has set: `torch.device("cuda")` means it.
+
+    What torch remembers of fake calls has the device that was current then; no rank ever changes its own.
+    """
+    FakeTensorMode.cache_clear()
     with (
         mock.patch.object(torch.cuda, "is_initialized", lambda: True),
         mock.patch.object(torch.cuda, "current_device", lambda: index),

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cases import CASES
+from cases import CASES, trainers
+from harness.case.select import select
 from tests.cuda_lane import stand_in
+from tests.cuda_lane.run import every_graph_case
 
 ROOT = Path(__file__).parents[2]
 LANE = Path(__file__).with_name("run.py")
@@ -47,6 +49,14 @@ def run(script, *arguments, report_dir):
     assert found.exists(), done.stdout + done.stderr
     [case] = json.loads(found.read_text())["cases"]
     return case, "".join(file.read_text() for file in (report_dir / "latest").rglob("trace.log"))
+
+
+def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
+    selected = select(list(CASES.values()), every_graph_case())
+    assert {case.name for case in CASES.values()} - {case.name for case in selected} == {
+        *("early_accumulation", "chunked_vs_unchunked", "inductor_dense", "inductor_moe", "regional_inductor"),
+        *(case.name for case in trainers.CASES),
+    }
 
 
 def test_a_case_traced_for_two_gpus_is_one_code_and_equal_to_eager(case_file, tmp_path):

@@ -36,7 +36,9 @@ def run(tmp_path, *arguments):
     command = [sys.executable, "-m", "harness", "run", "--world-size", "2", "--steps", "2", "--device", "cpu"]
     command += ["--report-dir", str(tmp_path), *arguments]
     command += [] if {"--no-control", "--control"} & set(arguments) else ["--control", "when-different"]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    finished = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    )
     report = tmp_path / "latest" / "report.json"
     return finished, json.loads(report.read_text()) if report.exists() else None
 

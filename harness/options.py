@@ -12,6 +12,7 @@ from harness.records import Event
 from harness.records import Role as Role
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
+CollectivesRequest = Literal["auto", "shared", "gloo"]
 OnEvent = Callable[[Event], None]
 
 
@@ -36,6 +37,8 @@ class Stress:
 class RunOptions:
     """How to run cases, whatever they are. `timeout` is in seconds a case; `inject` goes into the candidate.
 
+    `collectives` says where ranks of one machine meet, `auto` where that is fastest; it changes no bit.
+
     `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
     writes every graph after every pass into the run folder. `control` says when each system runs a second
     time, to tell noise from defects; `stress` lets each run once more, under it.
@@ -47,6 +50,7 @@ class RunOptions:
     """
 
     device: DeviceRequest = "auto"
+    collectives: CollectivesRequest = "auto"
     timeout: float = 600.0
     control: Literal["always", "when_different", "never"] = "always"
     inject: str | None = None

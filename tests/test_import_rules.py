@@ -24,13 +24,14 @@ FLOOR = {
     "harness.records.result",
     "harness.ulps",
     "harness.evidence",
+    "harness.shared_memory",
     "harness.torch_versions",
     "harness.torch_compat",
 }
 
 # The house, from the ground up: a module imports from its own package and from lower floors, wherever in the file.
 FLOORS = (
-    {"harness", "harness.errors", "harness.torch_versions"},
+    {"harness", "harness.errors", "harness.shared_memory", "harness.torch_versions"},
     {"harness.checked"},
     {"harness.case", "harness.program", "harness.torch_compat", "harness.user_code"},
     {"harness.ulps", "reference"},

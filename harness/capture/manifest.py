@@ -51,6 +51,7 @@ def build_manifest(
         steps=case.steps,
         device=placement.device,
         backend=placement.backend,
+        collectives=placement.collectives,
         shared_gpus=placement.shared,
         machine=machine(),
         commit=commit(),

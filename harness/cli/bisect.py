@@ -11,11 +11,13 @@ from harness.cli.app import app
 from harness.cli.options import (
     Candidate,
     CaseName,
+    Collectives,
     Data,
     Device,
     EarlyGradAccumulation,
     ExtraPass,
     Inject,
+    MeetingIn,
     OnDevice,
     Reference,
     ReportDir,
@@ -37,6 +39,7 @@ def bisect_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     extra_pass: ExtraPass = None,
@@ -58,6 +61,12 @@ def bisect_command(
         data=data,
         early_grad_accumulation=early_grad_accumulation,
     )
-    options = RunOptions(device=device.value, timeout=timeout, inject=inject, extra_passes=tuple(extra_pass or ()))
+    options = RunOptions(
+        device=device.value,
+        collectives=collectives.value,
+        timeout=timeout,
+        inject=inject,
+        extra_passes=tuple(extra_pass or ()),
+    )
     replay = replay_options(changes, options) + ([CASE_FILE, case] if case.endswith(".json") else [])
     raise typer.Exit(bisect(find_case(case, changes), options, report_dir, replay))

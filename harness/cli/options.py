@@ -24,6 +24,14 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class Collectives(StrEnum):
+    """Where the ranks of one machine meet."""
+
+    AUTO = "auto"
+    SHARED = "shared"
+    GLOO = "gloo"
+
+
 class Control(StrEnum):
     """When each system runs a second time."""
 
@@ -48,6 +56,9 @@ Candidate = Annotated[str | None, typer.Option("--candidate", metavar="SYSTEM", 
 Reference = Annotated[str | None, typer.Option("--reference", metavar="SYSTEM", help="Another reference system.")]
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Another number of training steps.")]
 WorldSize = Annotated[int | None, typer.Option("--world-size", min=1, help="Another number of ranks.")]
+MeetingIn = Annotated[
+    Collectives, typer.Option("--collectives", help="Where ranks meet: shared memory, or gloo's sockets. Same bits.")
+]
 OnDevice = Annotated[Device, typer.Option("--device", help="Where ranks compute.")]
 EarlyGradAccumulation = Annotated[
     bool,

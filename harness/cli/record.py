@@ -12,8 +12,10 @@ from harness.cli.app import app
 from harness.cli.options import (
     BaselineDir,
     CaseName,
+    Collectives,
     Data,
     Device,
+    MeetingIn,
     OnDevice,
     ReportDir,
     Steps,
@@ -50,6 +52,7 @@ def record_command(
     world_size: WorldSize = None,
     data: Data = None,
     device: OnDevice = Device.AUTO,
+    collectives: MeetingIn = Collectives.AUTO,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for the run.")
@@ -61,7 +64,9 @@ def record_command(
 
     changes = make_changes(steps=steps, world_size=world_size, data=data)
     target = Target(out=out, baseline_dir=chosen_baseline_dir(baseline, baseline_dir), force=force)
-    options = RunOptions(device=device.value, timeout=timeout, values=parse_values(values or ()))
+    options = RunOptions(
+        device=device.value, collectives=collectives.value, timeout=timeout, values=parse_values(values or ())
+    )
     raise typer.Exit(record(find_case(case, changes), system, options, target, report_dir))
 
 

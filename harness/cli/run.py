@@ -14,12 +14,14 @@ from harness.cli.app import Expression, app, selected_cases
 from harness.cli.options import (
     BaselineDir,
     Candidate,
+    Collectives,
     Control,
     Data,
     Device,
     EarlyGradAccumulation,
     ExtraPass,
     Inject,
+    MeetingIn,
     OnDevice,
     Reference,
     ReportDir,
@@ -49,6 +51,7 @@ def run_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     control: Annotated[
@@ -108,6 +111,7 @@ def run_command(
     cases = [case for case in cases if case.name not in not_run]
     options = RunOptions(
         device=device.value,
+        collectives=collectives.value,
         timeout=timeout,
         control=_when_to_repeat(control, no_control),
         inject=inject,

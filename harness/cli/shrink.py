@@ -12,11 +12,13 @@ from harness.cli.app import app
 from harness.cli.options import (
     Candidate,
     CaseName,
+    Collectives,
     Data,
     Device,
     EarlyGradAccumulation,
     ExtraPass,
     Inject,
+    MeetingIn,
     OnDevice,
     Reference,
     ReportDir,
@@ -37,6 +39,7 @@ def shrink_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     extra_pass: ExtraPass = None,
@@ -60,7 +63,9 @@ def shrink_command(
         data=data,
         early_grad_accumulation=early_grad_accumulation,
     )
-    options = RunOptions(device=device.value, inject=inject, extra_passes=tuple(extra_pass or ()))
+    options = RunOptions(
+        device=device.value, collectives=collectives.value, inject=inject, extra_passes=tuple(extra_pass or ())
+    )
     # The small case's file will hold the changes, and which extra passes stay is found out.
     replay = replay_options(Changes(), replace(options, extra_passes=()))
     found = find_case(case, changes)

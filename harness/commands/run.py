@@ -103,6 +103,7 @@ def replay_options(changes: Changes, run: RunOptions) -> list[str]:
         "--data": changes.data,
         "--inject": run.inject,
         "--device": None if run.device == "auto" else run.device,
+        "--collectives": None if run.collectives == "auto" else run.collectives,
         "--control": "when-different" if run.control == "when_different" else None,
         "--stress-threads": run.stress.num_threads if run.stress and run.stress.num_threads > 1 else None,
     }

@@ -67,7 +67,8 @@ class CaseRun:
 
     def result(self) -> CaseResult:
         """Run the case. Whatever goes wrong with it becomes its result."""
-        where = {"device": self.placement.device, "backend": self.placement.backend}
+        placement = self.placement
+        where = {"device": placement.device, "backend": placement.backend, "collectives": placement.collectives}
         began = time.monotonic()
         try:
             judgement, recordings = self._judge()

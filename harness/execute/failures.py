@@ -18,10 +18,11 @@ from typing import Any
 from harness import errors
 from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, RankError, bounded
 
-# What gloo, NCCL and torch's stores say when a peer went away.
+# What gloo, NCCL, torch's stores and `harness.shared_memory` say when a peer went away.
 _LOST_PEER = re.compile(
     r"gloo/transport|[Cc]onnection (was )?(closed|reset|refused)|Broken pipe|Socket [Cc]losed|Connection aborted"
     r"|remote process exited|ncclRemoteError|ncclSystemError|store.*(timed out|wait timeout)|Timed out waiting \d+ms"
+    r"|has ended while others waited for it"
 )
 
 MAX_FOUND = 500

@@ -46,6 +46,7 @@ from harness.execute.requests import Seats
 from harness.execute.worker import Job, run_rank
 from harness.options import OnEvent
 from harness.records import Event
+from harness.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -86,6 +87,7 @@ class Ranks:
     ranks: list[Rank] = field(default_factory=list)
     ready: int = 0
     start_seconds: float = 0.0
+    memory: SharedMemory | None = None
 
     def run(self, hangup: int | None = None) -> End:
         """Fork the ranks and watch them to their end; none is alive afterwards, whatever happens.
@@ -96,12 +98,16 @@ class Ranks:
         if self.seats.server is None:  # a FileStore waits forever for a folder that is not there
             Path(self.seats.store).parent.mkdir(parents=True, exist_ok=True)
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
+        if self.job.placement.in_memory:
+            self.memory = SharedMemory(self.job.case.parallelism.world_size)
         try:
             for rank in self.seats.ranks:
                 self.ranks.append(self._fork(rank))
             return self._watch(began, hangup)
         finally:
             self._kill()
+            if self.memory is not None:
+                self.memory.close()
 
     def _fork(self, rank: int) -> Rank:
         reader, writer = os.pipe()
@@ -112,7 +118,7 @@ class Ranks:
             for other in self.ranks:
                 os.close(other.pipe)
             os.close(reader)
-            _run_child(self.job, rank, self.seats, self.log_of(rank), writer, host)
+            _run_child(self.job, rank, self.seats, self.log_of(rank), writer, host, self.memory)
         os.close(writer)
         os.set_blocking(reader, False)
         return Rank(rank, pid, reader, self.log_of(rank))
@@ -240,7 +246,9 @@ class Ranks:
             os.close(rank.pipe)
 
 
-def _run_child(job: Job, rank: int, seats: Seats, log: Path, writer: int, host: int) -> NoReturn:
+def _run_child(
+    job: Job, rank: int, seats: Seats, log: Path, writer: int, host: int, memory: SharedMemory | None
+) -> NoReturn:
     """The forked rank, from its first line to its exit. It never returns into the host's frames."""
     status = 1
     try:
@@ -251,7 +259,7 @@ def _run_child(job: Job, rank: int, seats: Seats, log: Path, writer: int, host: 
         redirect_output(log)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=False)
-        status = _run_reporting(job, rank, seats, writer)
+        status = _run_reporting(job, rank, seats, writer, memory)
     finally:
         with contextlib.suppress(BaseException):
             logging.shutdown()
@@ -260,7 +268,7 @@ def _run_child(job: Job, rank: int, seats: Seats, log: Path, writer: int, host: 
         os._exit(status)
 
 
-def _run_reporting(job: Job, rank: int, seats: Seats, writer: int) -> int:
+def _run_reporting(job: Job, rank: int, seats: Seats, writer: int, memory: SharedMemory | None) -> int:
     def tell(account: Account) -> None:
         content = memoryview(wire.write(account))
         while content:
@@ -268,7 +276,7 @@ def _run_reporting(job: Job, rank: int, seats: Seats, writer: int) -> int:
 
     try:
         with profiled(job.profile_of(rank)):
-            run_rank(job, rank, _open_store(seats, job), tell)
+            run_rank(job, rank, _open_store(seats, job), tell, memory)
     except BaseException as error:
         failure = failure_of_exception(rank, error)
         print(failure.details, file=sys.stderr, flush=True)

@@ -81,7 +81,8 @@ class Session:
         if self._num_gpus is None and self.options.device != "cpu":
             with contextlib.suppress(RankError):  # a host that cannot start says so again, as each case's result
                 self._num_gpus = self.ask(MachineRequest(), START_TIMEOUT).gpus
-        return place(self.options.device, case.parallelism.world_size, self._num_gpus or 0)
+        options = self.options
+        return place(options.device, case.parallelism.world_size, self._num_gpus or 0, options.collectives)
 
     def announce(self, result: CaseResult) -> None:
         """Nobody follows."""

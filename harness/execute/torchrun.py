@@ -156,6 +156,13 @@ class Team:
         if self._num_gpus is None and self.options.device != "cpu":
             with suppress(RankError):  # a host that cannot start says so again, as each case's result
                 self._num_gpus = self._ask_host(MachineRequest(), _START_SECONDS).gpus
+        if self.options.collectives == "shared":
+            raise CaseError(
+                "the ranks that torchrun made do not share memory, and may be on several machines",
+                expected="collectives over gloo or NCCL",
+                found="--collectives shared",
+                fix="leave --collectives out, or run without torchrun",
+            )
         local = int(os.environ.get("LOCAL_WORLD_SIZE", case.parallelism.world_size))
         return place(self.options.device, local, self._num_gpus or 0)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
+    from harness.shared_memory import SharedMemory
     from harness.systems.graph import GraphProgram
     from reference.parallel.mesh import Mesh
 
@@ -99,8 +100,8 @@ class Job:
         return self.part_of(rank).with_suffix(".safetensors")
 
 
-def run_rank(job: Job, rank: int, store: Store, tell: Tell) -> None:
-    """Run one rank to its end, and `tell` how far it is.
+def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory | None = None) -> None:
+    """Run one rank to its end, and `tell` how far it is. Its named groups meet in `memory`, where there is some.
 
     Whatever goes wrong is raised; process groups then stay as they are, for the caller to leave or to die with.
     """
@@ -128,7 +129,8 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell) -> None:
     tell(Prepared(graph=describe_program(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
     with phase("join groups"):
-        join_groups(mesh, device, store, backend=job.placement.backend, timeout=job.collective_timeout)
+        backend, timeout = job.placement.backend, job.collective_timeout
+        join_groups(mesh, device, store, backend=backend, timeout=timeout, memory=memory)
     tell(Ready())
 
     injector = Injector(job.fault, rank)

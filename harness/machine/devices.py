@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import platform
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,24 +15,38 @@ from typing import Literal
 from harness.case import Case
 from harness.errors import CaseError
 from harness.machine.describe import gpu_models
+from harness.options import CollectivesRequest
+from harness.shared_memory import is_supported
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A case's device and backend. With `shared` GPUs, rank r runs on GPU r % num_gpus."""
+    """A case's device and torch.distributed's backend. With `shared` GPUs, rank r runs on GPU r % num_gpus.
+
+    With `in_memory` the ranks of named groups meet in memory that they share, and else through the backend. It changes
+    no bit: on gloo and in shared memory every sum is of the same parts, in the order of ranks.
+    """
 
     device: Literal["cpu", "cuda"] = "cpu"
     backend: Literal["gloo", "nccl"] = "gloo"
     num_gpus: int = 0
     shared: bool = False
+    in_memory: bool = False
+
+    @property
+    def collectives(self) -> Literal["shared", "gloo", "nccl"]:
+        """Where ranks meet, as reports say it."""
+        return "shared" if self.in_memory else self.backend
 
     def device_of(self, rank: int) -> str:
         """The device of one rank, as torch writes it."""
         return "cpu" if self.device == "cpu" else f"cuda:{rank % self.num_gpus}"
 
 
-def place(request: str, world_size: int, num_gpus: int) -> Placement:
-    """Choose where a case runs. Raises CaseError when it asks for CUDA and there is no GPU.
+def place(request: str, world_size: int, num_gpus: int, collectives: CollectivesRequest = "gloo") -> Placement:
+    """Choose where a case runs, and where its ranks, all on this machine, meet.
+
+    Raises CaseError when it asks for CUDA and there is no GPU, and for collectives that cannot be had.
 
     `auto` takes GPUs only when every rank gets its own. `cuda` with fewer GPUs than ranks shares them
     over gloo, which copies through host memory: NCCL refuses two ranks on one GPU, unless each
@@ -40,7 +55,7 @@ def place(request: str, world_size: int, num_gpus: int) -> Placement:
     if request not in ("auto", "cpu", "cuda"):
         raise CaseError("unknown device", expected="auto, cpu or cuda", found=repr(request))
     if request == "cpu" or (request == "auto" and num_gpus < world_size):
-        return Placement()
+        return Placement(in_memory=_in_memory(collectives))
     if num_gpus == 0:
         raise CaseError(
             "the case asks for CUDA, and this machine offers none",
@@ -49,9 +64,32 @@ def place(request: str, world_size: int, num_gpus: int) -> Placement:
             fix="run with --device cpu, or see `bitproof doctor`",
         )
     if num_gpus >= world_size:
-        return Placement("cuda", "nccl", num_gpus)
-    shared_nccl = os.environ.get("BITPROOF_SHARED_NCCL") == "1"
-    return Placement("cuda", "nccl" if shared_nccl else "gloo", num_gpus, shared=True)
+        return _over_nccl(Placement("cuda", "nccl", num_gpus), collectives)
+    if os.environ.get("BITPROOF_SHARED_NCCL") == "1":
+        return _over_nccl(Placement("cuda", "nccl", num_gpus, shared=True), collectives)
+    return Placement("cuda", "gloo", num_gpus, shared=True, in_memory=_in_memory(collectives))
+
+
+def _in_memory(request: CollectivesRequest) -> bool:
+    if request == "shared" and not is_supported():
+        raise CaseError(
+            "ranks cannot meet in shared memory on this machine",
+            expected="Linux on x86_64 or aarch64, whose kernel has futex",
+            found=f"{platform.system()} on {platform.machine()}",
+            fix="leave --collectives out, or give --collectives gloo",
+        )
+    return request != "gloo" and is_supported()
+
+
+def _over_nccl(placement: Placement, request: CollectivesRequest) -> Placement:
+    if request == "shared":
+        raise CaseError(
+            "ranks that each have a GPU do not meet in shared memory",
+            expected="collectives over NCCL",
+            found=f"--collectives {request}",
+            fix="leave --collectives out, or run with --device cpu",
+        )
+    return placement
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:

@@ -75,6 +75,7 @@ class Manifest:
     `case` is as its case was written. `ranks` holds, rank by rank, what each system says of itself (its data's
     sha256); `stress` what the run was disturbed by, None for a plain one; `chunked`, of a system that chunks, how often
     a step runs each module in chunks; `values` the patterns of the tensors whose values are kept, which change no bit.
+    `collectives` is where ranks met, which changes no bit: the sums are the same on gloo and in shared memory.
     `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
     the last step. The sums are of the folder's files, and known once they are written. Fields that may be None came
     later than the first recordings.
@@ -89,6 +90,7 @@ class Manifest:
     arm: str | None = None
     device: str | None = None
     backend: str | None = None
+    collectives: str | None = None
     shared_gpus: bool | None = None
     machine: MachineFacts | None = None
     commit: str | None = None

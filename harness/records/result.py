@@ -289,6 +289,7 @@ class CaseResult:
     `options`, where they are not the report's, are those of the run that the case was merged from.
     `baseline` has each side that was held against its baseline.
     `remarks` are what readers must know of how much the agreement of this case shows.
+    `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
     """
 
     case: Case
@@ -315,6 +316,13 @@ class CaseResult:
     options: tuple[str, ...] | None = None
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    collectives: str | None = None
+
+    @property
+    def where(self) -> str:
+        """On what the case ran, in words."""
+        meeting = ", shared memory" if self.collectives == "shared" else ""
+        return f"{self.world_size} ranks, {self.steps} steps, {self.device}, {self.backend}{meeting}"
 
     @property
     def as_expected(self) -> bool:

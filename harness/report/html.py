@@ -207,7 +207,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
         ("compared", f"{case.candidate} against {case.reference}"),
         ("model", f"{case.model.family} {case.model.flavor}"),
         ("split", chunking or "nothing"),
-        ("run", f"{result.world_size} ranks, {result.steps} steps, {result.device}, {result.backend}"),
+        ("run", result.where),
         ("parallel", f"ep {parallelism.ep}, tp {parallelism.tp}"),
         ("second runs", _sides({side: verdict or "not made" for side, verdict in result.control.items()})),
     ]

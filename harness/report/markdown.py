@@ -152,8 +152,7 @@ def _case_details(report: Report, result: CaseResult) -> str:
         headers = ("pass", "seconds", "nodes before", "nodes after")
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]
         parts += [f"### Passes\n\n{_table(headers, passes)}", *_pass_details(result.passes)]
-    where = f"{result.world_size} ranks, {result.steps} steps, {result.device}, {result.backend}"
-    return "\n\n".join([where, *(f"**{_cell(_brief(remark))}**" for remark in result.remarks), *parts])
+    return "\n\n".join([result.where, *(f"**{_cell(_brief(remark))}**" for remark in result.remarks), *parts])
 
 
 def _divergence(first: Divergence) -> str:

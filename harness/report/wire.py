@@ -242,6 +242,7 @@ class CaseEntry:
     options: list[str] | None = None
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    collectives: str | None = None
     case: WholeCase
 
     @staticmethod

@@ -23,8 +23,10 @@ import torch
 import torch.distributed as dist
 
 from harness.case import Parallelism
+from harness.shared_memory import SharedMemory
 from harness.torch_compat import register_group, set_timeout, unregister_group
 from reference.parallel.rank_order_group import RankOrderGroup
+from reference.parallel.shared_memory_group import SharedMemoryGroup
 
 FSDP = "fsdp"
 EXPERT_FSDP = "efsdp"
@@ -39,6 +41,8 @@ _joined: dict[str, dist.ProcessGroup] = {}
 _partitions: dict[str, Partition] = {}
 _limits: list[timedelta] = []
 """How long the collectives of this process's groups wait: empty until it has joined any."""
+_memory: list[SharedMemory] = []
+"""Where this process's groups meet, when all ranks share a machine and are to meet in memory."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,20 @@ class Mesh:
         return next(name for name in GROUP_NAMES if self.partition(name) == self.partition(group))
 
 
-def join_groups(mesh: Mesh, device: torch.device, store: dist.Store, *, backend: str, timeout: float = 1800.0) -> None:
+def join_groups(
+    mesh: Mesh,
+    device: torch.device,
+    store: dist.Store,
+    *,
+    backend: str,
+    timeout: float = 1800.0,
+    memory: SharedMemory | None = None,
+) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
 
     `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. On gloo, sums are
-    taken in rank order and CUDA tensors travel through host memory (see `RankOrderGroup`).
+    taken in rank order and CUDA tensors travel through host memory (see `RankOrderGroup`). With `memory`, made before
+    the ranks were forked, the named groups meet there, with the same bits; torch's default group stays gloo's.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -96,6 +109,9 @@ def join_groups(mesh: Mesh, device: torch.device, store: dist.Store, *, backend:
         backend, store=store, rank=mesh.rank, world_size=world_size, timeout=limit, device_id=device_id
     )
     _limits.append(limit)
+    if memory is not None and backend == "gloo":
+        memory.join(mesh.rank)
+        _memory.append(memory)
     for name in GROUP_NAMES:
         first = mesh.object_of(name)
         if first == name:
@@ -118,13 +134,17 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
         return
     if any(ranks != sorted(ranks) for ranks in partition):
         raise ValueError(f"group {name} lists ranks out of order: {partition}")
+    rank = dist.get_rank()
+    if _memory and (rings := _memory[0].next_area(partition, rank, _limits[0].total_seconds())) is not None:
+        own = next(ranks for ranks in partition if rank in ranks)
+        _register(name, partition, SharedMemoryGroup(own.index(rank), len(own), rings))
+        return
     is_gloo = dist.get_backend() == "gloo"
     options: Any = None
     if high_priority and not is_gloo:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         set_timeout(options, _limits[0])
     groups = [dist.new_group(ranks, timeout=_limits[0], pg_options=options) for ranks in partition]
-    rank = dist.get_rank()
     group = next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
     _register(name, partition, RankOrderGroup(group) if is_gloo else group)
 
@@ -135,7 +155,7 @@ def leave_groups() -> None:
         return
     for name in _joined:
         unregister_group(name)
-    for registry in (_joined, _partitions, _limits):
+    for registry in (_joined, _partitions, _limits, _memory):
         registry.clear()
     dist.destroy_process_group()
 

@@ -56,17 +56,17 @@ class RankOrderGroup(dist.ProcessGroup):
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         """Gather each input, of one shape on all ranks, in rank order."""
-        return _AllOf([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
+        return _all_of([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         """Sum each input over ranks in rank order; this rank keeps its part."""
         _refuse_all_but_sum(opts)
-        return _AllOf([self._reduce_scatter(out, x) for out, x in zip(outputs, inputs, strict=True)])
+        return _all_of([self._reduce_scatter(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Sum each tensor over ranks in rank order, in place."""
         _refuse_all_but_sum(opts)
-        return _AllOf([self._all_reduce(x) for x in tensors])
+        return _all_of([self._all_reduce(x) for x in tensors])
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Sum each tensor over ranks in rank order, in place."""
@@ -83,9 +83,7 @@ class RankOrderGroup(dist.ProcessGroup):
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
         """Exchange rows: part i of the input goes to rank i, part i of the output came from rank i."""
-        received = _host_like(output)
-        transfer = self._gloo.alltoall_base(received, _to_host(x), output_splits, input_splits)
-        return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
+        return self._all_to_all(output, x, output_splits, input_splits)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
@@ -93,9 +91,14 @@ class RankOrderGroup(dist.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
+    def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
+        received = _host_like(output)
+        transfer = self._gloo.alltoall_base(received, _to_host(x), output_splits, input_splits)
+        return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
+
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
         sent_WN = _to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous()
-        return self.alltoall_base(output.view(self.size(), -1), sent_WN, [], [])
+        return self._all_to_all(output.view(self.size(), -1), sent_WN, [], [])
 
     def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
         sent_WN = _to_host(x).reshape(self.size(), -1)
@@ -107,6 +110,10 @@ class RankOrderGroup(dist.ProcessGroup):
         gathered_WN = x.new_empty(self.size(), x.numel(), device="cpu")
         transfer = self._all_gather(gathered_WN, x)
         return _FinishOnWait(transfer, lambda: x.copy_(_sum_in_rank_order(gathered_WN).view_as(x)))
+
+
+def _all_of(works: list[Work]) -> Work:
+    return works[0] if len(works) == 1 else _AllOf(works)
 
 
 class _AllOf(Work):

@@ -122,7 +122,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     names = tmp_path / "names.json"
     names.write_text('{"model.*": "*"}')
     line = (
-        f"--candidate mine --reference eager --steps 3 --world-size 4 --device cpu --no-control "
+        f"--candidate mine --reference eager --steps 3 --world-size 4 --device cpu --no-control --collectives gloo "
         f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v "
         f"--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs --stress --names {names}"
     )
@@ -132,6 +132,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     assert (cases[0].candidate, cases[0].reference, cases[0].steps) == ("mine", "eager", 3)
     assert vars(options) == {
         "device": "cpu",
+        "collectives": "gloo",
         "timeout": 30.0,
         "control": "never",
         "inject": "flip-bit",
@@ -149,8 +150,8 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         replay
         == (
             f"--candidate mine --reference eager --steps 3 --world-size 4 --data {data} --inject flip-bit --device cpu "
-            "--early-grad-accumulation --no-control --stress --extra-pass a.b:c --extra-pass d:e@before=chunk "
-            f"--names {names}"
+            "--collectives gloo --early-grad-accumulation --no-control --stress "
+            f"--extra-pass a.b:c --extra-pass d:e@before=chunk --names {names}"
         ).split()
     )
 

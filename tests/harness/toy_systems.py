@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from harness.case import Case
 from harness.options import Stress
-from reference.parallel.mesh import Mesh
+from reference.parallel.collectives import all_reduce
+from reference.parallel.mesh import FSDP, Mesh
 
 BAD_STEP = 2
 BAD_RANK = 1
@@ -328,6 +329,25 @@ class Spawning(Misbehaving):
 
 
 raising, killed, leaving, hanging, host_killer, spawning = Raising, Killed, Leaving, Hanging, HostKiller, Spawning
+
+
+class Meeting(Toy):
+    """Sums its gradients through a group that bitproof names, wherever the ranks of that meet."""
+
+    def plain_gradients(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        product = (self.weight * x).sum()
+        return product.square(), {"weight": all_reduce(2 * product * x, FSDP)}
+
+
+class MeetingKilled(Meeting, Killed):
+    """Is killed while others wait for it there."""
+
+
+class MeetingHanging(Meeting, Hanging):
+    """Hangs while others wait for it there."""
+
+
+meeting, meeting_killed, meeting_hanging = Meeting, MeetingKilled, MeetingHanging
 
 
 class Lossless(Toy):

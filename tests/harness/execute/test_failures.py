@@ -28,6 +28,8 @@ def test_when_all_lost_their_peers_the_first_is_blamed():
         "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2342",
         "[/x/gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 2720ms for send operation to complete",
         "Connection reset by peer",
+        "rank 3 has ended while others waited for it",
+        "Timed out waiting 100ms for ranks [0, 1]",
     ],
 )
 def test_a_connection_lost_is_secondary(text):

@@ -398,6 +398,34 @@ def test_a_hung_rank_is_shown_by_its_stack(tmp_path):
     assert "harness/execute/host.py" not in stacks
 
 
+@pytest.mark.parametrize("collectives", ["shared", "gloo"])
+def test_ranks_meet_where_they_are_told_to_and_the_report_says_where(tmp_path, collectives):
+    result = run(tmp_path, toy("meeting", reference="meeting"), collectives=collectives)
+    assert (result.verdict, result.backend, result.collectives) == (Verdict.EQUAL, "gloo", collectives)
+    manifest = json.loads(
+        (tmp_path / "recordings/toy" / f"{TOYS}meeting".replace(":", "-") / "manifest.json").read_text()
+    )
+    assert (manifest["backend"], manifest["collectives"]) == ("gloo", collectives)
+
+
+def test_a_rank_that_is_killed_while_others_wait_in_shared_memory_is_blamed_and_not_they(tmp_path):
+    began = time.monotonic()
+    result = run(tmp_path, toy("meeting_killed", world_size=3), collectives="shared")
+    assert (
+        "rank 1 of tests.harness.toy_systems:meeting_killed was killed by signal 9 (SIGKILL) at step 2" in result.error
+    )
+    assert time.monotonic() - began < 30, "nobody waits for a time to be up"
+
+
+def test_a_hang_in_shared_memory_is_shown_by_the_stacks_of_the_rank_that_hangs_and_of_one_that_waits(tmp_path):
+    result = run(tmp_path, toy("meeting_hanging"), collectives="shared", timeout=12.0)
+    assert "found: ranks 0, 1 at step 2, unfinished" in result.error
+    rank_0, rank_1 = result.error.partition("\n\n")[2].split("\n\n")
+    assert re.match(r"rank 0, logs/.*rank0\.log:\n  File .*shared_memory\.py\", line \d+ in wait\n", rank_0)
+    assert "in all_reduce" in rank_0
+    assert re.match(r"rank 1, logs/.*rank1\.log:\n  File .*toy_systems\.py\", line \d+ in hang_here\n", rank_1)
+
+
 @pytest.mark.parametrize("kind", ["kill-rank", "raise"])
 def test_a_fault_that_ends_a_rank_is_an_error_of_that_rank(tmp_path, kind):
     result = run(tmp_path, toy(), inject=f"{kind}:rank=1,step=1")

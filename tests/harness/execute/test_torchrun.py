@@ -11,6 +11,8 @@ import pytest
 from harness.case import Case, Parallelism
 from harness.errors import CaseError
 from harness.execute.launch import run_cases
+from harness.execute.torchrun import Team
+from harness.machine.devices import Placement
 from harness.options import RunOptions
 
 pytestmark = pytest.mark.ranks
@@ -100,4 +102,21 @@ def test_another_world_size_than_torchruns_is_refused(tmp_path, monkeypatch):
         "  expected: 8 ranks\n"
         "  found: WORLD_SIZE=16\n"
         "  fix: start 8 ranks, or give --world-size 16"
+    )
+
+
+def test_ranks_of_torchrun_do_not_share_memory(tmp_path):
+    """They may be on several machines. Without a word of it they meet over gloo."""
+    team = object.__new__(Team)
+    team._num_gpus, case = 0, Case(name="toy", family="toy", reference="eager", candidate="graph")
+    team.options = RunOptions(device="cpu")
+    assert team.place(case) == Placement("cpu", "gloo")
+    team.options = RunOptions(device="cpu", collectives="shared")
+    with pytest.raises(CaseError) as error:
+        team.place(case)
+    assert str(error.value) == (
+        "CaseError: the ranks that torchrun made do not share memory, and may be on several machines\n"
+        "  expected: collectives over gloo or NCCL\n"
+        "  found: --collectives shared\n"
+        "  fix: leave --collectives out, or run without torchrun"
     )

@@ -22,6 +22,39 @@ def test_fewer_gpus_than_ranks_are_shared_over_gloo(monkeypatch):
     assert [shared.device_of(rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
+def test_ranks_of_one_machine_share_memory_unless_they_are_asked_not_to():
+    assert place("cpu", 8, 0, "auto") == place("cpu", 8, 0, "shared") == Placement("cpu", "gloo", in_memory=True)
+    assert place("cpu", 8, 0, "gloo") == Placement("cpu", "gloo")
+    assert place("cuda", 3, 2, "auto") == Placement("cuda", "gloo", 2, shared=True, in_memory=True)
+
+
+def test_ranks_that_each_have_a_gpu_meet_over_nccl():
+    assert place("auto", 8, 8, "auto").collectives == "nccl"
+    with pytest.raises(CaseError) as error:
+        place("auto", 8, 8, "shared")
+    assert str(error.value) == (
+        "CaseError: ranks that each have a GPU do not meet in shared memory\n"
+        "  expected: collectives over NCCL\n"
+        "  found: --collectives shared\n"
+        "  fix: leave --collectives out, or run with --device cpu"
+    )
+
+
+def test_where_the_kernel_cannot_count_arrivals_ranks_meet_over_gloo(monkeypatch):
+    monkeypatch.setattr(devices, "is_supported", lambda: False)
+    monkeypatch.setattr(devices.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(devices.platform, "machine", lambda: "arm64")
+    assert place("cpu", 8, 0, "auto").collectives == "gloo"
+    with pytest.raises(CaseError) as error:
+        place("cpu", 8, 0, "shared")
+    assert str(error.value) == (
+        "CaseError: ranks cannot meet in shared memory on this machine\n"
+        "  expected: Linux on x86_64 or aarch64, whose kernel has futex\n"
+        "  found: Darwin on arm64\n"
+        "  fix: leave --collectives out, or give --collectives gloo"
+    )
+
+
 def test_sharing_tries_nccl_only_when_asked(monkeypatch):
     monkeypatch.setenv("BITPROOF_SHARED_NCCL", "1")
     assert place("cuda", 3, 2).backend == "nccl"

@@ -1,0 +1,244 @@
+"""Memory that forked processes share, in which the ranks of a machine leave data for each other. Loads no torch.
+
+`SharedMemory` is one anonymous mapping, made before ranks are forked. It never has a name: when the last process that
+has it ends, however it ends, it is gone. `Ring` is what a group exchanges pieces through: each rank writes into its own
+slot, all arrive, each reads the others' slots, all arrive again, and the slot is free.
+
+An arrival is one system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically and, if that was the last rank,
+wakes all who wait for it. So a phase costs a rank at most one sleep and the group one wake, however many ranks share
+a core, and nobody needs an atomic instruction, which Python has not. A slot's counter goes up to the number of ranks
+in even rounds and down to zero in odd ones, so nobody resets it. A round of it cannot begin before all have seen the
+end of the one before: whoever writes into a slot has seen all say that they have read it.
+
+Memory order: the kernel's addition is atomic and ordered after what the rank wrote before it (a locked instruction on
+x86, a release and a barrier on ARM). A counter is one aligned word, whose load cannot tear. x86 keeps loads in order;
+elsewhere one more such system call stands between the load that sees all arrived and the loads of their data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import platform
+import select
+import sys
+import time
+from collections.abc import Sequence
+
+INLINE_SLOTS, INLINE_BYTES = 8, 256 << 10
+"""How many messages of a group may be under way, and a rank's room for one."""
+BULK_SLOTS, BULK_BYTES = 4, 512 << 10
+"""Larger messages go through these, in pieces."""
+
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
+_FUTEX_WAIT, _FUTEX_WAKE_OP = 0, 5
+_NORESERVE = 0x4000  # Linux's MAP_NORESERVE: what is never written takes no memory
+_LINE = 64
+_MAX_RANKS = 2047  # FUTEX_WAKE_OP compares with a number of 12 bits
+_ALL = 2**31 - 1
+_SLICE_NS = 20_000_000
+_SPINS = 300
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+@functools.cache
+def is_supported() -> bool:
+    """Whether ranks can meet in shared memory here: on Linux, where its kernel counts arrivals."""
+    if sys.platform != "linux" or platform.machine() not in _SYS_FUTEX:
+        return False
+    try:
+        memory = SharedMemory(1, num_areas=1)
+        memory.arrive(0, True, 1)
+    except OSError:
+        return False
+    return memory.words[0] == 1
+
+
+class SharedMemory:
+    """One mapping for all groups of a run: words that ranks wait for, then areas; a group takes the next area.
+
+    Make it before forking; every rank then calls `join`, and asks for its groups' areas in the same order.
+    """
+
+    def __init__(self, world_size: int, num_areas: int = 16) -> None:
+        assert 0 < world_size <= _MAX_RANKS, "a counter holds that many"
+        self.world_size = world_size
+        self._areas_left = list(range(num_areas))
+        self._ring_words = 2 * (INLINE_SLOTS + BULK_SLOTS) * _LINE
+        self._area_bytes = world_size * (INLINE_SLOTS * INLINE_BYTES + BULK_SLOTS * BULK_BYTES)
+        head = world_size * (1 + num_areas) * max(_LINE, self._ring_words)
+        self._areas_at = -(-head // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = self._areas_at + num_areas * self._area_bytes
+        self.map = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE)
+        self.words = memoryview(self.map).cast("I")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self._futex = ctypes.CDLL(None, use_errno=True).syscall
+        pointer = ctypes.c_void_p
+        self._futex.argtypes = [ctypes.c_long, pointer, ctypes.c_int, ctypes.c_uint, pointer, pointer, ctypes.c_uint]
+        self._number = _SYS_FUTEX[platform.machine()]
+        self._slice = ctypes.addressof(_SLICE)
+        self._is_ordered = platform.machine() == "x86_64"
+        self._spins = _SPINS if world_size <= len(os.sched_getaffinity(0)) else 0
+        self._pidfds: dict[int, int] = {}
+
+    def close(self) -> None:
+        """Let go of the mapping in this process, where nothing else refers to it."""
+        self.words.release()
+        self.map.close()
+
+    def join(self, rank: int) -> None:
+        """Say that this process is a rank, so that others see it end."""
+        self.words[rank * _LINE // 4] = os.getpid()
+
+    def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
+        """This rank's rings, inline and bulk, in the next area, for its part of `partition`; None when none is left."""
+        if not self._areas_left:
+            return None
+        area = self._areas_left.pop(0)
+        first = 0
+        for ranks in partition:
+            if rank in ranks:
+                break
+            first += len(ranks)
+        words_at = self.world_size * _LINE + (area * self.world_size + first) * self._ring_words
+        data_at = self._areas_at + area * self._area_bytes
+        bulk_words_at = words_at + 2 * INLINE_SLOTS * _LINE
+        bulk_at = data_at + self.world_size * INLINE_SLOTS * INLINE_BYTES
+        return (
+            Ring(self, ranks, rank, first, words_at, data_at, INLINE_SLOTS, INLINE_BYTES, timeout),
+            Ring(self, ranks, rank, first, bulk_words_at, bulk_at, BULK_SLOTS, BULK_BYTES, timeout),
+        )
+
+    def arrive(self, at: int, is_up: bool, size: int) -> None:
+        """Count one arrival at the counter `at` (in bytes), up to `size` or down to 0; the last wakes all who wait."""
+        # Operation ADD, comparison EQUAL: `1 << 28 | 0 << 24 | addend << 12 | what the counter is before the last`.
+        operation = 1 << 28 | (1 << 12 | (size - 1) if is_up else 0xFFF << 12 | 1)
+        word = self.address + at
+        nobody_waits_here = word + 4  # the call wakes one who waits at its first address, whatever it counts
+        if self._futex(self._number, nobody_waits_here, _FUTEX_WAKE_OP, 1, _ALL, word, operation) < 0:
+            raise OSError(ctypes.get_errno(), "futex cannot count an arrival")
+
+    def wait(self, at: int, target: int, ranks: Sequence[int], timeout: float) -> None:
+        """Wait until the counter `at` (in bytes) is `target`, which takes all `ranks`.
+
+        Raises RuntimeError when one of them ended, TimeoutError after `timeout` seconds.
+        """
+        words, index = self.words, at // 4
+        for _ in range(self._spins):
+            if words[index] == target:
+                break
+        limit = None
+        while (value := words[index]) != target:
+            if self._futex(self._number, self.address + at, _FUTEX_WAIT, value, self._slice, None, 0) == 0:
+                continue
+            number = ctypes.get_errno()
+            if number == errno.ETIMEDOUT:
+                limit = limit or time.monotonic() + timeout
+                ended = self._ended(ranks)
+                if words[index] == target:
+                    break
+                if ended is not None:
+                    raise RuntimeError(f"rank {ended} has ended while others waited for it")
+                if time.monotonic() >= limit:
+                    raise TimeoutError(f"Timed out waiting {timeout * 1000:.0f}ms for ranks {list(ranks)}")
+            elif number not in (errno.EAGAIN, errno.EINTR):
+                raise OSError(number, "futex cannot wait")
+        if not self._is_ordered:
+            self._fence()
+
+    def _fence(self) -> None:
+        """Keep later loads behind earlier ones: the kernel's addition, of nothing, is a barrier."""
+        word = self.address + _LINE // 2
+        self._futex(self._number, word + 4, _FUTEX_WAKE_OP, 1, 0, word, 1 << 28)
+
+    def _ended(self, ranks: Sequence[int]) -> int | None:
+        """A rank among `ranks` whose process has ended, as far as can be told."""
+        poll = select.poll()
+        rank_of = {}
+        for rank in ranks:
+            pid = self.words[rank * _LINE // 4]
+            if pid and rank not in self._pidfds:
+                try:
+                    self._pidfds[rank] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    return rank
+                except OSError:  # a kernel without: whoever started the ranks watches them
+                    return None
+            if rank in self._pidfds:
+                rank_of[self._pidfds[rank]] = rank
+                poll.register(self._pidfds[rank], select.POLLIN)
+        return min((rank_of[fd] for fd, _ in poll.poll(0)), default=None)
+
+
+class Ring:
+    """Slots through which the ranks of one group exchange pieces, in one order: post, wait for all, read, release.
+
+    Offsets are in bytes from the mapping's beginning. `stride` is from a rank's slot to the next rank's.
+    """
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        ranks: Sequence[int],
+        rank: int,
+        first: int,
+        words_at: int,
+        data_at: int,
+        num_slots: int,
+        stride: int,
+        timeout: float,
+    ) -> None:
+        self.memory = memory
+        self.num_slots = num_slots
+        self.stride = stride
+        self.posted = 0
+        self.read = 0
+        self._ranks = list(ranks)
+        self._size = len(self._ranks)
+        self._mine = self._ranks.index(rank) * stride
+        self._timeout = timeout
+        self._words = [words_at + 2 * slot * _LINE for slot in range(num_slots)]
+        self._slots = [data_at + (slot * memory.world_size + first) * stride for slot in range(num_slots)]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this rank must read a piece before it can post another."""
+        return self.posted - self.read == self.num_slots
+
+    def begin_post(self) -> int:
+        """Wait until all have read what was in the next slot; where this rank writes its piece."""
+        assert not self.is_full
+        round_, slot = divmod(self.posted, self.num_slots)
+        if round_:
+            self._wait(self._words[slot] + _LINE, round_ - 1)
+        return self._slots[slot] + self._mine
+
+    def end_post(self) -> None:
+        """Say that the piece is written."""
+        round_, slot = divmod(self.posted, self.num_slots)
+        self.posted += 1
+        self.memory.arrive(self._words[slot], round_ % 2 == 0, self._size)
+
+    def begin_read(self) -> int:
+        """Wait for all ranks' next pieces; where the first rank's begins."""
+        round_, slot = divmod(self.read, self.num_slots)
+        self._wait(self._words[slot], round_)
+        return self._slots[slot]
+
+    def end_read(self) -> None:
+        """Say that the pieces are read."""
+        round_, slot = divmod(self.read, self.num_slots)
+        self.read += 1
+        self.memory.arrive(self._words[slot] + _LINE, round_ % 2 == 0, self._size)
+
+    def _wait(self, at: int, round_: int) -> None:
+        self.memory.wait(at, self._size if round_ % 2 == 0 else 0, self._ranks, self._timeout)
+
+
+_SLICE = _Timespec(0, _SLICE_NS)

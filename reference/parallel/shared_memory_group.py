@@ -1,0 +1,255 @@
+"""A process group of ranks that share a machine: they meet in shared memory, and sum in ascending rank order.
+
+A launch posts what this rank sends; waiting for it takes what the others posted. Both move data on the thread that
+calls, so a collective is under way from the moment at which all ranks have launched it, whatever they compute until
+they wait. A group's collectives are launched in one order on all its ranks, as everywhere; groups know nothing of each
+other. Waiting for one finishes those of its group before it first, and so does a launch when all slots are taken.
+
+A message lies in a slot, behind its header, or, where that has no room for it, goes in pieces once it is waited for:
+in each an equally large part of what is meant for every rank. Headers say which collective a rank means, and how many
+bytes it has for whom: ranks that disagree get an error, where sockets would wait or mix up bytes.
+
+Sums are those of `RankOrderGroup`, of the same parts in the same order, so the bits are the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Work
+
+from harness.shared_memory import BULK_BYTES, INLINE_BYTES, Ring
+from reference.parallel.rank_order_group import RankOrderGroup
+
+# W ranks of the group; N elements of one rank's part
+
+_LINE = 64
+_GATHER, _SCATTER, _EXCHANGE = 1, 2, 3
+"""What is sent: one part for all; a part for each, of one size; a part for each, of any size."""
+_MAX_VIEWS = 4096
+
+Receive = Callable[[Sequence[int], Sequence[int], int], None]
+"""Takes a piece: where in the mapping each rank's bytes of it begin, how many there are, how many came before."""
+
+
+class SharedMemoryGroup(RankOrderGroup):
+    """The collectives of `RankOrderGroup`, over an inline and a bulk ring in shared memory."""
+
+    def __init__(self, rank: int, size: int, rings: tuple[Ring, Ring]) -> None:
+        dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
+        self.index, self.num_ranks = rank, size
+        self.inline, self.bulk = rings
+        self.memory = self.inline.memory
+        self.header = struct.Struct(f"<QQ{size}Q")
+        self.header_bytes = -(-self.header.size // _LINE) * _LINE
+        self.under_way: deque[_Exchange] = deque()
+        self.rows = functools.lru_cache(_MAX_VIEWS)(self._rows)
+        self._views: dict[torch.dtype, Tensor] = {}
+
+    def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
+        sent, received = (
+            _bytes_of_parts(x, input_splits, self.size()),
+            _bytes_of_parts(output, output_splits, self.size()),
+        )
+        target = _host_target(output)
+        return self._launch(_EXCHANGE, x, sent, received, _copying(self, target, received), output, target)
+
+    def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
+        sizes, target = [x_N.nbytes] * self.num_ranks, _host_target(output)
+        return self._launch(_GATHER, x_N, sizes, sizes, _copying(self, target, sizes), output, target)
+
+    def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
+        sizes, target = [output_N.nbytes] * self.num_ranks, _host_target(output_N)
+        return self._launch(_SCATTER, x, sizes, sizes, _summing(self, target), output_N, target)
+
+    def _all_reduce(self, x: Tensor) -> Work:
+        sizes, target = [x.nbytes] * self.num_ranks, _host_target(x)
+        return self._launch(_GATHER, x, sizes, sizes, _summing(self, target), x, target)
+
+    def _launch(
+        self,
+        kind: int,
+        x: Tensor,
+        sent: list[int],
+        received: list[int],
+        receive: Receive,
+        output: Tensor,
+        target: Tensor,
+    ) -> Work:
+        finish = None if target is output else lambda: output.copy_(target)
+        if self.inline.is_full:
+            self.under_way.popleft().complete()
+        exchange = _Exchange(self, kind, x.contiguous().cpu(), sent, received, receive, finish)
+        self.under_way.append(exchange)
+        return exchange
+
+    def _rows(self, dtype: torch.dtype, at: int, stride: int, count: int) -> Sequence[Tensor]:
+        """Each rank's `count` elements, the first rank's at byte `at`, the next ranks' `stride` bytes behind it."""
+        if dtype not in self._views:
+            self._views[dtype] = torch.frombuffer(self.memory.map, dtype=dtype)
+        view, itemsize = self._views[dtype], dtype.itemsize
+        return view.as_strided((self.num_ranks, count), (stride // itemsize, 1), at // itemsize).unbind(0)
+
+
+class _Exchange(Work):
+    """One collective. `sent` and `received` are the bytes for each rank and from each."""
+
+    def __init__(
+        self,
+        group: SharedMemoryGroup,
+        kind: int,
+        x: Tensor,
+        sent: list[int],
+        received: list[int],
+        receive: Receive,
+        finish: Callable[[], Any] | None,
+    ) -> None:
+        """Write the header, and the data where they have room."""
+        super().__init__()
+        self._group, self._kind, self._sent, self._received = group, kind, sent, received
+        self._receive, self._finish = receive, finish
+        self._x: Tensor | None = x
+        self._number = group.inline.posted
+        self._header = group.header.pack(self._number, kind, *sent)
+        at = group.inline.begin_post()
+        group.memory.map[at : at + len(self._header)] = self._header
+        if self._fits(sent):
+            self._write(at + group.header_bytes, 0, x.nbytes)
+        group.inline.end_post()
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Receive, after all collectives of the group that were launched before."""
+        while self._x is not None:
+            self._group.under_way.popleft().complete()
+        return True
+
+    def complete(self) -> None:
+        """Receive what all ranks posted, and exchange piece by piece what had no room."""
+        group, ring = self._group, self._group.inline
+        first = ring.begin_read()
+        sent_by = self._read_headers(first)
+        is_inline = [self._fits(sent) for sent in sent_by]
+        if any(is_inline):
+            at = first + group.header_bytes
+            skipped = 0 if self._kind == _GATHER else group.index
+            offsets = [at + i * ring.stride + sum(sent[:skipped]) for i, sent in enumerate(sent_by)]
+            sizes = self._received
+            if not all(is_inline):
+                sizes = [size if here else 0 for size, here in zip(sizes, is_inline, strict=True)]
+            self._receive(offsets, sizes, 0)
+        ring.end_read()
+        if not all(is_inline):
+            self._exchange_pieces([sent for sent, here in zip(sent_by, is_inline, strict=True) if not here], is_inline)
+        self._x = None
+        if self._finish is not None:
+            self._finish()
+
+    def _fits(self, sent: Sequence[int]) -> bool:
+        total = sent[0] if self._kind == _GATHER else sum(sent)
+        return total <= INLINE_BYTES - self._group.header_bytes
+
+    def _read_headers(self, first: int) -> list[Sequence[int]]:
+        """What each rank sends to each. Raises RuntimeError for ranks that mean different collectives."""
+        group, memory, length = self._group, self._group.memory.map, len(self._header)
+        places = range(first, first + group.num_ranks * group.inline.stride, group.inline.stride)
+        if self._kind != _EXCHANGE and all(memory[at : at + length] == self._header for at in places):
+            return [self._sent] * group.num_ranks
+        sent_by: list[Sequence[int]] = []
+        for index, at in enumerate(places):
+            number, kind, *sent = group.header.unpack_from(memory, at)
+            if (number, kind, sent[group.index]) != (self._number, self._kind, self._received[index]):
+                raise RuntimeError(
+                    f"ranks disagree: rank {group.index} of the group expects {self._received[index]} bytes from rank "
+                    f"{index} in collective {self._number}, of kind {self._kind}; that rank sends {sent[group.index]} "
+                    f"in collective {number}, of kind {kind}"
+                )
+            sent_by.append(sent)
+        return sent_by
+
+    def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
+        """Exchange what did not fit: `sent_by` has the ranks of which that is so. The others post nothing, in step."""
+        group, ring, me = self._group, self._group.bulk, self._group.index
+        num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
+        piece = BULK_BYTES // num_parts // _LINE * _LINE
+        num_pieces = -(-max(map(max, sent_by)) // piece)
+
+        def post(index: int) -> None:
+            at, start = ring.begin_post(), index * piece
+            for part in range(0 if is_inline[me] else num_parts):
+                self._write(at + part * piece, start, min(piece, self._sent[part] - index * piece))
+                start += self._sent[part]
+            ring.end_post()
+
+        for index in range(min(ring.num_slots, num_pieces)):
+            post(index)
+        for index in range(num_pieces):
+            if 0 < index <= num_pieces - ring.num_slots:
+                post(index - 1 + ring.num_slots)  # into the slot before this one, which most have read by now
+            first, done = ring.begin_read() + mine * piece, index * piece
+            left = [0 if here else size - done for size, here in zip(self._received, is_inline, strict=True)]
+            offsets = [first + i * ring.stride for i in range(group.num_ranks)]
+            self._receive(offsets, [max(0, min(piece, size)) for size in left], done)
+            ring.end_read()
+
+    def _write(self, at: int, start: int, count: int) -> None:
+        """Copy bytes of what is sent to a place in the mapping."""
+        if count > 0:
+            assert self._x is not None, "it is not complete"
+            ctypes.memmove(self._group.memory.address + at, self._x.data_ptr() + start, count)
+
+
+def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> Receive:
+    """Put what came from each rank behind what came from the one before."""
+    source = group.memory.address
+
+    def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
+        to = target.data_ptr() + done
+        for at, size, whole in zip(offsets, sizes, received, strict=True):
+            if size:
+                ctypes.memmove(to, source + at, size)
+            to += whole
+
+    return receive
+
+
+def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
+    """Add what came from all ranks, equally much of each, element by element: ((r0 + r1) + r2) + ..."""
+
+    def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
+        itemsize = target.element_size()
+        stride = offsets[1] - offsets[0] if len(offsets) > 1 else 0
+        rows = group.rows(target.dtype, offsets[0], stride, sizes[0] // itemsize)
+        total_N = target.view(-1)
+        if sizes[0] < target.nbytes:
+            total_N = total_N.narrow(0, done // itemsize, sizes[0] // itemsize)
+        if len(rows) == 1:
+            total_N.copy_(rows[0])
+            return
+        torch.add(rows[0], rows[1], out=total_N)
+        for row_N in rows[2:]:
+            total_N.add_(row_N)
+
+    return receive
+
+
+def _host_target(output: Tensor) -> Tensor:
+    """Where a collective writes: the output itself, unless that is on a device or has gaps."""
+    if output.device.type == "cpu" and output.is_contiguous():
+        return output
+    return torch.empty(output.shape, dtype=output.dtype)
+
+
+def _bytes_of_parts(x: Tensor, splits: list[int], size: int) -> list[int]:
+    """The bytes of each rank's rows; without splits they are dealt evenly."""
+    if not splits:
+        return [x.nbytes // size] * size
+    row = x.nbytes // x.shape[0] if x.shape[0] else 0
+    return [row * rows for rows in splits]

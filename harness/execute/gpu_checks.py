@@ -137,10 +137,10 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
     """The operators that causal attention calls, and the digests of its output and gradients."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 128, qk_dim), (2, 4, 128, qk_dim), (2, 4, 128, v_dim))
-    made = [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
+    query, key, value = (torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes)
     with _Names() as calls:
-        output = functional.scaled_dot_product_attention(*made, is_causal=True)
-        gradients = torch.autograd.grad(output, made, torch.ones_like(output))
+        output = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        gradients = torch.autograd.grad(output, (query, key, value), torch.ones_like(output))
     return calls.names, [digest(x.detach()) for x in (output, *gradients)]
 
 
@@ -284,23 +284,26 @@ def run_checks(setting: Setting, seconds: float = SECONDS) -> Iterator[Found]:
     """Every check, each in processes that are forked for it. This process touches no device: it is forked from."""
     set_determinism(0)  # imports what takes a second, once
     for name, alone in ALONE.items():
-        yield _forked(name, [lambda _, check=alone: check(setting)], seconds)  # type: ignore[misc]
+        yield _forked(name, [_on_one_device(alone, setting)], seconds)
     for name, together in TOGETHER.items():
         with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
-            native = together is check_native_sums
-            bodies = [
-                lambda rank, check=together, native=native, store=f"{folder}/store": _joined(  # type: ignore[misc]
-                    setting, rank, store, native, check
-                )
-            ] * setting.ranks
-            yield _forked(name, bodies, seconds)
+            yield _forked(name, [_on_a_rank(together, setting, f"{folder}/store")] * setting.ranks, seconds)
 
 
-def _joined(setting: Setting, rank: int, store: str, native: bool, check: Callable[[Setting, int], Answer]) -> Answer:
+def _on_one_device(check: Callable[[Setting], Answer], setting: Setting) -> Callable[[int], Answer]:
+    return lambda rank: check(setting)
+
+
+def _on_a_rank(check: Callable[[Setting, int], Answer], setting: Setting, store: str) -> Callable[[int], Answer]:
+    return lambda rank: _joined(setting, rank, store, check)
+
+
+def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, int], Answer]) -> Answer:
     from torch.distributed import FileStore
 
     from reference.parallel.mesh import Mesh, join_groups, leave_groups
 
+    native = check is check_native_sums
     device, backend = setting.device_of(rank), "gloo" if setting.device == "cpu" else "nccl"
     if device.type == "cuda":
         torch.cuda.set_device(device)

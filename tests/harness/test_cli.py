@@ -209,6 +209,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
     assert not_run == {}, "who selects by name gets every case that is named"
     assert vars(options) == {
         "device": "auto",
+        "collectives": "auto",
         "timeout": 600.0,
         "control": "always",
         "inject": None,

@@ -192,8 +192,8 @@ def test_only_the_pipeline_imports_passes():
     assert offenders(lambda name: name not in allowed, forbidden) == []
 
 
-def test_only_the_worker_and_the_graph_step_know_the_reference():
-    allowed = {"harness.execute.worker", "harness.systems.graph"}
+def test_only_the_worker_the_graph_step_and_what_tries_its_groups_know_the_reference():
+    allowed = {"harness.execute.worker", "harness.execute.gpu_checks", "harness.systems.graph"}
     assert (
         offenders(
             lambda name: within(name, "harness") and name not in allowed,

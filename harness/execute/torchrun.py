@@ -164,7 +164,8 @@ class Team:
                 fix="leave --collectives out, or run without torchrun",
             )
         local = int(os.environ.get("LOCAL_WORLD_SIZE", case.parallelism.world_size))
-        return place(self.options.device, local, self._num_gpus or 0)
+        asked = None if self.options.collectives == "auto" else self.options.collectives
+        return place(self.options.device, local, self._num_gpus or 0, asked, share_gpus=self.options.share_gpus)
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
         """Rank 0: have all ranks run a system, or its own host do what takes no ranks. Raises what went wrong."""

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "harness/cli/listing.py": (CLI, "commands are tested as they are called"),
     "harness/cli/merge.py": ("tests/harness/commands/test_merge.py", "commands are tested as they are called"),
     "harness/cli/options.py": (CLI, "commands are tested as they are called"),
+    "harness/cli/prove.py": ("tests/harness/commands/test_prove.py", "commands are tested as they are called"),
     "harness/cli/record.py": ("tests/harness/commands/test_record.py", "commands are tested as they are called"),
     "harness/cli/report.py": (CLI, "commands are tested as they are called"),
     "harness/cli/run.py": (CLI, "commands are tested as they are called"),
@@ -61,6 +62,9 @@ ELSEWHERE = {
     "harness/records/comparison.py": ("tests/harness/compare/test_verdict.py", "comparisons are made there"),
     "harness/records/recording.py": ("tests/harness/capture/test_store.py", "recordings go to disk and back"),
     "harness/records/result.py": ("tests/harness/report/test_json.py", "results go through report.json and back"),
+    "harness/prove/assumptions.py": ("tests/harness/prove/test_prove.py", "what is assumed depends on what was proved"),
+    "harness/prove/layouts.py": ("tests/harness/prove/test_canonical.py", "layouts count where terms are made"),
+    "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
     "reference/parallel/collectives.py": (
         "tests/reference/parallel/test_rank_order_group.py",
         "each is one call, which means something on ranks alone",

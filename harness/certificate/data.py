@@ -30,6 +30,7 @@ Terms are referred to by their place in the certificate's table, symbols within 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,41 +111,60 @@ class Answer:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that a checker needs."""
+    """All that a checker needs. `refused` are each side's calls that are not understood, the reference's first."""
 
     case: str
     reference: Graph
     candidate: Graph
     steps: tuple[Step, ...]
     answers: tuple[Answer, ...]
+    refused: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     assumptions: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = field(default=())
 
 
-def terms_in(value: Any) -> list[int]:
-    """The places of the terms that a term, or an argument of one, refers to, in order."""
+def terms_in(value: Term) -> list[int]:
+    """The places of the terms that a term refers to, in order."""
+    places: list[int] = []
+
+    def note(place: int) -> int:
+        places.append(place)
+        return place
+
+    _map(value, note)
+    return places
+
+
+def moved_term(value: Term, places: Mapping[int, int]) -> Term:
+    """The term when the terms that it refers to stand elsewhere."""
+    found: Term = _map(value, places.__getitem__)
+    return found
+
+
+def _map(value: Any, place: Callable[[int], int]) -> Any:
+    """A term, an argument or a size with each reference replaced."""
     match value:
-        case ("input" | "constant" | "fresh" | "seed", *_) | int() | str():
-            return []
-        case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value", term, *_):
-            return [term, *_in_sizes(value[2:])]
-        case ("tensor", term, _, _, shape, strides, offset):
-            return [term, *_in_sizes((shape, strides, offset))]
-        case ("cat", terms, _) | ("exact", _, _, _, terms):
-            return list(terms)
-        case ("op" | "move", _, arguments, _, shape):
-            return [place for _, argument in arguments for place in terms_in(argument)] + _in_sizes(shape)
-        case ("rows", sizes):
-            return _in_sizes(sizes)
+        case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
+            return (kind, place(term), *(_map_sizes(x, place) for x in rest))
+        case ("tensor", term, *rest):
+            return ("tensor", place(term), *(_map_sizes(x, place) for x in rest))
+        case ("cat", terms, dim):
+            return ("cat", tuple(map(place, terms)), dim)
+        case ("exact", *operator, terms):
+            return ("exact", *operator, tuple(map(place, terms)))
+        case ("op" | "move" as kind, op, arguments, dtype, shape):
+            moved = tuple((name, _map(argument, place)) for name, argument in arguments)
+            return (kind, op, moved, dtype, _map_sizes(shape, place))
         case ("list", *items):
-            return [place for item in items for place in terms_in(item)]
+            return ("list", *(_map(item, place) for item in items))
+        case ("rows", sizes):
+            return ("rows", _map_sizes(sizes, place))
         case ("size", *_):
-            return _in_sizes(value)
-        case _:
-            return []
+            return _map_sizes(value, place)
+    return value
 
 
-def _in_sizes(value: Any) -> list[int]:
+def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
     if isinstance(value, tuple) and value and value[0] == "size":
-        return [symbol for _, *symbols in value[1:] for symbol in symbols]
-    return [place for item in value for place in _in_sizes(item)] if isinstance(value, tuple) else []
+        return ("size", *((coefficient, *map(place, symbols)) for coefficient, *symbols in value[1:]))
+    return tuple(_map_sizes(item, place) for item in value) if isinstance(value, tuple) else value

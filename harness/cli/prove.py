@@ -34,6 +34,9 @@ def prove_command(
     flavor: Annotated[str | None, typer.Option(help="Another size of the model, such as debugmodel.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Another number of layers.")] = None,
     world_size: WorldSize = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write each case's certificate into a folder of this one.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prove, without running a rank, that a case's systems compute equal bits for every input."""
@@ -50,7 +53,7 @@ def prove_command(
     from harness.commands.prove import prove
 
     asked = case_file is not None or asks_for(expression)
-    raise typer.Exit(prove(cases, tuple(extra_pass or ()), asked=asked, as_json=as_json))
+    raise typer.Exit(prove(cases, tuple(extra_pass or ()), asked=asked, as_json=as_json, folder=certificate))
 
 
 def _resized(case: Case, flavor: str | None, layers: int | None, until: str | None) -> Case:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
 
 from harness.case import Case
+from harness.certificate.files import write_certificate
 from harness.errors import BitproofError, UsageError
 from harness.graph.options import GraphOptions, check_extra_passes
 from harness.prove.answers import NOT_PROVED, PROVED, REFUSED, OutputAnswer
 from harness.prove.assumptions import assumptions_of
+from harness.prove.certify import certificate_of
 from harness.prove.explain import Shown
 from harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
@@ -20,14 +22,20 @@ SHOWN_OUTPUTS = 3
 
 
 def prove(
-    cases: Sequence[Case], extra_passes: tuple[str, ...] = (), *, asked: bool = True, as_json: bool = False
+    cases: Sequence[Case],
+    extra_passes: tuple[str, ...] = (),
+    *,
+    asked: bool = True,
+    as_json: bool = False,
+    folder: Path | None = None,
 ) -> int:
     """Prove cases, print what was found, and return the exit status.
 
     0 where each case's answer is the one that it expects: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 where one is
     not, 3 where one is REFUSED, or was asked for and cannot be tried. Without a selection (`asked`), cases that
     cannot be tried are told and do not count.
-    Raises UsageError when the call is wrong, before anything is traced.
+    Certificates of cases that were tried go into folders of `folder`. Raises UsageError when the call is wrong, before
+    anything is traced.
     """
     for case in cases:
         if why_not(case) is None:
@@ -36,6 +44,8 @@ def prove(
     for case in cases:
         result = _proved(case, GraphOptions(extra_passes=extra_passes))
         found.append(result)
+        if folder is not None and result.proof is not None:
+            write_certificate(certificate_of(case.name, result.proof), folder / case.name)
         if not as_json:
             print("\n".join(_lines(result)), flush=True)
     status = worst([_status(result, asked) for result in found] or [UNJUDGED])
@@ -115,7 +125,7 @@ def _found(answer: OutputAnswer) -> list[str]:
     return lines
 
 
-def _data(result: CaseProof) -> dict[str, Any]:
+def _data(result: CaseProof) -> dict[str, object]:
     proof = result.proof
     answers = proof.answers if proof else ()
     return {

@@ -23,7 +23,7 @@ from harness.graph.groups import Partition
 from harness.prove.terms import Table
 from harness.prove.windows import row_major
 
-Values = dict[str, Any]
+Values = dict[str, object]
 
 
 class NotEvaluatedError(Exception):
@@ -119,7 +119,7 @@ class Evaluator:
                 return [x[0] for x in collective("c10d.reduce_scatter_tensor", partition, rows)]
             case ("op", op, arguments, _, _) if op.startswith("_c10d_functional."):
                 values = [self._arguments(dict(arguments), rank) for rank in ranks]
-                partition = values[0].pop("group_name")
+                partition = cast(Partition, values[0].pop("group_name"))
                 return collective(
                     op, partition, [[x for key, x in own.items() if key != "group_name"] for own in values]
                 )
@@ -159,7 +159,7 @@ class Evaluator:
             raise NotEvaluatedError(op)
         values = self._arguments(arguments, rank)
         if op == "reshape":
-            return values["self"].reshape([self._size(size, rank) for size in shape])
+            return cast(Tensor, values["self"]).reshape([self._size(size, rank) for size in shape])
         return _operator(op)(**values)
 
     def _arguments(self, arguments: Mapping[str, Any], rank: int) -> Values:

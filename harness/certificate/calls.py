@@ -40,9 +40,14 @@ LAUNCHES = {
     "bitproof.offload.default": "x",
     "bitproof.reload.default": "host",
 }
-REFUSED = ("aten.as_strided.default", "aten.view.dtype", "aten.set_.source_Tensor", "aten.resize_.default")
+REFUSED = (
+    "aten.as_strided.default",
+    "aten.as_strided_copy.default",
+    "aten.as_strided_scatter.default",
+    "aten.view.dtype",
+)
 PURE = ("higher_order.flex_attention", "higher_order.flex_attention_backward")
-UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 _CAST = {"self", "dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format"}
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
@@ -216,6 +221,11 @@ class Walk:
 
     def _opaque(self, call: Call, args: Any) -> Any:
         arguments = tuple((name, self._argument(value, True, call)) for name, value in args.items())
+        if call.op in LAUNCHES and "group_name" in args:
+            if args["group_name"][1] not in self.groups:
+                raise RefusedError
+            ranks = ("ranks", self.groups[args["group_name"][1]])
+            arguments = tuple((name, ranks if name == "group_name" else value) for name, value in arguments)
         if call.random:
             arguments = (*arguments, ("generator", ("value", self.generator)))
         found = self._results(call, "op", arguments)
@@ -271,8 +281,6 @@ class Walk:
                 return ("tensor", place, x.dtype, x.device, self._sizes(x.shape), self._sizes(x.strides), lead)
             case ("list", *items):
                 return ("list", *(self._argument(item, layouts, call) for item in items))
-            case ("str", name) if call.op.startswith("_c10d_functional") and name in self.groups:
-                return ("ranks", self.groups[name])
             case ("size", *_):
                 return self._sizes((value,))[0]
         return value

@@ -7,7 +7,8 @@ from harness.prove.rules import reduce_of_cat
 from harness.prove.terms import Table
 
 ALWAYS = (
-    "torch traces what eager runs, and its fake values are laid out as real ones",
+    "torch traces what eager runs, its fake values are laid out as real ones, and operators write what their schemas "
+    "say",
     "a kernel's bits depend on nothing but its arguments, their values, dtypes, devices, shapes and strides, and on "
     "where their first elements stand within a line of 64 bytes",
     "memory is allocated at such lines, and no two inputs of the step share any",

@@ -247,7 +247,12 @@ class Canonicalizer:
     # -- arguments and sizes --------------------------------------------------------------------------
 
     def _arguments(self, call: Call, given: tuple[tuple[str, Any], ...], *, layouts: bool) -> Any:
-        return tuple((name, self._argument(call, value, layouts)) for name, value in given)
+        named = dict(given)
+        ranks = ("ranks", self._ranks(call, named)) if call.op in operators.COLLECTIVES else None
+        return tuple(
+            (name, ranks if ranks and name == "group_name" else self._argument(call, value, layouts))
+            for name, value in given
+        )
 
     def _argument(self, call: Call, value: Any, layouts: bool) -> Any:
         match value:
@@ -258,8 +263,6 @@ class Canonicalizer:
                 return self._laid_out(place, tensor) if layouts else ("value", place)
             case ("list", *items):
                 return ("list", *(self._argument(call, item, layouts) for item in items))
-            case ("str", name) if call.op.startswith("_c10d_functional") and name in self.groups:
-                return ("ranks", self.groups[name])
             case ("size", *_):
                 return self.symbols.size(value)
         return value

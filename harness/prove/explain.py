@@ -59,17 +59,29 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
     was_moved = len(added[0]) == len(added[1]) <= _MOST
     first: list[tuple[Shown, ...]] = []
     moved: list[tuple[Shown, ...]] = [(), ()]
-    for side, calls in zip(sides, alone, strict=True):
-        lonely = set(calls)
-        starts = [
-            i
-            for i in calls
-            if side.graph.calls[i].op != "input" and not lonely.intersection(node_arguments(side.graph.calls[i]))
-        ]
+    for side, known_there, calls in zip(sides, known[::-1], alone, strict=True):
+        starts = _starts(side, calls, known_there)
         first.append(tuple(_shown(side.graph.calls[i]) for i in starts[:_MOST]))
     if was_moved:
         moved = [tuple(_shown(side.graph.calls[i]) for i in calls) for side, calls in zip(sides, added, strict=True)]
     return Finding((first[0], first[1]), (moved[0], moved[1]))
+
+
+def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
+    """The calls without a partner that read none, and the moves of elements that they read, if those have none.
+
+    What a write in place leaves is the value of all that it wrote, the input itself included; so it counts for none.
+    """
+    calls = side.graph.calls
+    lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
+    starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(node_arguments(calls[i]))]
+    moves = {
+        read
+        for i in starts
+        for read in node_arguments(calls[i])
+        if calls[read].op != "input" and isinstance(side.values[read], int) and side.values[read] not in known
+    }
+    return sorted({*starts, *moves})
 
 
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:

@@ -166,6 +166,8 @@ class _Exporter:
                 offset=self._size(node, value.storage_offset()),
                 storage=self.storages.setdefault(storage_key(value), len(self.storages)),
             )
+        if isinstance(value, (tuple, list)) and not value:
+            return None  # FlexAttention gives gradients of what its masks capture, and they capture nothing
         if isinstance(value, (tuple, list)):
             return tuple(self._layout(node, item) for item in value)
         return None if value is None else self._size(node, value)
@@ -190,7 +192,7 @@ class _Exporter:
             if name not in given:
                 continue
             value = given[name]
-            if name in defaults and type(defaults[name]) is type(value) and defaults[name] == value:
+            if name in defaults and type(defaults[name]) is type(value) and repr(defaults[name]) == repr(value):
                 continue
             yield name, self._argument(node, value)
 

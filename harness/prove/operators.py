@@ -68,10 +68,15 @@ VIEWS = {
 RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
 """Views whose result is told by its shape."""
 
-REFUSED = {"aten.as_strided.default", "aten.view.dtype", "aten.set_.source_Tensor", "aten.resize_.default"}
+REFUSED = {
+    "aten.as_strided.default",
+    "aten.as_strided_copy.default",
+    "aten.as_strided_scatter.default",
+    "aten.view.dtype",
+}
 """Operators that read what lies in memory, not what a tensor's values are."""
 
-UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators, without overload, whose result is whatever memory held."""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"

@@ -159,7 +159,7 @@ def _refused(certificate: Certificate, chance: random.Random) -> Certificate | N
 _KINDS = {
     "a term": _in_steps(lambda step, chance: [replace(step, term=_changed(step.term, chance))]),
     "a rule": _in_steps(
-        lambda step, chance: [replace(step, rule=chance.choice(["", "view_of_view", "cat_of_cat", "x"]))]
+        lambda step, chance: [replace(step, rule=chance.choice(["", "cat_of_cat", "exact_in_order", "x"]))]
     ),
     "what a term equals": _in_steps(lambda step, chance: [replace(step, equals=_changed(step.equals, chance))]),
     "a step left out": _in_steps(lambda step, chance: []),

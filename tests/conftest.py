@@ -29,7 +29,7 @@ TRACES = (
     "tests/harness/localize/test_foreign.py",
     "tests/harness/localize/test_shrink_case.py",
     "tests/harness/localize/test_standalone.py",
-    "tests/harness/prove/test_prove.py",
+    "tests/harness/prove/",
     "tests/harness/systems/test_graph.py",
     "tests/harness/test_torch_compat.py",
     "tests/reference/layers/test_attention.py",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harness.certificate.calls import RejectedError, require
 from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Place, Step, Tensor
@@ -111,8 +111,7 @@ def _frozen(value: Any) -> Any:
 
 def _fields(value: Any, names: str) -> dict[str, Any]:
     require(isinstance(value, dict) and sorted(value) == sorted(names.split()), f"expected the fields {names}")
-    found: dict[str, Any] = value
-    return found
+    return cast("dict[str, object]", value)
 
 
 def _whole(value: Any) -> int:

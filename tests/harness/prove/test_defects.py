@@ -21,7 +21,7 @@ from tests.harness.localize.defects import DEFECTS
 pytestmark = [pytest.mark.traces, pytest.mark.slow]
 
 SHOWN_LATER = {"chunks_joined_in_reverse"}
-"""Joining moves elements, and casts pass through it: where the sides part is the next opaque call, in another module."""
+"""Joining moves elements, and casts pass through it: sides part at the next opaque call, in another module."""
 
 CASE = replace(transformer_batch, parallelism=Parallelism(world_size=2))
 

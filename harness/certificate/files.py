@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,9 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _fields(value: Any, names: str) -> dict[str, Any]:
+def _fields(value: Any, names: str) -> Mapping[str, Any]:
     require(isinstance(value, dict) and sorted(value) == sorted(names.split()), f"expected the fields {names}")
-    found: dict[str, Any] = value
+    found: Mapping[str, Any] = value
     return found
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from harness.certificate.calls import RejectedError, require
 from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Place, Step, Tensor
@@ -109,9 +110,10 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _fields(value: Any, names: str) -> dict[str, Any]:
+def _fields(value: Any, names: str) -> Mapping[str, Any]:
     require(isinstance(value, dict) and sorted(value) == sorted(names.split()), f"expected the fields {names}")
-    return cast("dict[str, object]", value)
+    found: Mapping[str, Any] = value
+    return found
 
 
 def _whole(value: Any) -> int:

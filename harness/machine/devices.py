@@ -78,7 +78,7 @@ def _in_memory(request: CollectivesRequest) -> bool:
             found=f"{platform.system()} on {platform.machine()}",
             fix="leave --collectives out, or give --collectives gloo",
         )
-    return request == "shared"
+    return request != "gloo" and is_supported()
 
 
 def _over_nccl(placement: Placement, request: CollectivesRequest) -> Placement:

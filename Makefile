@@ -13,7 +13,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := experts_seq_flex or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel nightly clean
+.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane sum-orders nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES)'
@@ -44,7 +44,13 @@ cuda-wheel: .venv-torch-$(CUDA_TORCH)/ready  ## the lane of a CUDA build of torc
 	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__ + " is no build for CUDA"'
 	$(MAKE) lane-$(CUDA_TORCH)
 
-nightly: bench test-slow cuda-wheel lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+cuda-lane: $(VENV)/ready    ## every graph case as CUDA would trace it, on a machine without a GPU; needs a C++ compiler
+	$(BIN)/python tests/cuda_lane/run.py --every-case --steps 1 --report-dir reports/cuda-lane
+
+sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fails where one that must does not
+	$(BIN)/python tests/benchmarks/sum_orders.py -k bucketing
+
+nightly: bench test-slow cuda-wheel cuda-lane sum-orders lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.options import OnEvent
 
 Device = Literal["auto", "cpu", "cuda"]
-Collectives = Literal["auto", "shared", "gloo"]
+Collectives = Literal["auto", "shared", "gloo", "native"]
 Control = Literal["always", "when_different", "never"]
 
 
@@ -81,6 +81,7 @@ def run(
     data: str | Path | None = None,
     early_grad_accumulation: bool = False,
     device: Device = "auto",
+    share_gpus: bool = False,
     collectives: Collectives = "auto",
     control: Control = "always",
     inject: str | None = None,
@@ -115,6 +116,7 @@ def run(
     changed = change_case(chosen, changes)
     options = RunOptions(
         device=device,
+        share_gpus=share_gpus,
         collectives=collectives,
         timeout=timeout,
         control=control,
@@ -180,6 +182,7 @@ def record(
     world_size: int | None = None,
     values: Sequence[str] = (),
     device: Device = "auto",
+    share_gpus: bool = False,
     collectives: Collectives = "auto",
     timeout: float = 600.0,
     report_dir: str | Path = "reports",
@@ -196,7 +199,9 @@ def record(
     from harness.report.write import discard_if_bare, prepare_run_dir
 
     chosen = change_case(_find(case), Changes(steps=steps, world_size=world_size))
-    options = RunOptions(device=device, collectives=collectives, timeout=timeout, values=parse_values(values))
+    options = RunOptions(
+        device=device, share_gpus=share_gpus, collectives=collectives, timeout=timeout, values=parse_values(values)
+    )
     folder = prepare_run_dir(Path(report_dir))
     try:
         record_to(Path(out), chosen, system, options, folder)

@@ -1,6 +1,7 @@
 """The graph's backends: Inductor fuses operators and sums in other orders than eager, so CLOSE is what can be had.
 
-Each bound states the largest error that was measured, over 2 steps on 8 ranks with torch 2.13.0 on a CPU.
+The bounds of the first two state the largest error that was measured, over 2 steps on 8 ranks with torch 2.13.0 on a
+CPU. `regional_inductor` needs CUDA and has never run: its bound is that of `inductor_moe`, and a guess.
 """
 
 from __future__ import annotations

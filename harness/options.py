@@ -12,7 +12,7 @@ from harness.records import Event
 from harness.records import Role as Role
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
-CollectivesRequest = Literal["auto", "shared", "gloo"]
+CollectivesRequest = Literal["auto", "shared", "gloo", "native"]
 OnEvent = Callable[[Event], None]
 
 
@@ -37,13 +37,15 @@ class Stress:
 class RunOptions:
     """How to run cases, whatever they are. `timeout` is in seconds a case; `inject` goes into the candidate.
 
-    `collectives` says where ranks of one machine meet, `auto` where that is fastest; it changes no bit.
+    `collectives` says where ranks meet, `auto` where that is fastest; it changes no bit, but for `native`, which has
+    NCCL add in an order of its own.
 
     `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
     writes every graph after every pass into the run folder. `control` says when each system runs a second
     time, to tell noise from defects; `stress` lets each run once more, under it.
     `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
     itself (see `harness.systems.names`).
+    `share_gpus` lets ranks share GPUs, over gloo, where there are fewer than ranks.
     With `profile` the first run of each system is profiled, into the run folder.
     Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
     the folder `baseline_dir`.
@@ -62,6 +64,7 @@ class RunOptions:
     values: tuple[str, ...] = ()
     baseline_dir: Path | None = None
     profile: bool = False
+    share_gpus: bool = False
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""
@@ -73,6 +76,10 @@ class RunOptions:
             )
         if self.stress:
             told.append(f"--stress: each system ran once more with {self.stress}")
+        if self.share_gpus:
+            told.append(
+                "--share-gpus: where GPUs were fewer than ranks, ranks shared them over gloo, and NCCL did not run"
+            )
         if self.profile:
             told.append("--profile: see profile/<case>.json; profiling makes the first runs' steps longer")
         return tuple(told)

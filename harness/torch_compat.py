@@ -252,6 +252,20 @@ def trace_artifact(name: str, text: str) -> None:
     )
 
 
+def count_gpus_by_driver() -> int | None:
+    """How many GPUs this process may use, asked of the driver's library, which starts no CUDA; None where it fails."""
+    try:
+        count = torch.cuda._device_count_nvml()
+    except Exception:
+        return None
+    return None if count < 0 else count
+
+
+def sleep_on_stream(cycles: int) -> None:
+    """Keep the current CUDA stream busy for so many cycles of the GPU's clock, while the host goes on."""
+    torch.cuda._sleep(cycles)
+
+
 # Inductor. Loading it takes seconds, and a rank that runs a graph as it is needs none of it.
 
 

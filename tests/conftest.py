@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # What traces whole steps, or computes as long: some seconds a test, where the others take a hundredth of one.
 TRACES = (
+    "tests/harness/commands/test_prove.py",
     "tests/harness/graph/passes/",
     "tests/harness/graph/test_backends.py",
     "tests/harness/graph/test_dump.py",
@@ -28,6 +29,7 @@ TRACES = (
     "tests/harness/localize/test_foreign.py",
     "tests/harness/localize/test_shrink_case.py",
     "tests/harness/localize/test_standalone.py",
+    "tests/harness/prove/",
     "tests/harness/systems/test_graph.py",
     "tests/harness/test_torch_compat.py",
     "tests/reference/layers/test_attention.py",

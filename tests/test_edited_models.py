@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from cases import CASES
+from tests.small import small
+
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[1]
@@ -33,8 +36,10 @@ def doubt(module):
 """
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
-    """Exit status and the only case's result of `bitproof run` with the packages that `folder` holds."""
+def run(folder: Path, case: str, *arguments: str) -> tuple[int, dict[str, object]]:
+    """Exit status and result of `bitproof run` of a case, in one layer, with the packages that `folder` holds."""
+    (folder / "case.json").write_text(json.dumps(small(CASES[case]).to_dict()))
+    arguments = ("--case", "case.json", *arguments)
     command = [sys.executable, "-m", "harness", "run", "--world-size", "2", "--steps", "1", "--no-control", *arguments]
     finished = subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}
@@ -58,9 +63,9 @@ def test_attention_written_out_in_a_module_that_is_cut_along_the_sequence_is_ref
     text = file.read_text()
     assert text.count(PLACE) == 1
     file.write_text(text.replace(PLACE, ATTENTION + PLACE))
-    status, result = run(sources, "-k", "moe_seq", "--reference", reference)
+    status, result = run(sources, "moe_seq", "--reference", reference)
     assert (status, result["verdict"]) == (3, "ERROR")
-    assert "ChunkError: cannot chunk layers.1.moe along seq" in str(result["error"])
+    assert "ChunkError: cannot chunk layers.0.moe along seq" in str(result["error"])
     assert ("graph" if reference == "eager" else "eager_chunked") in str(result["logs"])
 
 
@@ -68,6 +73,6 @@ def test_a_false_assertion_ends_the_graph_as_it_would_end_eager(tmp_path: Path) 
     (tmp_path / "doubtful.py").write_text(ASSERTION)
     for package in ("bitproof", "harness", "reference", "cases"):
         (tmp_path / package).symlink_to(ROOT / package)
-    status, result = run(tmp_path, "-k", "moe_batch", "--extra-pass", "doubtful.py:doubt@before=clean_up")
+    status, result = run(tmp_path, "moe_batch", "--extra-pass", "doubtful.py:doubt@before=clean_up")
     assert (status, result["verdict"]) == (3, "ERROR")
     assert "planted and not so" in str(result["error"])

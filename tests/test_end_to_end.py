@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from cases import CASES
 from harness.case import Case, Chunking, Model, Parallelism, Pipeline
+from tests.distributions import install
+from tests.small import small
 
 pytestmark = pytest.mark.ranks
 
@@ -21,26 +25,31 @@ CHUNKED = {
     "transformer_batch": ("layers.0", "layers.1", "layers.2"),
     "moe_seq": ("layers.1.moe", "layers.2.moe"),
 }
-GRADIENT = "layers.1.moe.router.weight"
+GRADIENT = "layers.0.moe.router.weight"
 
 
 def run(tmp_path, *arguments):
-    """Exit status and report of `bitproof run` with 2 ranks and 2 steps, and controls only where they are needed."""
+    """What `bitproof run` did, and its report: 2 ranks and 2 steps, and controls only where they are needed.
+
+    Cases of distributions in `tmp_path` are there too.
+    """
     command = [sys.executable, "-m", "harness", "run", "--world-size", "2", "--steps", "2", "--device", "cpu"]
     command += ["--report-dir", str(tmp_path), *arguments]
     command += [] if {"--no-control", "--control"} & set(arguments) else ["--control", "when-different"]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    finished = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    )
     report = tmp_path / "latest" / "report.json"
     return finished, json.loads(report.read_text()) if report.exists() else None
 
 
 @pytest.mark.parametrize("case", ["transformer_batch", "moe_seq"])
 def test_the_chunked_graph_equals_the_chunked_eager_step(case, tmp_path):
-    finished, report = run(tmp_path, "-k", case, "--world-size", "4")
+    finished, report = run(tmp_path, "-k", case)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "EQUAL"
-    assert result["compared"]["loss"] == 8
+    assert result["compared"]["loss"] == 4
     assert not any(result["mismatched"].values())
     assert result["losses"]["reference"] == result["losses"]["candidate"]
     names = [entry["name"] for entry in result["passes"]]
@@ -48,6 +57,13 @@ def test_the_chunked_graph_equals_the_chunked_eager_step(case, tmp_path):
     recordings = tmp_path / "latest" / "recordings" / case
     chunked = [json.loads((recordings / side / "manifest.json").read_text())["chunked"] for side in SYSTEMS]
     assert chunked == [{name: 1 for name in CHUNKED[case]}] * 2
+
+
+def written(folder, case):
+    """The file of a case."""
+    file = folder / f"{case.name}.json"
+    file.write_text(json.dumps(case.to_dict()))
+    return str(file)
 
 
 LAYERS = Chunking(dim="batch", modules="layers")
@@ -68,9 +84,8 @@ NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no cal
     ],
 )
 def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, told, tmp_path):
-    file = tmp_path / "case.json"
-    file.write_text(json.dumps(Case(name="idle", family="test", **changes).to_dict()))
-    finished, report = run(tmp_path, "--case", str(file))
+    case = small(Case(name="idle", family="test", **changes))
+    finished, report = run(tmp_path, "--case", written(tmp_path, case))
     assert finished.returncode == 3, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "ERROR"
@@ -78,20 +93,19 @@ def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, told, tmp_pat
 
 
 def test_one_flipped_bit_of_one_gradient_is_reported_at_its_step_rank_and_name(tmp_path):
-    finished, report = run(
-        tmp_path, "-k", "moe_seq", "--world-size", "4", "--inject", f"flip-bit:grad={GRADIENT},rank=3,step=1"
-    )
+    fault = f"flip-bit:grad={GRADIENT},rank=1,step=1"
+    finished, report = run(tmp_path, "--case", written(tmp_path, small(CASES["moe_seq"])), "--inject", fault)
     assert finished.returncode == 1, finished.stdout + finished.stderr
     [result] = report["cases"]
     first = result["first_divergence"]
-    assert (first["step"], first["rank"], first["kind"], first["name"]) == (1, 3, "grad", GRADIENT)
+    assert (first["step"], first["rank"], first["kind"], first["name"]) == (1, 1, "grad", GRADIENT)
     assert (first["elements_differing"], first["max_ulp"]) == (1, 1)
     assert result["mismatched"]["grad"] == 1
     assert result["control"] == {"reference": "EQUAL", "candidate": "EQUAL"}
 
 
 def test_early_accumulation_differs_in_gradients_before_anything_else(tmp_path):
-    finished, report = run(tmp_path, "-k", "early_accumulation")
+    finished, report = run(tmp_path, "--case", written(tmp_path, small(CASES["early_accumulation"])))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "DIFFERENT"
@@ -119,9 +133,26 @@ SMALL = Case(
 
 def run_small(tmp_path, extra_pass, *arguments):
     """`run` of the small case with a pass of ours."""
-    file = tmp_path / "small.json"
-    file.write_text(json.dumps(SMALL.to_dict()))
-    return run(tmp_path, "--steps", "1", "--case", str(file), "--extra-pass", extra_pass, *arguments)
+    file = written(tmp_path, SMALL)
+    return run(tmp_path, "--steps", "1", "--case", file, "--extra-pass", extra_pass, *arguments)
+
+
+TWO = """
+from dataclasses import replace
+from cases.chunking import moe_batch, moe_seq
+from tests.small import small
+
+CASES = [replace(small(case), name="small_" + case.name, family="test") for case in (moe_batch, moe_seq)]
+"""
+
+
+def run_two(tmp_path, source, *arguments):
+    """`run` of two small cases in one command, with the function `change` of this source as an extra pass."""
+    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "two_cases.py").write_text(TWO)
+    install(tmp_path, "two", "[bitproof.cases]\ntwo = two_cases:CASES\n")
+    extra = ("--extra-pass", f"{tmp_path}/mine.py:change")
+    return run(tmp_path, "-k", "small_moe_batch or small_moe_seq", "--steps", "1", *extra, *arguments)
 
 
 def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_path):
@@ -175,35 +206,28 @@ def test_an_extra_pass_that_raises_makes_the_case_an_error_that_names_it_with_it
 SWITCH = """
 import torch
 
-def switch(module):
+def change(module):
     torch.nn.functional.silu = torch.nn.functional.relu
 """
 
 
 def test_what_an_extra_pass_changes_outside_of_the_graph_reaches_no_reference_no_control_and_no_other_case(tmp_path):
     """Eager looks `silu` up when it calls it, the graph has its operator: only a leak can move a bit."""
-    (tmp_path / "mine.py").write_text(SWITCH)
-    finished, report = run(
-        tmp_path,
-        *("-k", "moe_batch or moe_seq", "--steps", "1", "--control", "always"),
-        *("--extra-pass", f"{tmp_path}/mine.py:switch"),
-    )
+    finished, report = run_two(tmp_path, SWITCH, "--control", "always")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     found = {result["name"]: (result["verdict"], result["control"]) for result in report["cases"]}
     alike = ("EQUAL", {"reference": "EQUAL", "candidate": "EQUAL"})
-    assert found == {"moe_batch": alike, "moe_seq": alike}
+    assert found == {"small_moe_batch": alike, "small_moe_seq": alike}
 
 
 def test_an_extra_pass_that_ends_its_process_is_named_and_the_next_case_runs(tmp_path):
-    (tmp_path / "mine.py").write_text("import os\n\ndef leave(module):\n    os._exit(0)\n")
-    finished, report = run(
-        tmp_path, "-k", "moe_batch or moe_seq", "--steps", "1", "--extra-pass", f"{tmp_path}/mine.py:leave"
-    )
+    finished, report = run_two(tmp_path, "import os\n\ndef change(module):\n    os._exit(0)\n")
     assert finished.returncode == 3, finished.stdout + finished.stderr
+    assert len(report["cases"]) == 2
     for result in report["cases"]:
         assert result["error"] == (
             "RankError: the process that makes the program of graph exited with status 0 before it finished, "
-            "in extra pass leave\n"
+            "in extra pass change\n"
             f"  came from: logs/{result['name']}/graph/trace.log"
         )
 

@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
+from cases import CASES
+from harness.case.case_file import case_text
+from tests.small import small
+
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parent.parent
@@ -88,6 +92,12 @@ def clashing(tmp_path):
     return tmp_path
 
 
+def write_case(folder):
+    """The options that run moe_seq in one layer in a folder."""
+    (folder / "small.json").write_text(case_text(small(CASES["moe_seq"])))
+    return ["--case", "small.json", *SHORT]
+
+
 def write_loop(folder):
     (folder / "my_loop.py").write_text(LOOP)
     (folder / "neighbour.py").write_text("NOTHING = None\n")
@@ -111,7 +121,7 @@ def test_in_an_empty_folder_cases_run_and_report(installed, tmp_path):
     done = installed.run("bitproof", "list", "-k", "trainers", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "loop_kept_gathered" in done.stdout
     extra = ["--extra-pass", "cases.examples.extra_passes:wait_late"]
-    done = installed.run("bitproof", "run", "-k", "moe_seq", *SHORT, *extra, cwd=tmp_path)
+    done = installed.run("bitproof", "run", *write_case(tmp_path), *extra, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 EQUAL" in done.stdout
     done = installed.run("bitproof", "report", "reports/latest", cwd=tmp_path)
@@ -121,7 +131,7 @@ def test_in_an_empty_folder_cases_run_and_report(installed, tmp_path):
 
 def test_in_a_folder_with_packages_of_our_names_ours_run_and_the_clash_is_named_once(installed, clashing):
     extra = ["--extra-pass", "my_loop:wait_late_too"]
-    done = installed.run("bitproof", "run", "-k", "moe_seq", *SHORT, *extra, cwd=clashing)
+    done = installed.run("bitproof", "run", *write_case(clashing), *extra, cwd=clashing)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 EQUAL" in done.stdout
     first = f"bitproof: {clashing / 'harness'}, {clashing / 'reference'} and {clashing / 'cases'} are not imported: "

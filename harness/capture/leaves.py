@@ -19,6 +19,7 @@ from harness.errors import MachineError
 logger = logging.getLogger(__name__)
 
 LeafHasher = Callable[[torch.Tensor], torch.Tensor]
+NUM_KNOWN = 3
 
 
 def hash_on_device(octets: torch.Tensor) -> bytes:
@@ -43,7 +44,7 @@ def leaf_hasher(device: torch.device) -> LeafHasher:
     for name, load in (("Triton's kernel", _load_kernel), ("torch's operators", _load_operators)):
         try:
             hasher = load()
-            if not hashes_known_leaf(hasher, device):
+            if not hashes_known_leaves(hasher, device):
                 raise ValueError("a known leaf came out wrong")
         except Exception as error:  # no Triton, no compiler for it, or not the numbers that it must give
             problems.append(f"{name}: {type(error).__name__}: {error}")
@@ -54,11 +55,12 @@ def leaf_hasher(device: torch.device) -> LeafHasher:
     raise MachineError(f"no digest can be computed on {device}", found="; ".join(problems))
 
 
-def hashes_known_leaf(hasher: LeafHasher, device: torch.device) -> bool:
-    """Whether a leaf in which every byte matters hashes as xxhash says."""
-    leaf = torch.arange(xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
-    expected = xxhash.xxh3_128_digest(leaf.numpy().tobytes())
-    return hasher(leaf[None].to(device)).cpu().numpy().byteswap().tobytes() == expected
+def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
+    """Whether leaves in which every byte matters hash as xxhash says: three, as one alone has no other's place."""
+    words = torch.arange(NUM_KNOWN * xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
+    leaves = words.view(NUM_KNOWN, xxh3.LEAF_WORDS)
+    expected = b"".join(xxhash.xxh3_128_digest(leaf.numpy().tobytes()) for leaf in leaves)
+    return hasher(leaves.to(device)).cpu().numpy().byteswap().tobytes() == expected
 
 
 def _load_kernel() -> LeafHasher:

@@ -14,6 +14,7 @@ from harness.case import Case
 from harness.machine.describe import describe_machine
 from harness.machine.determinism import Readings
 from harness.machine.devices import Placement
+from harness.machine.gpus import agreed_facts, num_gpus
 from harness.records import GraphIdentity, MachineFacts, Manifest, Switch
 
 _PREFIXES = ("OMP_", "MKL_", "ATEN_", "ONEDNN_", "DNNL_", "CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
@@ -36,10 +37,14 @@ def build_manifest(
     values: Sequence[str] = (),
     chunked: dict[str, int] | None = None,
     switches: Readings = MappingProxyType({}),
+    gpus: Sequence[MachineFacts | None] = (),
+    gpu_environments: Sequence[Mapping[str, str]] = (),
 ) -> Manifest:
     """One recording's manifest, with what is known of this machine and process. `systems` are its `ranks`.
 
-    `switches` has the readings of the lowest rank on which a switch changed.
+    `switches` has the readings of the lowest rank on which a switch changed. `gpus` is what each rank says of CUDA and
+    its libraries, and `gpu_environments` the variables that they read; both say nothing on a CPU, whose recordings
+    stay comparable with those from before they were told.
     """
     from harness.capture.digest import ALGORITHM
 
@@ -53,9 +58,10 @@ def build_manifest(
         backend=placement.backend,
         collectives=placement.collectives,
         shared_gpus=placement.shared,
-        machine=machine(),
+        machine=machine() | agreed_facts(gpus),
         commit=commit(),
-        environment=environment_variables(),
+        environment=environment_variables()
+        | {name: str(value) for name, value in agreed_facts(gpu_environments).items()},
         determinism=dict(determinism),
         switches={when: dict(found) for when, found in switches.items()},
         graph=graph,
@@ -94,13 +100,6 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
-
-
-def num_gpus() -> int:
-    """GPUs that torch can see, counted without a CUDA context."""
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def environment_variables() -> dict[str, str]:

@@ -21,6 +21,7 @@ from harness.cli.options import (
     OnDevice,
     Reference,
     ReportDir,
+    ShareGpus,
     Steps,
     WorldSize,
     check_seconds,
@@ -39,6 +40,7 @@ def bisect_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
@@ -63,6 +65,7 @@ def bisect_command(
     )
     options = RunOptions(
         device=device.value,
+        share_gpus=share_gpus,
         collectives=collectives.value,
         timeout=timeout,
         inject=inject,

@@ -25,11 +25,12 @@ class Device(StrEnum):
 
 
 class Collectives(StrEnum):
-    """Where the ranks of one machine meet."""
+    """Where ranks meet."""
 
     AUTO = "auto"
     SHARED = "shared"
     GLOO = "gloo"
+    NATIVE = "native"
 
 
 class Control(StrEnum):
@@ -57,9 +58,17 @@ Reference = Annotated[str | None, typer.Option("--reference", metavar="SYSTEM", 
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Another number of training steps.")]
 WorldSize = Annotated[int | None, typer.Option("--world-size", min=1, help="Another number of ranks.")]
 MeetingIn = Annotated[
-    Collectives, typer.Option("--collectives", help="Where ranks meet: shared memory, or gloo's sockets. Same bits.")
+    Collectives,
+    typer.Option(
+        "--collectives",
+        help="Where ranks meet: shared memory, or gloo's sockets, with the same bits; native: NCCL's own sums.",
+    ),
 ]
 OnDevice = Annotated[Device, typer.Option("--device", help="Where ranks compute.")]
+ShareGpus = Annotated[
+    bool,
+    typer.Option("--share-gpus", help="With --device cuda, let ranks share GPUs over gloo where there are too few."),
+]
 EarlyGradAccumulation = Annotated[
     bool,
     typer.Option("--early-grad-accumulation", help="Add both chunks' gradients before their cast and reduction."),

@@ -18,6 +18,7 @@ from harness.cli.options import (
     MeetingIn,
     OnDevice,
     ReportDir,
+    ShareGpus,
     Steps,
     WorldSize,
     check_seconds,
@@ -52,6 +53,7 @@ def record_command(
     world_size: WorldSize = None,
     data: Data = None,
     device: OnDevice = Device.AUTO,
+    share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[
@@ -65,7 +67,11 @@ def record_command(
     changes = make_changes(steps=steps, world_size=world_size, data=data)
     target = Target(out=out, baseline_dir=chosen_baseline_dir(baseline, baseline_dir), force=force)
     options = RunOptions(
-        device=device.value, collectives=collectives.value, timeout=timeout, values=parse_values(values or ())
+        device=device.value,
+        share_gpus=share_gpus,
+        collectives=collectives.value,
+        timeout=timeout,
+        values=parse_values(values or ()),
     )
     raise typer.Exit(record(find_case(case, changes), system, options, target, report_dir))
 

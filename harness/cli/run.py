@@ -25,6 +25,7 @@ from harness.cli.options import (
     OnDevice,
     Reference,
     ReportDir,
+    ShareGpus,
     Steps,
     WorldSize,
     check_seconds,
@@ -51,6 +52,7 @@ def run_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
@@ -111,6 +113,7 @@ def run_command(
     cases = [case for case in cases if case.name not in not_run]
     options = RunOptions(
         device=device.value,
+        share_gpus=share_gpus,
         collectives=collectives.value,
         timeout=timeout,
         control=_when_to_repeat(control, no_control),

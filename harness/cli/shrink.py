@@ -22,6 +22,7 @@ from harness.cli.options import (
     OnDevice,
     Reference,
     ReportDir,
+    ShareGpus,
     Steps,
     WorldSize,
     check_seconds,
@@ -39,6 +40,7 @@ def shrink_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     device: OnDevice = Device.AUTO,
+    share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
@@ -64,7 +66,11 @@ def shrink_command(
         early_grad_accumulation=early_grad_accumulation,
     )
     options = RunOptions(
-        device=device.value, collectives=collectives.value, inject=inject, extra_passes=tuple(extra_pass or ())
+        device=device.value,
+        share_gpus=share_gpus,
+        collectives=collectives.value,
+        inject=inject,
+        extra_passes=tuple(extra_pass or ()),
     )
     # The small case's file will hold the changes, and which extra passes stay is found out.
     replay = replay_options(Changes(), replace(options, extra_passes=()))

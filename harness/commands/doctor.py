@@ -63,8 +63,8 @@ class Torch:
     gpus: list[str]
 
 
-def examine(report_dir: Path) -> Iterator[Check]:
-    """Every check, cheapest first, each as soon as it is known."""
+def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[Check]:
+    """Every check, cheapest first, each as soon as it is known. `needs_gpus`: runs are to take place on GPUs."""
     yield check_python(sys.version_info[:3])
     yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     yield check_memory(available_gib())
@@ -73,7 +73,7 @@ def examine(report_dir: Path) -> Iterator[Check]:
     yield check_program(
         "Chromium", ("chromium", "chromium-browser", "google-chrome"), "tests of HTML reports", "install chromium"
     )
-    torch_checks = list(check_torch(probe_torch()))
+    torch_checks = list(check_torch(probe_torch(), needs_gpus=needs_gpus))
     yield from torch_checks
     if all(check.is_ok for check in torch_checks if check.is_required):
         yield check_trial(run_trial())
@@ -137,7 +137,7 @@ def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str
     return Check(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
 
 
-def check_torch(torch: Torch | str) -> Iterator[Check]:
+def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[Check]:
     """torch and what it can do: its version, gloo, GPUs. A text says why it cannot be asked."""
     supported = torch_versions.SUPPORTED
     if isinstance(torch, str):
@@ -155,7 +155,7 @@ def check_torch(torch: Torch | str) -> Iterator[Check]:
     )
     found = "available" if torch.gloo else "not built into this torch"
     yield Check(name="gloo", is_ok=torch.gloo, found=found, fix="install a torch built with gloo")
-    yield _check_gpus(torch.gpus, has_nccl=torch.nccl)
+    yield _check_gpus(torch.gpus, has_nccl=torch.nccl, is_required=needs_gpus)
 
 
 def check_trial(results: list[CaseResult] | str) -> Check:
@@ -228,11 +228,20 @@ def available_gib() -> float | None:
         return gib
 
 
-def _check_gpus(gpus: list[str], *, has_nccl: bool) -> Check:
+def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> Check:
+    """A GPU a rank, and NCCL. Required where runs are to take place on them: fewer, or gloo, is no such run."""
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
-        return Check(name="GPUs", is_ok=False, found=found, is_required=False)
-    backend = "NCCL" if has_nccl and len(gpus) >= NUM_RANKS else "gloo"
-    sharing = "" if len(gpus) >= NUM_RANKS else f"; {NUM_RANKS} ranks share {len(gpus)}"
-    found = f"{len(gpus)} ({', '.join(dict.fromkeys(gpus))}), {backend}{sharing}"
-    return Check(name="GPUs", is_ok=True, found=found, is_required=False)
+        fix = "install the GPUs' driver and a build of torch for CUDA" if is_required else None
+        return Check(name="GPUs", is_ok=False, found=found, fix=fix, is_required=is_required)
+    names = f"{len(gpus)} ({', '.join(dict.fromkeys(gpus))})"
+    if not has_nccl:
+        found = f"{names}, and this torch has no NCCL: no run would test what joins them"
+        return Check(name="GPUs", is_ok=False, found=found, fix="install a build of torch with NCCL")
+    if len(gpus) < NUM_RANKS:
+        found = (
+            f"{names}, for {NUM_RANKS} ranks: --device cuda takes --world-size {len(gpus)}, or --share-gpus over gloo"
+        )
+        fix = f"take a machine with {NUM_RANKS} GPUs"
+        return Check(name="GPUs", is_ok=not is_required, found=found, fix=fix, is_required=is_required)
+    return Check(name="GPUs", is_ok=True, found=f"{names}, NCCL", is_required=is_required)

@@ -109,6 +109,7 @@ def replay_options(changes: Changes, run: RunOptions) -> list[str]:
     }
     flags = {
         "--early-grad-accumulation": changes.early_grad_accumulation,
+        "--share-gpus": run.share_gpus,
         "--no-control": run.control == "never",
         "--stress": run.stress is not None,
         "--baseline": run.baseline_dir is not None,

@@ -170,10 +170,8 @@ class _Shrinking:
         case, first = trial.case, final.first_divergence
         if first is None:
             return "none: what fails is a run, and a file could only compare results"
-        if trial.inject is not None:
-            return "none: the difference is put in from outside of the two systems' code"
-        if case.pipeline.backend != "fx":
-            return f"none: what {case.pipeline.backend} compiles is not the graph's own code"
+        if why := why_no_file(trial, final):
+            return f"none: {why}"
         request = StandaloneRequest(
             case=case, extra_passes=trial.extra_passes, step=first.step, head=tell_head(case, final, command)
         )
@@ -187,6 +185,17 @@ class _Shrinking:
         calls = " and ".join(f"{number} of the {name}" for name, number in found.num_calls.items())
         printed = "".join(f"\n          {line}" for line in found.printed.splitlines())
         return f"{file}, {len(found.text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
+
+
+def why_no_file(trial: Trial, final: CaseResult) -> str | None:
+    """Why no file of plain Python can show what fails, in words; None where one may."""
+    if trial.inject is not None:
+        return "the difference is put in from outside of the two systems' code"
+    if trial.case.pipeline.backend != "fx":
+        return f"what {trial.case.pipeline.backend} compiles is not the graph's own code"
+    if final.device != "cpu":
+        return f"it fails on {final.device}, and a file runs on the CPU, by other operators"
+    return None
 
 
 def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> int:

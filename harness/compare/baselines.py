@@ -40,7 +40,11 @@ from harness.records import (
 MeasureDrift = Callable[[Path, Path], list[Drift]]
 
 _VERSION_FIELDS = {
-    f"machine.{name}" for name in ("python", "torch", "cuda", "libc", "numpy", "triton", "pyarrow", "xxhash")
+    f"machine.{name}"
+    for name in (
+        *("python", "torch", "cuda", "libc", "numpy", "triton", "pyarrow", "xxhash"),
+        *("nccl", "cudnn", "cublas", "driver"),
+    )
 }
 # What a manifest says of a machine that changes no bit, and bitproof's own version, which is of the code.
 _NOT_DECISIVE = ("bitproof", "platform", "cpu_count")
@@ -63,6 +67,7 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
     return {name: getattr(manifest, name) for name in whole} | {
         "case": {name: value for name, value in manifest.case.items() if name not in LABELS},
         "machine": {name: value for name, value in machine.items() if name not in _NOT_DECISIVE} | _release_of(machine),
+        "sums": "native" if manifest.collectives == "native" else None,
         "passes": [entry.name for entry in passes],
         "settings": settings,
     }

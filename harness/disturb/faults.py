@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     Wrap = Callable[[GradientFunction], GradientFunction]
 
 
+SUM_ORDERS = ("descending", "pairwise", "position")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A defect on one rank at one step."""
+    """A defect at one step."""
 
     kind: ClassVar[str]
-    rank: int
-    step: int
+    if TYPE_CHECKING:
+        step: int  # every fault has it, in a place of its own
 
     def __str__(self) -> str:
         values = ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
@@ -40,9 +43,38 @@ class Fault:
     def strike(self) -> None:
         """What the fault does at the start of its step; a fault of values does nothing here."""
 
+    def is_on(self, rank: int) -> bool:
+        """Whether the fault is a rank's."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True)
-class FlipBit(Fault):
+class RankFault(Fault):
+    """A defect on one rank."""
+
+    rank: int
+    step: int
+
+    def is_on(self, rank: int) -> bool:
+        """Whether the fault is a rank's."""
+        return rank == self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOrder(Fault):
+    """Sums over ranks are taken in another order, on all ranks, from the step on: see `reference.parallel`."""
+
+    kind: ClassVar[str] = "sum-order"
+    order: str
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.order not in SUM_ORDERS:
+            raise UsageError("unknown order of sums", expected=", ".join(SUM_ORDERS), found=self.order)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipBit(RankFault):
     """One bit of one element of a local gradient, counted from its lowest."""
 
     kind: ClassVar[str] = "flip-bit"
@@ -52,7 +84,7 @@ class FlipBit(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillRank(Fault):
+class KillRank(RankFault):
     """The rank dies by SIGKILL."""
 
     kind: ClassVar[str] = "kill-rank"
@@ -63,7 +95,7 @@ class KillRank(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HangRank(Fault):
+class HangRank(RankFault):
     """The rank stops taking part, and lives."""
 
     kind: ClassVar[str] = "hang-rank"
@@ -75,7 +107,7 @@ class HangRank(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Raise(Fault):
+class Raise(RankFault):
     """The rank raises."""
 
     kind: ClassVar[str] = "raise"
@@ -85,7 +117,7 @@ class Raise(Fault):
         raise RuntimeError(f"injected by {self}")
 
 
-FAULTS: dict[str, type[Fault]] = {fault.kind: fault for fault in (FlipBit, KillRank, HangRank, Raise)}
+FAULTS: dict[str, type[Fault]] = {fault.kind: fault for fault in (FlipBit, KillRank, HangRank, Raise, SumOrder)}
 
 
 def known_faults() -> str:
@@ -122,7 +154,7 @@ def check_fault(fault: Fault, case: Case) -> None:
             found=f"step={fault.step}",
         )
     world_size = case.parallelism.world_size
-    if fault.rank >= world_size:
+    if isinstance(fault, RankFault) and fault.rank >= world_size:
         raise UsageError(
             f"fault {fault} never fires in case {case.name}",
             expected=f"rank in 0..{world_size - 1}",
@@ -134,7 +166,7 @@ class Injector:
     """Applies a fault on one rank, and knows whether it fired."""
 
     def __init__(self, fault: Fault | None, rank: int) -> None:
-        self.fault = fault if fault is not None and fault.rank == rank else None
+        self.fault = fault if fault is not None and fault.is_on(rank) else None
         self.step = -1
         self.fired = False
         self._shown: list[str] = []
@@ -142,9 +174,13 @@ class Injector:
     def begin_step(self, step: int) -> None:
         """Strike when this is the step; a fault of values waits for the gradients."""
         self.step = step
-        if self.fault is not None and self.fault.step == step and not isinstance(self.fault, FlipBit):
+        if self.fault is not None and self.fault.step == step and not isinstance(self.fault, (FlipBit, SumOrder)):
             self.fired = True
             self.fault.strike()
+
+    def fire(self) -> None:
+        """Know that the fault fired, of one that strikes elsewhere than here."""
+        self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
         """The same function, but for the flipped bit."""
@@ -176,6 +212,12 @@ class Injector:
     def check_fired(self) -> None:
         """Raise UsageError when the fault should have fired by now and did not."""
         if self.fault is not None and self.fault.step <= self.step and not self.fired:
+            if isinstance(self.fault, SumOrder):
+                raise UsageError(
+                    f"fault {self.fault} never fired",
+                    expected="a system that adds floating-point numbers of three ranks or more, over the mesh's groups",
+                    fix="choose a case with more ranks; a system that makes its own process groups adds as those do",
+                )
             if isinstance(self.fault, FlipBit) and self._shown:
                 raise _no_such_gradient(self.fault, self._shown)
             raise UsageError(

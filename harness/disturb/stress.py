@@ -3,7 +3,9 @@
 Two things are other than in a plain run, and may not move a bit of a system that synchronizes what it shares and
 writes what it reads:
 
-1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order.
+1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order. On CUDA
+   the stream sleeps that would compute, and not the host, behind whose back the device would only finish what a missing
+   wait left unfinished; and before a copy to host memory or back the copies' own stream sleeps.
 2. What a system allocates and does not write holds zeros, and what a kernel so allocates holds whatever memory
    held. In a plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
 
@@ -22,20 +24,28 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.options import Stress
 
+if TYPE_CHECKING:
+    import torch
+
+CYCLES_A_SECOND = 1_500_000_000
+"""Of a GPU's clock, roughly: how long a sleep takes matters little, that it varies does."""
+
 
 @contextmanager
-def stressed(stress: Stress | None, rank: int) -> Iterator[None]:
-    """Disturb what this thread runs in this context; without `stress` nothing is other than it was."""
+def stressed(stress: Stress | None, rank: int, device: torch.device | None = None) -> Iterator[None]:
+    """Disturb what this thread runs on `device` in this context; without `stress` nothing is other than it was."""
     if stress is None:
         yield
         return
+    from harness.graph.offload_operators import COPIES
     from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, name_of
     from harness.torch_compat import TorchDispatchMode
 
+    on_cuda = device is not None and device.type == "cuda"
     chance, longest = random.Random(f"{stress.seed}/{rank}"), stress.longest_sleep
 
     class Disturbance(TorchDispatchMode):
@@ -43,9 +53,32 @@ def stressed(stress: Stress | None, rank: int) -> Iterator[None]:
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES:
-                time.sleep(chance.uniform(0.0, longest))
+                _sleep(chance.uniform(0.0, longest), device)
+            elif on_cuda and function in COPIES:
+                _delay_copies(chance.uniform(0.0, longest), device)
             result = function(*args, **kwargs or {})
             return result.zero_() if name_of(function) in UNDEFINED else result
 
     with Disturbance():
         yield
+
+
+def _sleep(seconds: float, device: torch.device | None) -> None:
+    """Sleep where the system computes: on the host, or on CUDA's current stream."""
+    if device is None or device.type != "cuda":
+        time.sleep(seconds)
+        return
+    from harness.torch_compat import sleep_on_stream
+
+    sleep_on_stream(int(seconds * CYCLES_A_SECOND))
+
+
+def _delay_copies(seconds: float, device: torch.device | None) -> None:
+    """Let copies to host memory and back be late: what does not wait for them reads what was there before."""
+    import torch
+
+    from harness.graph.offload_operators import copy_stream
+
+    assert device is not None, "there are no such copies elsewhere"
+    with torch.cuda.stream(copy_stream(device)):
+        _sleep(seconds, device)

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.errors import RankError
 from harness.execute.failures import Failure, error_of_failure, error_of_hang
-from harness.records import PassReport, Switch
+from harness.records import MachineFacts, PassReport, Switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,10 @@ class Done:
     """A rank's own account of a good end.
 
     `peak_mib` is of its device's memory, None on a CPU; `determinism` is what was set and `switches` what was read,
-    by when; `system` is what the system says of itself; `chunked` has the calls a step of each module that ran in
-    chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay was to keep.
+    by when; `system` is what the system says of itself; `gpu` is what CUDA and its libraries are here,
+    `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
+    of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
+    was to keep.
     """
 
     seconds: float = 0.0
@@ -58,6 +60,8 @@ class Done:
     determinism: dict[str, Switch] = field(default_factory=dict)
     switches: dict[str, dict[str, Switch]] = field(default_factory=dict)
     system: dict[str, Any] = field(default_factory=dict)
+    gpu: MachineFacts | None = None
+    gpu_environment: dict[str, str] = field(default_factory=dict)
     chunked: dict[str, int] | None = None
     unused_names: tuple[str, ...] = ()
     kept: str | None = None

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import TypeVar, assert_never, cast
 
-from harness.capture.manifest import build_manifest, num_gpus
+from harness.capture.manifest import build_manifest
 from harness.capture.store import join_parts
 from harness.compare.bits import ComparedBits
 from harness.compare.chunked import agreed_by_ranks
@@ -41,6 +41,7 @@ from harness.execute.worker import model_sizes, write_standalone
 from harness.graph.options import GraphOptions
 from harness.localize.replay import archive_of, read_value
 from harness.machine.determinism import first_changed, tell_changes
+from harness.machine.gpus import num_gpus
 from harness.options import OnEvent
 from harness.records import Closeness, GraphIdentity, PassSettings
 
@@ -177,6 +178,8 @@ def join_recording(
         systems=[rank.system for rank in done],
         stress=dataclasses.asdict(request.stress) if request.stress else None,
         values=request.values_to_keep,
+        gpus=[rank.gpu for rank in done],
+        gpu_environments=[rank.gpu_environment for rank in done],
         chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done]),
     )
     join_parts(request.out, manifest, parts, values)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -24,6 +25,8 @@ from harness.records import Event
 
 A = TypeVar("A")
 
+_LOOK_SECONDS = 0.5  # between two looks at whether anybody still waits
+
 _START = str(Path(__file__).parents[1] / "program" / "start.py")
 
 
@@ -34,6 +37,10 @@ class HostLost(Exception):  # noqa: N818 (a message between modules; users see i
         super().__init__(str(error))
         self.error = error
         self.silent = silent
+
+
+class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
+    """The host was killed with its ranks, as nobody waits for its answer any more."""
 
 
 class HostProcess:
@@ -73,11 +80,17 @@ class HostProcess:
         self._received = b""
         atexit.register(self.kill)
 
-    def ask(self, request: Request[A], timeout: float, on_event: OnEvent) -> A:
+    def ask(
+        self,
+        request: Request[A],
+        timeout: float,
+        on_event: OnEvent,
+        is_abandoned: Callable[[], bool] = lambda: False,
+    ) -> A:
         """Send one request and wait for its answer; events on the way go to `on_event`.
 
-        Raises the BitproofError that the host answers, or HostLost when it dies or has
-        not answered after `timeout` seconds.
+        Raises the BitproofError that the host answers, HostLost when it dies or has not answered after `timeout`
+        seconds, and Abandoned once `is_abandoned`, which is asked now and then, says that nobody waits any more.
         """
         deadline = time.monotonic() + timeout
         assert self._process.stdin is not None
@@ -87,7 +100,7 @@ class HostProcess:
         except OSError as error:
             raise self._crash() from error
         while True:
-            match wire.read(self._next_line(deadline, timeout), Event, Problem, request.answer):
+            match wire.read(self._next_line(deadline, timeout, is_abandoned), Event, Problem, request.answer):
                 case Event() as event:
                     on_event(event)
                 case Problem() as problem:
@@ -116,11 +129,17 @@ class HostProcess:
             return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def _next_line(self, deadline: float, timeout: float) -> bytes:
+    def _next_line(self, deadline: float, timeout: float, is_abandoned: Callable[[], bool]) -> bytes:
         while b"\n" not in self._received:
-            readable, _, _ = select.select([self._reader], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
+            left = deadline - time.monotonic()
+            readable, _, _ = select.select([self._reader], [], [], max(0.0, min(left, _LOOK_SECONDS)))
+            if not readable and is_abandoned():
+                self.kill()
+                raise Abandoned
+            if not readable and left <= _LOOK_SECONDS:
                 raise self._silence(timeout)
+            if not readable:
+                continue
             content = os.read(self._reader, 1 << 16)
             if not content:
                 raise self._crash()

@@ -82,7 +82,8 @@ class Session:
             with contextlib.suppress(RankError):  # a host that cannot start says so again, as each case's result
                 self._num_gpus = self.ask(MachineRequest(), START_TIMEOUT).gpus
         options = self.options
-        return place(options.device, case.parallelism.world_size, self._num_gpus or 0, options.collectives)
+        ranks, num_gpus = case.parallelism.world_size, self._num_gpus or 0
+        return place(options.device, ranks, num_gpus, options.collectives, share_gpus=options.share_gpus)
 
     def announce(self, result: CaseResult) -> None:
         """Nobody follows."""

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,8 +23,8 @@ from harness.case import Case
 from harness.errors import BitproofError, CaseError, RankError
 from harness.execute import wire
 from harness.execute.accounts import End
-from harness.execute.failures import Problem, blame, error_of_hang
-from harness.execute.host_process import HostLost, HostProcess
+from harness.execute.failures import Failure, Problem, blame, error_of_hang
+from harness.execute.host_process import Abandoned, HostLost, HostProcess
 from harness.execute.requests import MachineRequest, Request, RunAnswer, RunRequest, SeatedRunRequest, Seats
 from harness.machine.determinism import ENVIRONMENT
 from harness.machine.devices import Placement, place
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 # After a case's time is up, how long a host may take to say how its rank failed, and rank 0 waits for the others.
 _HOST_MARGIN = 15.0
 _MARGIN = 30.0
+# After a rank failed, how long another one may take to notice. On NCCL it never may: its host waits for the device.
+_PEER_SECONDS = 5.0
 _START_SECONDS = 300.0
 # Followers outwait rank 0, which may still compare when they are done.
 _PATIENCE = timedelta(hours=1)
@@ -164,7 +166,8 @@ class Team:
                 fix="leave --collectives out, or run without torchrun",
             )
         local = int(os.environ.get("LOCAL_WORLD_SIZE", case.parallelism.world_size))
-        return place(self.options.device, local, self._num_gpus or 0)
+        asked = None if self.options.collectives == "auto" else self.options.collectives
+        return place(self.options.device, local, self._num_gpus or 0, asked, share_gpus=self.options.share_gpus)
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
         """Rank 0: have all ranks run a system, or its own host do what takes no ranks. Raises what went wrong."""
@@ -222,11 +225,35 @@ class Team:
         account = Account(clock=time.time() - time.monotonic())
         try:
             seated = SeatedRunRequest(run=request, seats=seats)
-            end = self._ask_host(seated, request.timeout + _HOST_MARGIN, on_event)
+            end = self._host.ask(seated, request.timeout + _HOST_MARGIN, on_event, self._peer_watch())
+        except Abandoned:
+            self._host = self._start_host()
+            end = End(failure=_ended_for_a_peer(self._rank), place="while it waited for other ranks")
         except Exception as error:
+            self._tell_failed()
+            if isinstance(error, HostLost):
+                self._host, error = self._start_host(), error.error
             return replace(account, problem=Problem.of(error, request.system)), b""
+        if not end.done:
+            self._tell_failed()
         contents = [file.read_bytes() if file.exists() else b"" for file in files]
         return replace(account, end=end, part_bytes=len(contents[0])), b"".join(contents)
+
+    def _tell_failed(self) -> None:
+        """Let the other ranks know that this one's run has failed: they may wait for it where no error reaches them."""
+        self.store.set(self._key("failed"), "")
+
+    def _peer_watch(self) -> Callable[[], bool]:
+        """Whether another rank failed long enough ago for this one to have told its own end, had it come to any."""
+        key, seen = self._key("failed"), float("inf")
+
+        def is_abandoned() -> bool:
+            nonlocal seen
+            if seen == float("inf") and self.store.check([key]):
+                seen = time.monotonic()
+            return time.monotonic() - seen > _PEER_SECONDS
+
+        return is_abandoned
 
     def _ask_host(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
         """This rank's own host answers; one that was lost is replaced."""
@@ -269,6 +296,11 @@ class Team:
 
     def _key(self, name: str) -> str:
         return f"bitproof/{self._num_messages}/{name}"
+
+
+def _ended_for_a_peer(rank: int) -> Failure:
+    what = "was ended, as it still waited for a rank that had failed"
+    return Failure(rank=rank, time=time.monotonic(), what=what, secondary=True)
 
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:

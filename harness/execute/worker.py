@@ -17,7 +17,7 @@ from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
 from harness.case import Case, Kind
-from harness.disturb.faults import Fault, Injector
+from harness.disturb.faults import Fault, Injector, SumOrder
 from harness.disturb.stress import Stress, stressed
 from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
 from harness.execute.profile import phase, showing_digests
@@ -25,6 +25,8 @@ from harness.graph.options import GraphOptions
 from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
 from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
 from harness.machine.devices import Placement
+from harness.machine.gpus import read_gpu_environment, read_gpu_facts
+from harness.machine.nccl import pin_nccl
 from harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
@@ -128,16 +130,27 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
         program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
     tell(Prepared(graph=describe_program(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
+    injector = Injector(job.fault, rank)
     with phase("join groups"):
-        backend, timeout = job.placement.backend, job.collective_timeout
-        join_groups(mesh, device, store, backend=backend, timeout=timeout, memory=memory)
+        backend, native, timeout = job.placement.backend, job.placement.native, job.collective_timeout
+        if backend == "nccl":
+            pin_nccl(os.environ, native=native)
+        join_groups(
+            mesh,
+            device,
+            store,
+            backend=backend,
+            timeout=timeout,
+            memory=memory,
+            native=native,
+            disturb=_disturbance(injector),
+        )
     tell(Ready())
 
-    injector = Injector(job.fault, rank)
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
     observe = recorder.observe if job.profile is None else showing_digests(recorder.observe)
     remains = Remains()
-    with stressed(job.stress, rank):
+    with stressed(job.stress, rank, device):
         with phase("make system"):
             system = make_system(job, mesh, program, injector)
         switches[AFTER_FACTORY] = read_switches()
@@ -176,6 +189,8 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
             determinism=determinism,
             switches=switches,
             system=_describe_system(system),
+            gpu=read_gpu_facts(device),
+            gpu_environment=read_gpu_environment(os.environ) if device.type == "cuda" else {},
             chunked=getattr(system, "chunked", None) if job.system in BUILT_IN else None,
             unused_names=tuple(system.names.unused) if isinstance(system, UserSystem) else (),
             kept=digest(recorder.kept) if recorder.kept is not None else None,
@@ -208,6 +223,16 @@ def preload() -> None:
     from harness.torch_compat import import_tracing
 
     import_tracing()
+
+
+def _disturbance(injector: Injector) -> Any:
+    """What makes of each process group one that adds in a fault's order; None where no fault asks for that."""
+    fault = injector.fault
+    if not isinstance(fault, SumOrder):
+        return None
+    from reference.parallel.other_order_group import OtherOrderGroup
+
+    return lambda group: OtherOrderGroup(group, fault.order, lambda: injector.step >= fault.step, injector.fire)
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> System:
@@ -253,8 +278,16 @@ def needs_program(system: str) -> bool:
 def prepare_program(
     case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None] = lambda place: None
 ) -> Any:
-    """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to."""
+    """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to.
+
+    Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
+    """
+    import torch
+
     from harness.systems.graph import prepare
+
+    assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
+    assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
 
     return prepare(case, device, options, enter)
 

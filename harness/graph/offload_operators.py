@@ -31,6 +31,11 @@ WAIT_OFFLOAD = torch.ops.bitproof.wait_offload.default
 RELOAD = torch.ops.bitproof.reload.default
 WAIT_RELOAD = torch.ops.bitproof.wait_reload.default
 
+COPIES = (OFFLOAD, RELOAD)
+"""The calls whose output is being filled when they return."""
+WAITS = (WAIT_OFFLOAD, WAIT_RELOAD)
+"""The calls after which their first argument, which they return, is there."""
+
 
 def is_host_copy(node: Node) -> bool:
     """Whether a call makes a tensor in host memory."""
@@ -38,7 +43,8 @@ def is_host_copy(node: Node) -> bool:
 
 
 @functools.cache
-def _copy_stream(device: torch.device) -> Any:
+def copy_stream(device: torch.device) -> Any:
+    """The stream of a device on which copies run beside its other work."""
     return torch.cuda.Stream(device)
 
 
@@ -46,9 +52,12 @@ def _empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Ten
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device, pin_memory=pin)
 
 
-def _copy_aside(source: Tensor, target: Tensor, device: torch.device) -> None:
-    """Copy on the device's copy stream, after what the current stream has been given so far."""
-    stream = _copy_stream(device)
+def _begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
+    """Copy now, or, on CUDA, on the device's copy stream, after what the current stream has been given so far."""
+    if device.type != "cuda":
+        target.copy_(source)
+        return
+    stream = copy_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
@@ -56,37 +65,38 @@ def _copy_aside(source: Tensor, target: Tensor, device: torch.device) -> None:
     (source if source.is_cuda else target).record_stream(stream)
 
 
-def _wait_for_copy(target: Tensor, device: torch.device) -> None:
-    torch.cuda.current_stream(device).wait_event(cast(Any, target).copied)
+def _end_copy(target: Tensor, device: torch.device) -> None:
+    """Let the current stream wait for a copy; the host runs ahead of it."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_event(cast(Any, target).copied)
+
+
+def land(target: Tensor) -> None:
+    """Wait on the host until the copy that fills `target` is there: pinned memory can be read while it is filled."""
+    if (copied := getattr(target, "copied", None)) is not None:
+        copied.synchronize()
 
 
 def _offload(x: Tensor) -> Tensor:
     host = _empty_like(x, "cpu", pin=x.is_cuda)
-    if x.is_cuda:
-        _copy_aside(x, host, x.device)
-    else:
-        host.copy_(x)
+    _begin_copy(x, host, x.device)
     return host
 
 
 def _wait_offload(host: Tensor, x: Tensor) -> Tensor:
-    if x.is_cuda:
-        _wait_for_copy(host, x.device)
+    _end_copy(host, x.device)
     return host
 
 
 def _reload(host: Tensor, device: str) -> Tensor:
-    if device != "cuda":
-        return _empty_like(host, device).copy_(host)
-    current = torch.device(device, torch.cuda.current_device())
-    x = _empty_like(host, current)
-    _copy_aside(host, x, current)
+    to = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    x = _empty_like(host, to)
+    _begin_copy(host, x, to)
     return x
 
 
 def _wait_reload(x: Tensor) -> Tensor:
-    if x.is_cuda:
-        _wait_for_copy(x, x.device)
+    _end_copy(x, x.device)
     return x
 
 

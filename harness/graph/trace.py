@@ -286,9 +286,13 @@ def _fake_state(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> T
 def _fake_input(
     fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
 ) -> FakeTensor:
-    placeholder = torch.empty(x.shape, dtype=x.dtype, device=device)
+    placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")  # a real tensor; on a GPU it would need the GPU
     bounds = max(extent // 2, 1), extent
-    return open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
+    fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
+    if device.type == "cpu":
+        return fake
+    with fake_mode:
+        return cast(FakeTensor, torch.empty_like(fake, device=device))
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:

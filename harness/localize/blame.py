@@ -12,7 +12,9 @@
    is passed over in favor of the call that reads it, where the reference has no such call; one that keeps
    all elements in their order is always passed over, as no value in it can be wrong.
 3. A collective's inputs are those of all ranks that took part: a rank that received bad rows is not to
-   blame, nor is the collective; the rank that sent them is.
+   blame, nor is the collective; the rank that sent them is. What only packs right values for a collective, as a
+   bucket does, has values that the reference has nowhere, and computes nothing: then the collective is to blame,
+   unless a tensor that differs holds another right value, as one that was packed in the wrong place does.
 4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed.
 5. Where the answer only reads another right value than its partner does, or where there is no root, a
    call may be missing: the first call of the reference, in the history of the value that the candidate
@@ -172,6 +174,7 @@ def _agreements(calls: Sequence[Call], reference: _Reference) -> list[bool]:
 
 def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
     """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
+    is_misplaced = any(has in logs[rank].reference.values for rank, pairs in differing.items() for _, has in pairs)
     starts = [(rank, log.last_producer(has)) for rank, log in enumerate(logs) for _, has in differing.get(rank, ())]
     pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
     seen, roots = set(pending), set()
@@ -182,6 +185,9 @@ def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
             turn, call = logs[rank].collectives.index(index), logs[rank].calls[index]
             sites = [(r, i) for r, log in enumerate(logs) if (i := log.same_collective(turn, call)) is not None]
         earlier = {(peer, producer) for peer, i in sites for producer in logs[peer].bad_producers(i)}
+        is_collective = logs[rank].calls[index].collective
+        if is_collective and not is_misplaced and all(logs[peer].only_packs(producer) for peer, producer in earlier):
+            earlier = set()
         if not earlier:
             roots.add((rank, index))
         pending += sorted(earlier - seen)
@@ -230,6 +236,11 @@ class _Log:
             else:
                 found.add(producer)
         return found
+
+    def only_packs(self, index: int) -> bool:
+        """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
+        operator = self.calls[index].operator.partition(".")[0]
+        return operator in _PACKING and all(map(self.only_packs, self.bad_producers(index)))
 
     def first_missing(self, wanted: Iterable[str]) -> int | None:
         """In the reference's log, the first call whose output this log has nowhere and whose inputs it has."""
@@ -330,6 +341,9 @@ def _fits(first: Place, second: Place) -> bool:
 
 
 _ORDER_KEEPING = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze"}
+
+
+_PACKING = _ORDER_KEEPING | {"cat", "stack", "constant_pad_nd", "clone", "split_with_sizes_copy"}
 
 
 def _keeps_order(call: Call) -> bool:

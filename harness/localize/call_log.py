@@ -33,6 +33,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from harness import capture
 from harness.capture.digest import digest
 from harness.errors import RecordingError
+from harness.graph import offload_operators
 from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, is_view, name_of, written_names
 from harness.graph.origin import innermost_user_line
 from harness.localize.calls import Call, Place
@@ -91,7 +92,7 @@ class CallRecorder(TorchDispatchMode):
         name = name_of(function)
         if name in UNDEFINED | IDENTITIES or name.startswith("_record_function") or _is_own(sys._getframe(1)):
             return function(*args, **kwargs)
-        if name == "wait_tensor":
+        if name == "wait_tensor" or function in offload_operators.WAITS:
             return self._wait(function, args)
         collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
         lanes = num_lanes(function, args, kwargs)
@@ -124,7 +125,7 @@ class CallRecorder(TorchDispatchMode):
                 )
             )
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
-            if collective and not in_place:
+            if (collective and not in_place) or function in offload_operators.COPIES:
                 self._in_flight |= dict.fromkeys(map(_storage, _tensors(part_result)), len(self.calls) - 1)
             else:
                 for tensor in written_tensors if in_place else _tensors((part_result, part_written)):
@@ -145,8 +146,9 @@ class CallRecorder(TorchDispatchMode):
         return [(storage, _digest(x)) for storage, x in others]
 
     def _wait(self, function: Any, args: Any) -> Any:
-        """What a collective computed is known here; it becomes the launch's output."""
+        """What a collective computed, or a copy brought, is known here; it becomes the launch's output."""
         result = function(*args)
+        offload_operators.land(result)
         index = self._in_flight.pop(_storage(args[0]), None)
         if index is not None:
             self._add_output(index, result)

@@ -5,17 +5,20 @@ Graphs of this package carry an `Origin` and a chunk. A foreign graph says it by
     node.meta["bitproof"] = {"module": "layers.0.mlp", "direction": "backward", "chunk": 1, "source": "model.py:12"}
 
 All four are optional; `harness.systems.registry` tells users of them.
+
+A node that a user's pass made says nothing: it belongs where the nearest of the nodes that it reads belong, or, where
+none of those tells, the nearest of those that read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.fx import Node
 
 from harness.errors import UsageError
-from harness.graph.origin import META_KEY, Origin
+from harness.graph.origin import META_KEY, UNKNOWN, Origin
 from harness.graph.writer import CHUNK_KEY
 from harness.localize.calls import Place
 
@@ -35,7 +38,31 @@ def place_of(node: Node) -> tuple[Place, str | None]:
     origin = node.meta.get(META_KEY)
     if not isinstance(origin, Origin):
         return Place(None, None, node.meta.get(CHUNK_KEY)), None
+    if origin == UNKNOWN:
+        nearest = _nearest(node, lambda node: node.all_input_nodes) or _nearest(node, lambda node: node.users)
+        return _common(nearest, node.meta.get(CHUNK_KEY)), None
     return Place(origin.module, origin.direction, node.meta.get(CHUNK_KEY)), origin.source
+
+
+def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    """The nodes with an origin that are the fewest steps away, in the order in which steps reach them."""
+    seen, reached = {node}, [node]
+    while reached:
+        reached = list(dict.fromkeys(near for far in reached for near in step(far) if near not in seen))
+        if known := [near for near in reached if near.meta.get(META_KEY, UNKNOWN) != UNKNOWN]:
+            return known
+        seen.update(reached)
+    return []
+
+
+def _common(nodes: list[Node], chunk: int | None) -> Place:
+    """Where the nodes belong: with one in backward to backward, to the first one's module, and to their one chunk."""
+    if not nodes:
+        return Place(None, None, chunk)
+    first = next((node for node in nodes if node.meta[META_KEY].direction == "backward"), nodes[0])
+    chunks = {node.meta.get(CHUNK_KEY) for node in nodes} if chunk is None else {chunk}
+    origin = first.meta[META_KEY]
+    return Place(origin.module, origin.direction, chunks.pop() if len(chunks) == 1 else None)
 
 
 def _checked(node: Node) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from harness.case import DIM_MULTIPLE, Case
 from harness.disturb.faults import check_fault, parse_fault
 from harness.errors import UsageError
 from harness.graph.options import check_extra_passes
+from harness.localize.blame import HOW
 from harness.records import CaseResult, Verdict
 from harness.systems.registry import BUILT_IN
 
@@ -37,7 +38,9 @@ class Symptom(NamedTuple):
     """How a case fails. What is not known is None, and then has to be unknown again.
 
     DIFFERENT: the kind of the first differing tensor, and the blamed call's operator, direction, and module, its
-    numbers replaced by `*`. ERROR: the error's first sentence and what was found, without names and numbers.
+    numbers replaced by `*`. The module of a call that the candidate alone makes does not count: a pass makes such calls
+    in many places, and which of them comes first follows from sizes. ERROR: the error's first sentence and what was
+    found, without names and numbers.
     """
 
     verdict: Verdict
@@ -54,7 +57,8 @@ class Symptom(NamedTuple):
         if self.operator is None:
             return first
         direction = self.direction or "direction not known"
-        return f"{first}, by {self.operator} of {self.module or 'the step itself'} ({direction})"
+        module = f" of {self.module}" if self.module else ""
+        return f"{first}, by {self.operator}{module} ({direction})"
 
 
 def symptom_of(result: CaseResult) -> Symptom | None:
@@ -66,7 +70,9 @@ def symptom_of(result: CaseResult) -> Symptom | None:
         return None
     if (call := first.call) is None:
         return Symptom(Verdict.DIFFERENT, first.kind)
-    module = None if call.module is None else re.sub(r"\d+", "*", call.module)
+    module = None
+    if call.module is not None and call.how != HOW["adds"]:
+        module = re.sub(r"\d+", "*", call.module)
     return Symptom(Verdict.DIFFERENT, first.kind, call.operator, call.direction, module)
 
 

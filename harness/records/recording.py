@@ -75,7 +75,8 @@ class Manifest:
     `case` is as its case was written. `ranks` holds, rank by rank, what each system says of itself (its data's
     sha256); `stress` what the run was disturbed by, None for a plain one; `chunked`, of a system that chunks, how often
     a step runs each module in chunks; `values` the patterns of the tensors whose values are kept, which change no bit.
-    `collectives` is where ranks met, which changes no bit: the sums are the same on gloo and in shared memory.
+    `collectives` is where ranks met, which changes no bit, as sums are in rank order everywhere but where it is
+    "native": there NCCL has an order of its own.
     `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
     the last step. The sums are of the folder's files, and known once they are written. Fields that may be None came
     later than the first recordings.

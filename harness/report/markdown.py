@@ -58,13 +58,23 @@ def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | No
 
 
 def _verdict_table(results: Iterable[CaseResult]) -> str:
-    headers = ("case", "verdict", "expected", "as expected", "reference / candidate", "compared", "mismatched")
+    headers = (
+        "case",
+        "verdict",
+        "expected",
+        "as expected",
+        "ran on",
+        "reference / candidate",
+        "compared",
+        "mismatched",
+    )
     rows = [
         (
             result.case.name,
             f"**{text.outcome(result)}**",
             text.expectation(result),
             "yes" if result.as_expected else "**no**",
+            text.place(result),
             text.systems(result),
             sum(result.compared.values()),
             sum(result.mismatched.values()),

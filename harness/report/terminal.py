@@ -57,7 +57,7 @@ def _table(report: Report) -> object:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE)
-    for header in ("case", "verdict", "expected"):
+    for header in ("case", "verdict", "expected", "ran on"):
         table.add_column(header, overflow="fold")
     for header in ("compared", "mismatched", "seconds"):
         table.add_column(header, justify="right")
@@ -70,6 +70,7 @@ def _table(report: Report) -> object:
             Text(result.case.name),
             Text(text.outcome(result), style=color),
             Text(text.expectation(result)),
+            Text(text.place(result)),
             str(sum(result.compared.values())),
             str(sum(result.mismatched.values())),
             f"{text.total_seconds(result):.1f}",

@@ -123,6 +123,11 @@ def systems(result: CaseResult) -> str:
     return f"{result.case.reference} / {result.case.candidate}"
 
 
+def place(result: CaseResult) -> str:
+    """What computed and what carried collectives: `cuda, nccl`, `cpu, shared`; `unknown` of a case that never ran."""
+    return ", ".join(dict.fromkeys((result.device, result.collectives or result.backend)))
+
+
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
     """Where two systems first part: `step 0, rank 3, grad layers.1.moe.router.gate.weight`.
 

@@ -26,6 +26,7 @@ from harness.errors import UsageError
 from harness.graph.backends import compile_for
 from harness.graph.collector import collector_paused
 from harness.graph.context import PassContext
+from harness.graph.device_constants import forget_device_index
 from harness.graph.dump import GraphDump
 from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
@@ -116,6 +117,7 @@ def prepare(
     dump = GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names) if options.dump_dir else None
     with dump or contextlib.nullcontext():
         module, reports = run_pipeline(joint.module, passes, context, dump, enter)
+    forget_device_index(module, device)
     run: Callable[..., Any] = module
     if case.pipeline.backend != "fx" and case.pipeline.until is None:
         enter(f"in backend {case.pipeline.backend}")
@@ -161,6 +163,7 @@ def step_graph(case: Case, system: str, device: torch.device, options: GraphOpti
         gradient_seed=1 / case.parallelism.data_ranks,
         device=device,
     )
+    forget_device_index(graph.module, device)
     return graph, groups
 
 

@@ -14,7 +14,7 @@ A rewritten graph may ask for more groups, over the ranks of these: `ensure_grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from harness.case import Parallelism
 from harness.shared_memory import SharedMemory
 from harness.torch_compat import register_group, set_timeout, unregister_group
+from reference.parallel.device_order_group import DeviceOrderGroup
 from reference.parallel.rank_order_group import RankOrderGroup
 from reference.parallel.shared_memory_group import SharedMemoryGroup
 
@@ -35,12 +36,17 @@ TENSOR = "tp"
 GROUP_NAMES = (FSDP, EXPERT_FSDP, EXPERT, TENSOR)
 
 Partition = Sequence[Sequence[int]]
+Wrap = Callable[[dist.ProcessGroup], dist.ProcessGroup]
 
 _joined: dict[str, dist.ProcessGroup] = {}
 """This process's groups: torch's registry holds them by weak references alone."""
 _partitions: dict[str, Partition] = {}
 _limits: list[timedelta] = []
 """How long the collectives of this process's groups wait: empty until it has joined any."""
+_wraps: list[Wrap] = []
+"""What makes of a group of torch's one whose order of sums is stated; of NCCL's own sums, the group itself."""
+_disturbs: list[Wrap] = []
+"""What a fault makes of every group, when one is to."""
 _memory: list[SharedMemory] = []
 """Where this process's groups meet, when all ranks share a machine and are to meet in memory."""
 
@@ -95,12 +101,16 @@ def join_groups(
     backend: str,
     timeout: float = 1800.0,
     memory: SharedMemory | None = None,
+    native: bool = False,
+    disturb: Wrap | None = None,
 ) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
 
-    `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. On gloo, sums are
-    taken in rank order and CUDA tensors travel through host memory (see `RankOrderGroup`). With `memory`, made before
+    `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. Sums are taken in rank order: on gloo
+    CUDA tensors travel through host memory (see `RankOrderGroup`), on NCCL they are added on the device (see
+    `DeviceOrderGroup`) unless `native` asks for NCCL's own sums. With `memory`, made before
     the ranks were forked, the named groups meet there, with the same bits; torch's default group stays gloo's.
+    `disturb` makes of every named group another one, for a fault.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -109,6 +119,9 @@ def join_groups(
         backend, store=store, rank=mesh.rank, world_size=world_size, timeout=limit, device_id=device_id
     )
     _limits.append(limit)
+    _wraps.append(RankOrderGroup if backend == "gloo" else (lambda group: group) if native else DeviceOrderGroup)
+    if disturb is not None:
+        _disturbs.append(disturb)
     if memory is not None and backend == "gloo":
         memory.join(mesh.rank)
         _memory.append(memory)
@@ -117,7 +130,7 @@ def join_groups(
         if first == name:
             ensure_group(name, mesh.partition(name))
         else:
-            _register(name, mesh.partition(name), _joined[first])
+            _register(name, mesh.partition(name), _joined[first], is_new=False)
 
 
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
@@ -142,17 +155,17 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     groups = [dist.new_group(ranks, timeout=_limits[0], pg_options=options) for ranks in partition]
     rank = dist.get_rank()
     group = next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
-    _register(name, partition, _in_rank_order(group, partition) if is_gloo else group)
+    _register(name, partition, _in_rank_order(group, partition))
 
 
-def _in_rank_order(gloo: dist.ProcessGroup, partition: Partition) -> RankOrderGroup:
-    """A group in memory where there is some with room left, else over `gloo`.
+def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
+    """A group in memory where there is some with room left, else one over torch's `group`.
 
     gloo's group is made either way. Its idle threads cost nothing to speak of, and on a machine that others keep busy
     ranks without them take steps up to three times as long (docs/decisions/shared-memory.md).
     """
     rings = _memory[0].next_area(partition, dist.get_rank(), _limits[0].total_seconds()) if _memory else None
-    return RankOrderGroup(gloo) if rings is None else SharedMemoryGroup(gloo, rings)
+    return _wraps[0](group) if rings is None else SharedMemoryGroup(group, rings)
 
 
 def leave_groups() -> None:
@@ -161,11 +174,13 @@ def leave_groups() -> None:
         return
     for name in _joined:
         unregister_group(name)
-    for registry in (_joined, _partitions, _limits, _memory):
+    for registry in (_joined, _partitions, _limits, _wraps, _disturbs, _memory):
         registry.clear()
     dist.destroy_process_group()
 
 
-def _register(name: str, partition: Partition, group: dist.ProcessGroup) -> None:
+def _register(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
+    for disturb in _disturbs if is_new else ():
+        group = disturb(group)
     _joined[name], _partitions[name] = group, partition
     register_group(name, group)

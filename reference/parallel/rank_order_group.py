@@ -104,12 +104,12 @@ class RankOrderGroup(dist.ProcessGroup):
         sent_WN = _to_host(x).reshape(self.size(), -1)
         received_WN = torch.empty_like(sent_WN)
         transfer = self._gloo.alltoall_base(received_WN, sent_WN, [], [])
-        return _FinishOnWait(transfer, lambda: output_N.view(-1).copy_(_sum_in_rank_order(received_WN)))
+        return _FinishOnWait(transfer, lambda: output_N.view(-1).copy_(sum_in_rank_order(received_WN)))
 
     def _all_reduce(self, x: Tensor) -> Work:
         gathered_WN = x.new_empty(self.size(), x.numel(), device="cpu")
         transfer = self._all_gather(gathered_WN, x)
-        return _FinishOnWait(transfer, lambda: x.copy_(_sum_in_rank_order(gathered_WN).view_as(x)))
+        return _FinishOnWait(transfer, lambda: x.copy_(sum_in_rank_order(gathered_WN).view_as(x)))
 
 
 def _all_of(works: list[Work]) -> Work:
@@ -129,7 +129,8 @@ class _AllOf(Work):
         return True
 
 
-def _sum_in_rank_order(parts_WN: Tensor) -> Tensor:
+def sum_in_rank_order(parts_WN: Tensor) -> Tensor:
+    """The sum of each rank's part, (N,), element by element in the order ((r0 + r1) + r2) + ..."""
     total_N = parts_WN[0]
     for part_N in parts_WN[1:]:
         total_N = total_N + part_N

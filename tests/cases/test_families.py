@@ -173,8 +173,20 @@ def test_isolation_is_tried_on_one_object_and_on_two():
 
 
 def test_every_chunking_case_is_also_bucketed():
-    for case, plain in zip(bucketing.CASES, chunking.CASES, strict=True):
+    for case, plain in zip(bucketing.BUCKETED, chunking.CASES, strict=True):
         assert case == replace(plain, name=case.name, family="bucketing", steps=5, pipeline=Pipeline(bucket=True))
+
+
+def test_buckets_are_also_summed_where_sums_are_rounded():
+    assert [case.name for case in bucketing.SEE_ORDER] == [
+        "blocks_batch_bucketed_float32",
+        "whole_bucketed_float32",
+        "blocks_batch_bucketed_bf16_reduce",
+        "whole_bucketed_bf16_reduce",
+    ]
+    for case in bucketing.SEE_ORDER:
+        assert case.pipeline.bucket
+        assert case.precision.compute == case.precision.reduce, "rounded to what the parts were computed in"
 
 
 def test_cases_of_compiled_backends_state_a_bound():

@@ -144,6 +144,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "values": (),
         "baseline_dir": None,
         "profile": False,
+        "share_gpus": False,
     }
     assert report_dir == tmp_path
     assert (
@@ -221,6 +222,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "values": (),
         "baseline_dir": None,
         "profile": False,
+        "share_gpus": False,
     }
     assert (report_dir, replay) == (Path("reports"), [])
 

@@ -18,3 +18,8 @@ def test_a_run_without_controls_says_what_it_cannot_tell() -> None:
 def test_stress_warns_of_threads_only_where_there_are_several() -> None:
     assert "threads" not in str(Stress())
     assert "; 4 threads an operator, which by itself may move bits" in str(Stress(num_threads=4))
+
+
+def test_sharing_gpus_is_told_as_nccl_did_not_run() -> None:
+    [shared] = RunOptions(share_gpus=True).remarks()
+    assert shared == "--share-gpus: where GPUs were fewer than ranks, ranks shared them over gloo, and NCCL did not run"

@@ -240,6 +240,19 @@ class ReadsFreshMemory(Toy):
 reads_fresh_memory = ReadsFreshMemory
 
 
+class Deaf(Toy):
+    """Raises on one rank, and the others never hear of it, as where a host waits for a device that waits for a peer."""
+
+    def misbehave(self, index: int) -> None:
+        if index == BAD_STEP:
+            if self.rank == BAD_RANK:
+                raise ValueError("nobody hears")
+            time.sleep(3600)
+
+
+deaf = Deaf
+
+
 SLEEPY = Stress(num_threads=2, longest_sleep=0.02)
 """What makes `Racing` lose its race."""
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from harness.capture import leaves, xxh3
-from harness.capture.leaves import hashes_known_leaf, leaf_hasher
+from harness.capture.leaves import hashes_known_leaves, leaf_hasher
 from harness.errors import MachineError
 
 CPU = torch.device("cpu")
@@ -49,6 +49,11 @@ def test_without_triton_torchs_operators_are_taken_and_the_log_says_so(monkeypat
     ]
 
 
+def test_a_kernel_that_hashes_the_first_leaf_alone_is_not_believed():
+    assert hashes_known_leaves(right, CPU)
+    assert not hashes_known_leaves(lambda leaves_LW: right(leaves_LW[:1]).expand(len(leaves_LW), -1).contiguous(), CPU)
+
+
 def test_a_kernel_that_gives_wrong_digests_is_not_taken(monkeypatch, caplog):
     monkeypatch.setattr(leaves, "_load_kernel", lambda: wrong)
     with caplog.at_level(logging.WARNING):
@@ -78,5 +83,5 @@ def test_a_hasher_that_overlooks_a_word_does_not_know_the_known_leaf(word):
         seen[:, word] = 0
         return xxh3.hash_leaves(seen)
 
-    assert hashes_known_leaf(xxh3.hash_leaves, CPU)
-    assert not hashes_known_leaf(careless, CPU)
+    assert hashes_known_leaves(xxh3.hash_leaves, CPU)
+    assert not hashes_known_leaves(careless, CPU)

@@ -79,3 +79,21 @@ def test_environment_variables_of_numeric_libraries_are_told_and_no_others(monke
     told = environment_variables()
     assert {"OMP_TEST", "NCCL_TEST"} <= told.keys()
     assert not {"TORCHELASTIC_TEST", "SECRET_TEST"} & told.keys()
+
+
+def made_on(*gpus, environments=()):
+    about = {"determinism": {}, "graph": None, "fault": None, "systems": []}
+    return build_manifest(CASE, "eager", "first", Placement(), gpus=gpus, gpu_environments=environments, **about)
+
+
+def test_what_ranks_say_of_cuda_is_told_and_of_a_cpu_nothing_new():
+    plain = made_on(None, None, environments=({}, {}))
+    told = made_on(*[{"nccl": "2.27.5", "cudnn": 91002}] * 2, environments=[{"NVIDIA_TF32_OVERRIDE": "0"}] * 2)
+    assert told.machine == plain.machine | {"nccl": "2.27.5", "cudnn": 91002}
+    assert told.environment == plain.environment | {"NVIDIA_TF32_OVERRIDE": "0"}
+    assert "nccl" not in plain.machine
+
+
+def test_ranks_with_other_variables_are_told_apart():
+    told = made_on(None, None, environments=[{"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}])
+    assert told.environment["NCCL_ALGO"] == "['rank 0: Ring', 'rank 1: Tree']"

@@ -95,9 +95,30 @@ def test_nothing_is_tried_with_a_torch_that_cannot_do(monkeypatch, tmp_path):
     assert [check.name for check in doctor.examine(tmp_path)][-1] == "GPUs"
 
 
-def test_eight_gpus_get_nccl_and_fewer_are_shared():
-    assert lines(replace(ABLE, gpus=["H200"] * 8))[-1] == "ok  GPUs: 8 (H200), NCCL"
-    assert lines(replace(ABLE, gpus=["H200"]))[-1] == "ok  GPUs: 1 (H200), gloo; 8 ranks share 1"
+def gpus(needs_gpus=False, **facts):
+    return list(doctor.check_torch(replace(ABLE, **facts), needs_gpus=needs_gpus))[-1]
+
+
+def test_eight_gpus_get_nccl_and_fewer_are_told_how_they_can_be_used():
+    assert str(gpus(gpus=["H200"] * 8)) == "ok  GPUs: 8 (H200), NCCL"
+    assert str(gpus(gpus=["H200"])) == (
+        "ok  GPUs: 1 (H200), for 8 ranks: --device cuda takes --world-size 1, or --share-gpus over gloo"
+    )
+
+
+def test_gpus_without_nccl_stop_the_main_cases():
+    check = gpus(gpus=["H200"] * 8, nccl=False)
+    assert str(check) == (
+        "no  GPUs: 8 (H200), and this torch has no NCCL: no run would test what joins them; "
+        "fix: install a build of torch with NCCL"
+    )
+    assert not doctor.summarize([check]).is_ok
+
+
+@pytest.mark.parametrize(("num_gpus", "is_ok"), [(8, True), (7, False), (0, False)])
+def test_where_runs_are_to_take_place_on_gpus_each_rank_needs_one(num_gpus, is_ok):
+    assert doctor.summarize([gpus(gpus=["H200"] * num_gpus)]).is_ok
+    assert doctor.summarize([gpus(gpus=["H200"] * num_gpus, needs_gpus=True)]).is_ok is is_ok
 
 
 def test_a_torch_that_cannot_be_imported_is_told_with_a_fix():

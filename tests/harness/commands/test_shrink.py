@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from cases.chunking import transformer_batch
-from harness.case import Batch, Case, Model, Parallelism
+from harness.case import Batch, Case, Model, Parallelism, Pipeline
 from harness.case.case_file import case_text, read_case
 from harness.cli import main
-from harness.commands.shrink import refuse
+from harness.commands.shrink import refuse, why_no_file
 from harness.errors import UsageError
 from harness.execute.worker import write_standalone
 from harness.graph.options import GraphOptions
+from harness.localize.shrink_case import Trial
 from harness.records import CaseResult, Verdict
 from harness.report import json as report_json
 from tests.harness.execute.test_launch import toy
@@ -134,6 +135,20 @@ def test_a_rank_that_raises_is_shrunk_too_and_gets_no_file(tmp_path: Path, capsy
     assert read_case(found.folder / "shrunk" / "case.json").parallelism.world_size == 2
     assert "file:   none: what fails is a run, and a file could only compare results" in found.lines
     assert any(line.startswith("the budget is spent (3 tries, ") for line in found.lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "device", "why"),
+    [
+        ({}, "cpu", None),
+        ({}, "cuda", "it fails on cuda, and a file runs on the CPU, by other operators"),
+        ({"pipeline": Pipeline(backend="inductor")}, "cpu", "what inductor compiles is not the graph's own code"),
+    ],
+)
+def test_a_file_is_written_only_of_what_it_can_show(change: Any, device: str, why: str | None) -> None:
+    case = replace(SMALL, **change)
+    result = CaseResult(case=case, verdict=Verdict.DIFFERENT, steps=1, world_size=2, device=device, backend="gloo")
+    assert why_no_file(Trial(case, (), None), result) == why
 
 
 def test_a_system_whose_code_is_no_graph_is_refused_by_name() -> None:

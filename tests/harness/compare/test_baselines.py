@@ -234,6 +234,22 @@ def test_where_versions_alone_differ_and_nothing_drifted_that_is_told_too(held):
     assert (found.status, found.compared, found.mismatched) == ("NOT COMPARABLE", 20, 0)
 
 
+@pytest.mark.parametrize("library", ["nccl", "cudnn", "cublas", "driver"])
+def test_a_baseline_from_another_of_cudas_libraries_is_not_comparable_and_says_so(held, baselines, library):
+    vouch(only(baselines), machine=MACHINE | {library: "2.26.2"})
+    assert held(machine=MACHINE | {library: "2.26.2"}).status == "EQUAL"
+    found = held(machine=MACHINE | {library: "2.27.5"})
+    assert found.status == "NOT COMPARABLE"
+    assert found.reasons == [f'machine.{library}: "2.26.2" in the baseline, "2.27.5" here']
+
+
+def test_nccls_own_sums_are_comparable_with_no_sums_in_rank_order(held):
+    for collectives in ("gloo", "shared", "nccl"):
+        assert held(collectives=collectives).status == "EQUAL"
+    found = held(collectives="native")
+    assert (found.status, found.reasons) == ("NOT COMPARABLE", ['sums: null in the baseline, "native" here'])
+
+
 def test_the_nearest_of_several_baselines_is_named(held, baselines):
     another(baselines, "a-far", device="cuda", machine=MACHINE | {"torch": "2.12.0"})
     another(baselines, "b-near", machine=MACHINE | {"torch": "2.12.0"})

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from harness.case import Case, Parallelism
-from harness.disturb.faults import FlipBit, HangRank, Injector, KillRank, Raise, check_fault, parse_fault
+from harness.disturb.faults import FlipBit, HangRank, Injector, KillRank, Raise, SumOrder, check_fault, parse_fault
 from harness.errors import UsageError
 
 CASE = Case(
@@ -10,7 +10,8 @@ CASE = Case(
 )
 KNOWN = (
     "flip-bit:rank=N,step=N,grad=NAME,[bit=0],[element=0]; kill-rank:rank=N,step=N; "
-    "hang-rank:rank=N,step=N; raise:rank=N,step=N"
+    "hang-rank:rank=N,step=N; raise:rank=N,step=N; "
+    "sum-order:order=NAME,[step=0]"
 )
 
 
@@ -28,6 +29,8 @@ def refusal(function, *args):
         ("kill-rank:rank=2,step=1", KillRank(rank=2, step=1)),
         ("hang-rank:rank=2,step=1", HangRank(rank=2, step=1)),
         ("raise:rank=2,step=1", Raise(rank=2, step=1)),
+        ("sum-order:order=descending", SumOrder(order="descending")),
+        ("sum-order:order=position,step=3", SumOrder(order="position", step=3)),
     ],
 )
 def test_a_fault_reads_and_writes_its_text(text, fault):
@@ -69,6 +72,23 @@ def test_a_fault_that_the_case_never_reaches_is_refused():
     assert refusal(check_fault, Raise(rank=2, step=3), CASE) == (
         "UsageError: fault raise:rank=2,step=3 never fires in case toy\n  expected: rank in 0..1\n  found: rank=2"
     )
+
+
+def test_an_order_of_sums_is_one_that_is_known_and_is_every_ranks():
+    assert refusal(parse_fault, "sum-order:order=random") == (
+        "UsageError: unknown order of sums\n  expected: descending, pairwise, position\n  found: random"
+    )
+    check_fault(SumOrder(order="pairwise", step=3), CASE)
+    assert refusal(check_fault, SumOrder(order="pairwise", step=4), CASE).endswith("found: step=4")
+    assert all(Injector(SumOrder(order="pairwise"), rank).fault for rank in (0, 1))
+
+
+def test_an_order_of_sums_that_nothing_was_added_in_is_an_error():
+    injector = Injector(SumOrder(order="pairwise"), 1)
+    injector.begin_step(0)
+    assert refusal(injector.check_fired).startswith("UsageError: fault sum-order:order=pairwise,step=0 never fired\n")
+    injector.fire()
+    injector.check_fired()
 
 
 def flip(fault, rank=1, dtype=torch.bfloat16):

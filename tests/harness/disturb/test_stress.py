@@ -1,6 +1,7 @@
 """What scheduling stress disturbs, what it finds that plain runs hide, and what it leaves alone."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.disturb.stress import stressed
+from harness.disturb.stress import CYCLES_A_SECOND, stressed
 from harness.execute.launch import run_cases
+from harness.graph import offload_operators
 from harness.options import RunOptions, Stress
 from harness.records import CaseResult, Verdict
 from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy
@@ -103,6 +105,36 @@ def test_ranks_sleep_before_collectives_and_waits_alone_each_in_its_own_way_and_
     assert len(set(first)) == 2 and all(0 <= time <= 0.002 for time in first)
     assert slept(monkeypatch, 0) == first
     assert len({*first, *slept(monkeypatch, 1), *slept(monkeypatch, 0, seed=1)}) == 6
+
+
+def test_on_cuda_streams_sleep_and_the_host_does_not(monkeypatch):
+    """Calls alone are seen: before collectives the stream that computes sleeps, before copies the copies' own."""
+    slept_on, stream = [], ["compute"]
+
+    @contextmanager
+    def switched(name):
+        stream.append(name)
+        yield
+        stream.pop()
+
+    monkeypatch.setattr("harness.disturb.stress.time.sleep", lambda seconds: pytest.fail("the host sleeps"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept_on.append((stream[-1], cycles)))
+    monkeypatch.setattr(torch.cuda, "stream", switched)
+    monkeypatch.setattr(offload_operators, "copy_stream", lambda device: f"copies of {device}")
+    with stressed(Stress(), 0, torch.device("cuda", 3)):
+        torch.ops._c10d_functional.wait_tensor(torch.ones(1))
+        host = offload_operators.OFFLOAD(torch.ones(1))
+        offload_operators.WAIT_RELOAD(offload_operators.RELOAD(host, "cpu"))
+        torch.ones(1) + 1
+    assert [where for where, _ in slept_on] == ["compute", "copies of cuda:3", "copies of cuda:3"]
+    assert all(0 < cycles <= 0.002 * CYCLES_A_SECOND for _, cycles in slept_on)
+    assert len({cycles for _, cycles in slept_on}) == 3
+
+
+def test_on_a_cpu_copies_are_not_delayed(monkeypatch):
+    monkeypatch.setattr("harness.disturb.stress.time.sleep", lambda seconds: pytest.fail("it sleeps"))
+    with stressed(Stress(), 0, torch.device("cpu")):
+        offload_operators.OFFLOAD(torch.ones(1))
 
 
 FRESH = [

@@ -91,6 +91,41 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
     assert not list(tmp_path.glob("bitproof-*"))
 
 
+LONELY = """
+import json, os, sys
+from pathlib import Path
+from harness.execute.launch import run_cases
+from harness.options import RunOptions
+from tests.harness.execute.test_launch import toy
+out = Path(sys.argv[1])
+options = RunOptions(device="cpu", control="never", timeout=600.0)
+results = run_cases([toy("deaf", name="deaf"), toy(name="again")], options, out)
+(out / f"rank{os.environ['RANK']}.json").write_text(json.dumps([(r.case.name, r.verdict, r.error) for r in results]))
+"""
+
+
+def test_a_rank_that_never_hears_of_a_peers_failure_is_ended_within_seconds_and_the_next_case_runs(tmp_path):
+    """As on NCCL, where no error reaches the host. The case's time is 600 s, the test's is less."""
+    (tmp_path / "script.py").write_text(LONELY)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "script.py"), str(tmp_path)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    leader, follower = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert leader == follower
+    assert [line[:2] for line in leader] == [["deaf", "ERROR"], ["again", "EQUAL"]]
+    assert leader[0][2].startswith(
+        "RankError: rank 1 of tests.harness.toy_systems:deaf raised at step 2\n  found: ValueError: nobody hears\n"
+    )
+
+
 def test_another_world_size_than_torchruns_is_refused(tmp_path, monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "16"}.items():
         monkeypatch.setenv(name, value)

@@ -18,6 +18,7 @@ from harness.graph.symbols import expression, free_symbols
 from harness.graph.writer import CHUNK_KEY, GraphWriter
 from harness.systems.graph import prepare
 from tests.harness.graph.graphs import Applied, D, Layers, Sketch, chunked, parameter, trace
+from tests.small import small
 
 aten = torch.ops.aten
 
@@ -52,7 +53,7 @@ def wrong(module: GraphModule) -> list[str]:
     return [n.name for n, value in executed(module).items() if layout(value) != layout(n.meta["val"])]
 
 
-@pytest.mark.parametrize("case", [transformer_batch, moe_seq], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [small(transformer_batch, layers=2), small(moe_seq)], ids=lambda case: case.name)
 def test_remembered_layouts_are_those_of_running_every_node_of_the_tiny_model(case: Case) -> None:
     assert wrong(prepare(case, torch.device("cpu")).module) == []
 

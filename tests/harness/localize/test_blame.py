@@ -70,6 +70,43 @@ def test_what_runs_once_stands_for_both_chunks() -> None:
     assert culprit is not None and culprit.candidate == 1
 
 
+def reduce_scatter(text: str) -> Call:
+    return call(f"reduce_scatter {text}", BACKWARD, collective=True)
+
+
+APART = [call("mul x -> a"), call("mul y -> b"), reduce_scatter("a -> r"), reduce_scatter("b -> s")]
+
+
+def test_a_bucket_that_is_summed_otherwise_is_blamed_on_the_collective_and_not_on_what_packs_it() -> None:
+    packed = [*APART[:2], call("reshape a -> A1"), call("reshape b -> B1"), call("cat A1 B1 -> P", BACKWARD)]
+    candidate = [*packed, reduce_scatter("P -> Q"), call("split Q -> R S", BACKWARD)]
+    culprit = blamed(APART, candidate, "R", "S")
+    assert culprit is not None
+    assert (culprit.call.operator, culprit.how, culprit.candidate) == ("reduce_scatter", "reads", 5)
+
+
+def test_a_bucket_of_a_wrong_value_is_blamed_on_what_computed_that() -> None:
+    packed = [APART[0], call("mul y -> B"), call("cat a B -> P", BACKWARD)]
+    candidate = [*packed, reduce_scatter("P -> Q"), call("split Q -> r S", BACKWARD)]
+    culprit = blamed(APART, candidate, "S")
+    assert culprit is not None and culprit.candidate == 1
+
+
+def test_a_wrong_value_that_another_rank_packed_is_blamed_on_that_rank() -> None:
+    right = [*APART[:2], call("cat a b -> P", BACKWARD), reduce_scatter("P -> Q"), call("split Q -> r S", BACKWARD)]
+    wrong = [APART[0], call("mul y -> B"), call("cat a B -> P2", BACKWARD), reduce_scatter("P2 -> Q2")]
+    culprit = find_culprit([APART, APART], [right, wrong], {0: [("s", "S")]})
+    assert culprit is not None and (culprit.rank, culprit.candidate) == (1, 1)
+
+
+def test_a_bucket_that_was_packed_in_another_order_is_not_blamed_on_the_collective() -> None:
+    """One that was put into the other's place shows as a right value of another tensor."""
+    packed = [*APART[:2], call("cat b a -> P", BACKWARD), reduce_scatter("P -> Q")]
+    candidate = [*packed, call("split Q -> S2 R2", BACKWARD), call("scale S2 -> s"), call("scale R2 -> T", BACKWARD)]
+    culprit = find_culprit([APART], [candidate], {0: [("r", "s"), ("t", "T")]})
+    assert culprit is not None and culprit.call.operator == "cat"
+
+
 def test_calls_that_a_pass_added_are_passed_over_when_they_are_right() -> None:
     reference = [call("neg x -> a"), call("reduce a -> r"), call("neg y -> b"), call("reduce b -> s")]
     candidate = [

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from harness.capture.digest import digest
 from harness.case import Parallelism
+from harness.graph import offload_operators
 from harness.localize.call_log import logged
 from harness.localize.calls import Call, Place, calls_from_text, calls_to_text
 from reference.parallel.mesh import Mesh
@@ -108,6 +109,34 @@ def test_a_graphs_calls_are_its_nodes_at_their_origins_and_chunks() -> None:
     assert [call.node for call in calls if call.operator == "sin"] == ["sin_chunk0", "sin_chunk1"]
     assert places(calls, "mul_") == [Place(None, "update")] * 2
     assert system.graph is module, "what was replaced is put back"
+
+
+def test_a_copy_to_host_memory_and_back_is_in_flight_until_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that land at their wait, as on a stream of their own: what they fill is read no earlier."""
+    late: dict[int, Tensor] = {}
+
+    def begin(source: Tensor, target: Tensor, device: torch.device) -> None:
+        target.zero_()
+        late[id(target)] = source.clone()
+
+    monkeypatch.setattr(offload_operators, "_begin_copy", begin)
+    monkeypatch.setattr(offload_operators, "_end_copy", lambda target, device: target.copy_(late.pop(id(target))))
+
+    class Offloading(System):
+        def step(self, x: Tensor) -> None:
+            host = offload_operators.OFFLOAD(x)
+            host = offload_operators.WAIT_OFFLOAD(host, x)
+            back = offload_operators.RELOAD(host, "cpu")
+            torch.sin(offload_operators.WAIT_RELOAD(back))
+
+    x = batch()
+    calls = calls_of(Offloading(layers()), x)
+    copies = [call for call in calls if call.operator in ("offload", "reload")]
+    assert [(call.inputs, call.outputs) for call in copies] == [((digest(x),), (digest(x),))] * 2
+    assert not {call.operator for call in calls} & {"wait_offload", "wait_reload"}
+    [sine] = [call for call in calls if call.operator == "sin"]
+    assert sine.inputs == (digest(x),)
+    assert not late
 
 
 def test_a_write_through_a_view_shows_what_it_did_to_the_other_views() -> None:

@@ -8,7 +8,7 @@ import pytest
 from torch.fx import Graph, Node
 
 from harness.errors import UsageError
-from harness.graph.origin import Origin
+from harness.graph.origin import UNKNOWN, Origin
 from harness.graph.writer import CHUNK_KEY
 from harness.localize.calls import Place
 from harness.localize.node_places import place_of
@@ -32,6 +32,40 @@ def test_a_foreign_node_says_it_by_plain_values_of_which_all_are_optional() -> N
 
 def test_a_node_that_says_nothing_belongs_nowhere_that_is_known() -> None:
     assert place_of(node()) == (Place(None, None), None)
+
+
+def chain(*origins: tuple[Origin | None, int | None]) -> list[Node]:
+    """Calls that each read the one before, with these origins and chunks."""
+    graph = Graph()
+    nodes = [graph.placeholder("x")]
+    for origin, chunk in origins:
+        nodes.append(graph.call_function(abs, (nodes[-1],)))
+        nodes[-1].meta.update({"origin": origin or UNKNOWN} | ({} if chunk is None else {CHUNK_KEY: chunk}))
+    return nodes[1:]
+
+
+FORWARD, BACKWARD = Origin("layers.0", "forward"), Origin("layers.1", "backward")
+
+
+def test_a_node_of_a_users_pass_belongs_where_what_it_reads_belongs_though_not_to_its_line() -> None:
+    _, first, second, _ = chain((FORWARD._replace(source="model.py:3"), 1), (None, None), (None, None), (BACKWARD, 0))
+    assert place_of(first) == place_of(second) == (Place("layers.0", "forward", 1), None)
+
+
+def test_where_nothing_that_is_read_tells_it_belongs_where_its_first_reader_does() -> None:
+    made, _ = chain((None, None), (BACKWARD, 0))
+    assert place_of(made) == (Place("layers.1", "backward", 0), None)
+
+
+def test_what_reads_of_forward_and_of_backward_belongs_to_backward_and_of_two_chunks_to_none() -> None:
+    first, second = chain((FORWARD, 0), (BACKWARD, 1))
+    both = first.graph.call_function(max, (first, second))
+    both.meta["origin"] = UNKNOWN
+    assert place_of(both) == (Place("layers.1", "backward", None), None)
+
+
+def test_where_no_neighbour_tells_nothing_is_known() -> None:
+    assert place_of(chain((None, None))[0]) == (Place(None, None, None), None)
 
 
 @pytest.mark.parametrize("said", ["backward", {"direction": "back"}, {"chunk": "1"}, {"where": "layers.0"}])

@@ -16,6 +16,7 @@ from harness.options import RunOptions
 from harness.records import CaseResult, Divergence, Verdict
 from tests.harness.localize.defects import EXPERTS
 from tests.harness.localize.noisy import NOISY_RANK
+from tests.small import small
 
 pytestmark = pytest.mark.ranks
 
@@ -24,7 +25,7 @@ NOISY = "tests.harness.localize.noisy"
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> CaseResult:
-    case = replace(moe_seq, reference=f"{NOISY}:eager", steps=1, parallelism=Parallelism(world_size=2))
+    case = replace(small(moe_seq, layers=2), reference=f"{NOISY}:eager", steps=1, parallelism=Parallelism(world_size=2))
     options = RunOptions(device="cpu", timeout=120.0, extra_passes=(f"{NOISY}:add_noise",))
     [result] = run_cases([case], options, tmp_path_factory.mktemp("run"))
     return result

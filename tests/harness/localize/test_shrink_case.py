@@ -193,6 +193,13 @@ def test_another_kind_operator_direction_or_module_is_another_symptom(other: dic
     assert symptom_of(result(CASE, **BLAME)) != symptom_of(result(CASE, **BLAME | other))
 
 
+def test_the_module_of_a_call_that_the_candidate_alone_makes_does_not_count() -> None:
+    added = BLAME | {"how": "is a call that the reference does not make"}
+    first = symptom_of(result(CASE, **added))
+    assert first == symptom_of(result(CASE, **added | {"module": "layers.2.attention"}))
+    assert str(first) == "DIFFERENT, first in a grad, by mul.Tensor (forward)"
+
+
 def test_what_fails_in_another_way_is_not_taken() -> None:
     def fails(trial: Trial) -> CaseResult:
         return result(trial.case, **BLAME | ({} if trial.case.model.dim == 64 else {"operator": "mm"}))

@@ -15,9 +15,21 @@ def test_auto_takes_gpus_only_when_every_rank_gets_one():
     assert place("cpu", 8, 8) == Placement("cpu", "gloo")
 
 
+def test_fewer_gpus_than_ranks_are_refused_unless_sharing_is_asked_for():
+    assert place("cuda", 8, 8, share_gpus=True) == place("cuda", 8, 8) == Placement("cuda", "nccl", 8)
+    with pytest.raises(CaseError) as error:
+        place("cuda", 8, 7)
+    assert str(error.value) == (
+        "CaseError: there are fewer GPUs than ranks, and NCCL gives each rank one of its own\n"
+        "  expected: 8 GPUs for 8 ranks\n"
+        "  found: 7 that torch can use\n"
+        "  fix: choose --world-size 7, or let ranks share them over gloo, which tests no NCCL: --share-gpus"
+    )
+
+
 def test_fewer_gpus_than_ranks_are_shared_over_gloo(monkeypatch):
     monkeypatch.delenv("BITPROOF_SHARED_NCCL", raising=False)
-    shared = place("cuda", 3, 2)
+    shared = place("cuda", 3, 2, share_gpus=True)
     assert shared == Placement("cuda", "gloo", 2, shared=True)
     assert [shared.device_of(rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
@@ -25,7 +37,7 @@ def test_fewer_gpus_than_ranks_are_shared_over_gloo(monkeypatch):
 def test_ranks_of_one_machine_share_memory_unless_they_are_asked_not_to():
     assert place("cpu", 8, 0, "auto") == place("cpu", 8, 0, "shared") == Placement("cpu", "gloo", in_memory=True)
     assert place("cpu", 8, 0, "gloo") == Placement("cpu", "gloo")
-    assert place("cuda", 3, 2, "auto") == Placement("cuda", "gloo", 2, shared=True, in_memory=True)
+    assert place("cuda", 3, 2, "auto", share_gpus=True) == Placement("cuda", "gloo", 2, shared=True, in_memory=True)
 
 
 def test_ranks_that_each_have_a_gpu_meet_over_nccl():
@@ -57,7 +69,21 @@ def test_where_the_kernel_cannot_count_arrivals_ranks_meet_over_gloo(monkeypatch
 
 def test_sharing_tries_nccl_only_when_asked(monkeypatch):
     monkeypatch.setenv("BITPROOF_SHARED_NCCL", "1")
-    assert place("cuda", 3, 2).backend == "nccl"
+    assert place("cuda", 3, 2, share_gpus=True).backend == "nccl"
+
+
+def test_on_nccl_sums_are_in_rank_order_unless_its_own_are_asked_for():
+    ordered, native, gloo = (place("cuda", 2, 2, collectives) for collectives in ("auto", "native", "gloo"))
+    assert ordered == place("cuda", 2, 2) == Placement("cuda", "nccl", 2)
+    assert native == Placement("cuda", "nccl", 2, native=True)
+    assert [placement.collectives for placement in (ordered, native, gloo)] == ["nccl", "native", "gloo"]
+
+
+@pytest.mark.parametrize("where", [("cpu", 2, 0), ("auto", 8, 7), ("cuda", 3, 2)])
+def test_nccls_own_sums_are_refused_where_ranks_do_not_meet_over_nccl(where, monkeypatch):
+    monkeypatch.delenv("BITPROOF_SHARED_NCCL", raising=False)
+    with pytest.raises(CaseError, match="native collectives are NCCL's own, and these ranks do not meet over NCCL"):
+        place(*where, "native", share_gpus=True)
 
 
 def test_cuda_without_a_gpu_is_refused():

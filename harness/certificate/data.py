@@ -1,0 +1,170 @@
+"""Two graphs, the terms that they compute, and what was concluded: as data.
+
+Everything nests tuples of numbers and texts, so that it is JSON as it stands. An argument of a call is
+
+    a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
+    ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
+
+and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, each of which
+an earlier call defines. A term is one of
+
+    ("input", name, dtype, shape)                 a graph's input; no two share memory
+    ("constant", digest, dtype, shape)            a tensor that is part of a graph
+    ("op", operator, arguments, dtype, shape)     what an operator computes; tensors among its arguments are
+                                                  ("tensor", term, dtype, device, shape, strides, alignment in bytes)
+    ("move", operator, arguments, dtype, shape)   the same where layouts do not count: ("value", term)
+    ("out", term, index, dtype, shape)            one of an operator's several results
+    ("view", term, shape, strides, offset)        elements of a term, counted in row-major order
+    ("cat", terms, dim)                           terms, one after the other along a dim
+    ("exact", operator, dtype, device, terms)     element by element; all terms have the result's shape
+    ("gather", term, ranks)                       every rank's term, along a new first dim
+    ("reduce", term, operation, ranks)            row i of (W, n), summed over ranks, on rank i of the W
+    ("item", term)                                a number read from a tensor
+    ("rows", sizes)                               the sum of sizes
+    ("extent", term, index)                       a size that a call's data decide
+    ("draws", term)                               the generator's state after a random call; ("seed",) at the start
+    ("fresh", graph, call, dtype, shape)          memory that nobody wrote
+
+Terms are referred to by their place in the certificate's table, symbols within terms too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT = 1
+
+Term = tuple[Any, ...]
+Size = Any
+"""A whole number, or ("size", ...)."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor's layout; `storage` numbers the memory that it lies in, within its graph."""
+
+    dtype: str
+    device: str
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size
+    storage: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a call came from. For readers: nothing is concluded from it."""
+
+    module: str | None = None
+    direction: str | None = None
+    chunk: int | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a graph: an operator, its arguments by name, those that it writes, whether it draws random numbers.
+
+    `value` is a tensor, several, a size (for a number read from a tensor), or None.
+    """
+
+    name: str
+    op: str
+    args: tuple[tuple[str, Any], ...]
+    value: Any
+    writes: tuple[str, ...] = ()
+    random: bool = False
+    place: Place = Place()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Calls in the order in which they run, inputs first; outputs and the process groups by name.
+
+    A group is all its instances, each of which is its ranks in the group's order.
+    """
+
+    calls: tuple[Call, ...]
+    outputs: tuple[tuple[str, int], ...]
+    groups: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A term, and what it was rewritten to: `equals` is the place in the table, the term's own where it stays."""
+
+    term: Term
+    rule: str
+    equals: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was concluded of one output. `terms` are its places in the table on either side, -1 for none."""
+
+    output: str
+    verdict: str
+    terms: tuple[int, int] = (-1, -1)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """All that a checker needs. `refused` are each side's calls that are not understood, the reference's first."""
+
+    case: str
+    reference: Graph
+    candidate: Graph
+    steps: tuple[Step, ...]
+    answers: tuple[Answer, ...]
+    refused: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    assumptions: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = field(default=())
+
+
+def terms_in(value: Term) -> list[int]:
+    """The places of the terms that a term refers to, in order."""
+    places: list[int] = []
+
+    def note(place: int) -> int:
+        places.append(place)
+        return place
+
+    _map(value, note)
+    return places
+
+
+def moved_term(value: Term, places: Mapping[int, int]) -> Term:
+    """The term when the terms that it refers to stand elsewhere."""
+    found: Term = _map(value, places.__getitem__)
+    return found
+
+
+def _map(value: Any, place: Callable[[int], int]) -> Any:
+    """A term, an argument or a size with each reference replaced."""
+    match value:
+        case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
+            return (kind, place(term), *(_map_sizes(x, place) for x in rest))
+        case ("tensor", term, *rest):
+            return ("tensor", place(term), *(_map_sizes(x, place) for x in rest))
+        case ("cat", terms, dim):
+            return ("cat", tuple(map(place, terms)), dim)
+        case ("exact", *operator, terms):
+            return ("exact", *operator, tuple(map(place, terms)))
+        case ("op" | "move" as kind, op, arguments, dtype, shape):
+            moved = tuple((name, _map(argument, place)) for name, argument in arguments)
+            return (kind, op, moved, dtype, _map_sizes(shape, place))
+        case ("list", *items):
+            return ("list", *(_map(item, place) for item in items))
+        case ("rows", sizes):
+            return ("rows", _map_sizes(sizes, place))
+        case ("size", *_):
+            return _map_sizes(value, place)
+    return value
+
+
+def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
+    if isinstance(value, tuple) and value and value[0] == "size":
+        return ("size", *((coefficient, *map(place, symbols)) for coefficient, *symbols in value[1:]))
+    return tuple(_map_sizes(item, place) for item in value) if isinstance(value, tuple) else value

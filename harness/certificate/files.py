@@ -1,0 +1,144 @@
+"""Certificates on disk: four JSON files, with the digests of three in the fourth. Reading them executes nothing.
+
+certificate.json    the case, answers, assumptions, the environment, and the other files' SHA-256
+reference.json      one graph, a call a line
+candidate.json      the other
+steps.json          terms and rules, a step a line
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from harness.certificate.calls import RejectedError, require
+from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Place, Step, Tensor
+
+MAIN = "certificate.json"
+PARTS = ("reference", "candidate", "steps")
+
+
+def write_certificate(certificate: Certificate, folder: Path) -> None:
+    """Write the four files; the main one last, so that a folder that has it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "reference": _graph_text(certificate.reference),
+        "candidate": _graph_text(certificate.candidate),
+        "steps": _lines([[step.term, step.rule, step.equals] for step in certificate.steps]),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.json").write_text(text)
+    main = {
+        "format": FORMAT,
+        "case": certificate.case,
+        "answers": [[answer.output, answer.verdict, *answer.terms] for answer in certificate.answers],
+        "refused": certificate.refused,
+        "assumptions": certificate.assumptions,
+        "environment": certificate.environment,
+        "sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
+    }
+    (folder / MAIN).write_text(json.dumps(main, indent=1) + "\n")
+
+
+def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
+    """Read the four files. Raises RejectedError; unless `sealed`, digests may be wrong, which is for tests."""
+    try:
+        main = _fields(_load(folder, MAIN), "format case answers refused assumptions environment sha256")
+        require(main["format"] == FORMAT, f"a certificate of another format than {FORMAT}")
+        for name in PARTS if sealed else ():
+            digest = hashlib.sha256((folder / f"{name}.json").read_bytes()).hexdigest()
+            require(main["sha256"][name] == digest, f"{name}.json is not the file that was certified")
+        return Certificate(
+            case=main["case"],
+            reference=_graph(_load(folder, "reference.json")),
+            candidate=_graph(_load(folder, "candidate.json")),
+            steps=tuple(Step(term, str(rule), _whole(equals)) for term, rule, equals in _load(folder, "steps.json")),
+            answers=tuple(Answer(str(a), str(b), (_whole(c), _whole(d))) for a, b, c, d in main["answers"]),
+            refused=(tuple(map(_whole, main["refused"][0])), tuple(map(_whole, main["refused"][1]))),
+            assumptions=main["assumptions"],
+            environment=main["environment"],
+        )
+    except RejectedError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise RejectedError(f"unreadable: {type(error).__name__}: {error}") from error
+
+
+def _lines(items: list[Any]) -> str:
+    return "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items) + "\n]\n"
+
+
+def _graph_text(graph: Graph) -> str:
+    calls = _lines([_call_data(call) for call in graph.calls]).rstrip()
+    return f'{{"groups":{json.dumps(graph.groups)},\n"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
+
+
+def _call_data(call: Call) -> list[Any]:
+    place = call.place
+    where = [place.module, place.direction, place.chunk, place.source]
+    return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), where]
+
+
+def _value_data(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        layout = [value.shape, value.strides, value.offset, value.storage]
+        return {"tensor": [value.dtype, value.device, *layout]}
+    if isinstance(value, tuple) and value[:1] != ("size",):
+        return {"several": [_value_data(item) for item in value]}
+    return value
+
+
+def _load(folder: Path, name: str) -> Any:
+    """A file's content: arrays as tuples, and neither fractions nor truth values, which no part of it has."""
+
+    def refuse(text: str) -> Any:
+        raise ValueError(f"the number {text}")
+
+    return _frozen(json.loads((folder / name).read_text(), parse_float=refuse, parse_constant=refuse))
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    if isinstance(value, bool):
+        raise ValueError("a truth value")
+    return value
+
+
+def _fields(value: Any, names: str) -> dict[str, Any]:
+    require(isinstance(value, dict) and sorted(value) == sorted(names.split()), f"expected the fields {names}")
+    return cast("dict[str, object]", value)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _graph(value: Any) -> Graph:
+    fields = _fields(value, "groups outputs calls")
+    outputs = tuple((str(name), _whole(place)) for name, place in fields["outputs"])
+    return Graph(tuple(map(_call, fields["calls"])), outputs, tuple((str(a), b) for a, b in fields["groups"]))
+
+
+def _call(value: Any) -> Call:
+    name, op, args, result, writes, random, (module, direction, chunk, source) = value
+    arguments = tuple((str(key), argument) for key, argument in args)
+    require(random in (0, 1) and len(dict(arguments)) == len(arguments), f"call {name} is malformed")
+    place = Place(module, direction, chunk, source)
+    return Call(str(name), str(op), arguments, _value(result), writes, bool(random), place)
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "several" in value:
+        return tuple(map(_value, _fields(value, "several")["several"]))
+    dtype, device, shape, strides, offset, storage = _fields(value, "tensor")["tensor"]
+    require(len(shape) == len(strides), "a tensor has not as many strides as dims")
+    return Tensor(str(dtype), str(device), shape, strides, offset, _whole(storage))

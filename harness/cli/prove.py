@@ -1,0 +1,64 @@
+"""`bitproof prove`: a static proof that two systems' steps have equal bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.case import Case
+from harness.case.case_file import read_case
+from harness.case.select import asks_for
+from harness.cli.app import Expression, app, selected_cases
+from harness.cli.options import Candidate, EarlyGradAccumulation, ExtraPass, Reference, WorldSize, make_changes
+from harness.commands.run import change_case
+from harness.errors import UsageError
+
+
+@app.command("prove")
+def prove_command(
+    expression: Expression = None,
+    case_file: Annotated[
+        Path | None, typer.Option("--case", metavar="FILE", help="Prove the case in this JSON file, instead of -k.")
+    ] = None,
+    candidate: Candidate = None,
+    reference: Reference = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="PASS", help='Take the candidate\'s graph as this pass leaves it; "" for the traced one.'),
+    ] = None,
+    extra_pass: ExtraPass = None,
+    early_grad_accumulation: EarlyGradAccumulation = False,
+    flavor: Annotated[str | None, typer.Option(help="Another size of the model, such as debugmodel.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Another number of layers.")] = None,
+    world_size: WorldSize = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write each case's certificate into a folder of this one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Prove, without running a rank, that a case's systems compute equal bits for every input."""
+    if case_file is not None and expression is not None:
+        raise UsageError("-k and --case both say what to prove", expected="one of them", found=f"-k {expression!r}")
+    changes = make_changes(
+        reference=reference,
+        candidate=candidate,
+        world_size=world_size,
+        early_grad_accumulation=early_grad_accumulation,
+    )
+    selected = selected_cases(expression) if case_file is None else [read_case(case_file)]
+    cases = [_resized(change_case(case, changes), flavor, layers, until) for case in selected]
+    from harness.commands.prove import prove
+
+    asked = case_file is not None or asks_for(expression)
+    raise typer.Exit(prove(cases, tuple(extra_pass or ()), asked=asked, as_json=as_json, folder=certificate))
+
+
+def _resized(case: Case, flavor: str | None, layers: int | None, until: str | None) -> Case:
+    model = replace(case.model, flavor=case.model.flavor if flavor is None else flavor)
+    if layers is not None:
+        model = replace(model, layers=layers)
+    pipeline = case.pipeline if until is None else replace(case.pipeline, until=until)
+    return replace(case, model=model, pipeline=pipeline)

@@ -1,0 +1,38 @@
+"""One `bitproof check-certificate`: a certificate checked without torch, and the exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.certificate.calls import RejectedError
+from harness.certificate.check import check
+from harness.certificate.files import MAIN, read_certificate
+from harness.errors import UsageError
+
+ACCEPTED, LESS, REJECTED = 0, 1, 3
+
+
+def check_certificates(folder: Path) -> int:
+    """Check the certificate in a folder, or each in the folders of it; tell what each says and what it assumes.
+
+    Returns 0 where all are accepted and every output is proved, 1 where an output is not claimed, 3 where a
+    certificate is rejected. Raises UsageError where there is none.
+    """
+    folders = [folder] if (folder / MAIN).is_file() else sorted(path.parent for path in folder.glob(f"*/{MAIN}"))
+    if not folders:
+        raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
+    return max(_check(folder) for folder in folders)
+
+
+def _check(folder: Path) -> int:
+    try:
+        certificate = read_certificate(folder)
+        counts = check(certificate)
+    except RejectedError as error:
+        print(f"{folder}: REJECTED: {error}")
+        return REJECTED
+    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    print(f"{folder}: accepted: case {certificate.case}, {len(certificate.steps)} steps; outputs: {told}")
+    for text in certificate.assumptions:
+        print(f"  assumes that {text}")
+    return ACCEPTED if counts["PROVED"] and set(counts) == {"PROVED"} else LESS

@@ -1,0 +1,167 @@
+"""`bitproof doctor --gpu`: what a machine's GPUs must do, tried one thing after the other, as a table of pass and fail.
+
+First what a step relies on, in `execute/gpu_checks.py`; then that a rank that is killed or hangs is named; then the
+three main cases on all GPUs. On a machine without GPUs nothing is tried, and every line says so: NOT RUN is no pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from harness.case import Case
+from harness.commands.doctor import MAIN_CASES, Torch, probe_torch
+from harness.machine.determinism import ENVIRONMENT
+from harness.options import RunOptions
+from harness.records import CaseResult, Verdict
+from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
+
+Outcome = Literal["pass", "FAIL", "NOT RUN"]
+_START = Path(__file__).parents[1] / "program" / "start.py"
+_CHECKS_SECONDS = 1800
+_CASE_SECONDS = 600.0
+_HANG_SECONDS = 60.0
+NAMES = (
+    *("digests", "attention", "grouped products", "offload", "digest bandwidth"),
+    *("sums in rank order", "native sums", "all-to-all"),
+)
+"""What `harness.execute.gpu_checks` checks; importing it would load torch."""
+KILLED, HUNG = "a killed rank", "a hung rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One check, and what came of it."""
+
+    name: str
+    outcome: Outcome
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.outcome:<7}  {self.name:<18}  {self.found}"
+
+
+def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator[Line]:
+    """Every check, as soon as it is known, on all GPUs that torch can use."""
+    torch = probe_torch() if torch is None else torch
+    if why := why_not(torch):
+        for name in (*NAMES, KILLED, HUNG, *MAIN_CASES):
+            yield Line(name=name, outcome="NOT RUN", found=why)
+        return
+    assert not isinstance(torch, str), "it has GPUs"
+    ranks = len(torch.gpus)
+    yield from run_checks("cuda", ranks)
+    yield from run_cases_on(ranks, report_dir)
+
+
+def why_not(torch: Torch | str) -> str | None:
+    """Why nothing can be tried on this machine, in words; None when it can."""
+    if isinstance(torch, str):
+        return torch
+    if not torch.gpus:
+        return "no GPU that this torch can use"
+    if not torch.nccl:
+        return "this torch has no NCCL"
+    return None if len(torch.gpus) > 1 else "one GPU: there is nothing that NCCL could join"
+
+
+def status_of(lines: list[Line]) -> int:
+    """The exit status: 1 where something failed, else 3 where something was not run, or nothing was, else 0."""
+    outcomes = {line.outcome for line in lines}
+    return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
+
+
+def run_checks(device: str, ranks: int) -> Iterator[Line]:
+    """The checks of `execute/gpu_checks.py`, in a process that ends with them. One that was not told has failed."""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-P", str(_START), "harness.execute.gpu_checks", "--answers", str(writer)]
+    command += ["--device", device, "--ranks", str(ranks)]
+    environment = os.environ | ENVIRONMENT
+    left = dict.fromkeys(NAMES)
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(
+            command, pass_fds=[writer], env=environment, stdout=log, stderr=log, start_new_session=True
+        ) as process,
+    ):
+        os.close(writer)
+        try:
+            with open(reader, encoding="utf-8") as answers:
+                for line in answers:
+                    found = json.loads(line)
+                    left.pop(found["name"], None)
+                    yield Line(name=found["name"], outcome="pass" if found["is_ok"] else "FAIL", found=found["found"])
+            process.wait(_CHECKS_SECONDS)
+        finally:
+            process.kill()
+        log.seek(0)
+        last = (log.read().decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+    for name in left:
+        yield Line(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")
+
+
+def run_cases_on(ranks: int, report_dir: Path) -> Iterator[Line]:
+    """A rank that is killed, one that hangs, then the main cases, each on that many GPUs."""
+    from cases import CASES
+
+    main = [replace(CASES[name], parallelism=replace(CASES[name].parallelism, world_size=ranks)) for name in MAIN_CASES]
+    short = replace(main[0], steps=2)
+    yield _try(short, KILLED, f"kill-rank:rank={ranks - 1},step=1", _CASE_SECONDS, report_dir, tell_killed)
+    yield _try(short, HUNG, f"hang-rank:rank={ranks - 1},step=1", _HANG_SECONDS, report_dir, tell_hung)
+    for case in main:
+        yield _try(case, case.name, None, _CASE_SECONDS, report_dir, tell_main)
+
+
+Tell = Callable[[CaseResult, int], tuple[bool, str]]
+
+
+def _try(case: Case, name: str, inject: str | None, timeout: float, report_dir: Path, tell: Tell) -> Line:
+    """Run a case, with controls where nothing is injected; any error is a failure."""
+    from harness.execute.launch import run_cases
+
+    options = RunOptions(device="cuda", timeout=timeout, inject=inject, control="never" if inject else "always")
+    folder = report_dir / f"doctor-gpu-{name.replace(' ', '-')}-{time.strftime('%Y%m%dT%H%M%S')}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        [result] = run_cases([case], options, folder)
+    except Exception as error:
+        return Line(name=name, outcome="FAIL", found=f"{type(error).__name__}: {error}".partition("\n")[0])
+    is_ok, found = tell(result, case.parallelism.world_size - 1)
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # where nothing was left
+    return Line(name=name, outcome="pass" if is_ok else "FAIL", found=f"{found}, logs in {folder}")
+
+
+def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
+    """The rank that was killed is the one that is named, and the signal."""
+    return _names(result, f"rank {rank}", "SIGKILL")
+
+
+def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
+    """Ranks are named as late, and the step at which they were."""
+    return _names(result, f"{rank} at step 1", "longer than")
+
+
+def _names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
+    text = " ".join((result.error or "no error").split())
+    is_ok = result.verdict == Verdict.ERROR and all(part in text for part in wanted)
+    expected = "" if is_ok else f", where {' and '.join(wanted)} should be named"
+    return is_ok, f"{result.verdict.value}: {text[:200]}{expected}"
+
+
+def tell_main(result: CaseResult, rank: int) -> tuple[bool, str]:
+    """EQUAL over NCCL, with controls that agree."""
+    compared, mismatched = sum(result.compared.values()), sum(result.mismatched.values())
+    controls = set(result.control.values())
+    is_ok = result.verdict == Verdict.EQUAL and result.backend == "nccl" and controls == {"EQUAL"}
+    where = f"{result.world_size} ranks, {result.device}, {result.collectives or result.backend}"
+    return is_ok, f"{result.verdict.value} on {where}: {mismatched} of {compared} records differ"

@@ -1,0 +1,144 @@
+"""One `bitproof prove`: cases proved one after the other, told as they are, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from harness.case import Case
+from harness.certificate.files import write_certificate
+from harness.errors import BitproofError, UsageError
+from harness.graph.options import GraphOptions, check_extra_passes
+from harness.prove.answers import NOT_PROVED, PROVED, REFUSED, OutputAnswer
+from harness.prove.assumptions import assumptions_of
+from harness.prove.certify import certificate_of
+from harness.prove.explain import Shown
+from harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
+from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
+
+SHOWN_OUTPUTS = 3
+
+
+def prove(
+    cases: Sequence[Case],
+    extra_passes: tuple[str, ...] = (),
+    *,
+    asked: bool = True,
+    as_json: bool = False,
+    folder: Path | None = None,
+) -> int:
+    """Prove cases, print what was found, and return the exit status.
+
+    0 where each case's answer is the one that it expects: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 where one is
+    not, 3 where one is REFUSED, or was asked for and cannot be tried. Without a selection (`asked`), cases that
+    cannot be tried are told and do not count.
+    Certificates of cases that were tried go into folders of `folder`. Raises UsageError when the call is wrong, before
+    anything is traced.
+    """
+    for case in cases:
+        if why_not(case) is None:
+            check_extra_passes(extra_passes, case)
+    found = []
+    for case in cases:
+        result = _proved(case, GraphOptions(extra_passes=extra_passes))
+        found.append(result)
+        if folder is not None and result.proof is not None:
+            write_certificate(certificate_of(case.name, result.proof), folder / case.name)
+        if not as_json:
+            print("\n".join(_lines(result)), flush=True)
+    status = worst([_status(result, asked) for result in found] or [UNJUDGED])
+    tried = [result for result in found if result.proof is not None]
+    if as_json:
+        print(json.dumps({"schema": 1, "exit_status": status, "cases": [_data(result) for result in found]}, indent=1))
+    elif tried:
+        listed = dict.fromkeys(text for result in tried for text in _assumed(result))
+        print(
+            "\n".join(["", "This assumes, besides what docs/proving.md says of tracing:", *(f"- {x}" for x in listed)])
+        )
+    return status
+
+
+def _proved(case: Case, options: GraphOptions) -> CaseProof:
+    try:
+        return prove_case(case, options)
+    except UsageError:
+        raise
+    except BitproofError as error:
+        return CaseProof(case, REFUSED, reason=str(error))
+
+
+def _status(result: CaseProof, asked: bool) -> int:
+    if result.verdict == NOT_TRIED:
+        return UNJUDGED if asked else SUCCESS
+    if result.verdict == REFUSED:
+        return UNJUDGED
+    return SUCCESS if result.verdict == _expected(result.case) else UNEXPECTED
+
+
+def _expected(case: Case) -> str:
+    return PROVED if case.expected == "EQUAL" else NOT_PROVED
+
+
+def _assumed(result: CaseProof) -> list[str]:
+    assert result.proof is not None and result.graphs is not None
+    return assumptions_of(result.proof.table, result.graphs)
+
+
+def _lines(result: CaseProof) -> list[str]:
+    """What a reader is told of a case."""
+    name, proof = result.case.name, result.proof
+    if proof is None:
+        return [f"{name}: {result.verdict}: {result.reason}"]
+    counts = {verdict: proof.count(verdict) for verdict in (PROVED, NOT_PROVED, REFUSED)}
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    remark = (
+        "" if result.verdict in (REFUSED, _expected(result.case)) else f", although {result.case.expected} is expected"
+    )
+    computed = f"; {result.evaluated} of {counts[PROVED]} computed and found so"
+    if result.not_evaluated:
+        computed += f" ({result.not_evaluated})"
+    seconds = sum(value for _, value in result.seconds)
+    lines = [f"{name}: {result.verdict}{remark}: {told} of {len(proof.answers)} outputs{computed}; {seconds:.1f} s"]
+    if proof.row_splits and result.verdict == NOT_PROVED:
+        lines.append(
+            f"  operators that one side runs on all rows and the other on halves: {', '.join(proof.row_splits)}"
+        )
+    others = [answer for answer in proof.answers if answer.verdict != PROVED]
+    for answer in others[:SHOWN_OUTPUTS]:
+        lines += [f"  {answer.output}: {answer.verdict}" + (f": {answer.reason}" if answer.reason else "")]
+        lines += [f"    {line}" for line in _found(answer)]
+    if len(others) > SHOWN_OUTPUTS:
+        lines.append(f"  and {len(others) - SHOWN_OUTPUTS} more, which --json tells")
+    return lines
+
+
+def _found(answer: OutputAnswer) -> list[str]:
+    if answer.finding is None:
+        return []
+    lines = []
+    for side, first, moved in zip(("reference", "candidate"), answer.finding.first, answer.finding.moved, strict=True):
+        shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
+        shown |= dict.fromkeys(moved, "the {} adds here:")
+        lines += [f"{words.format(side)} {call}" for call, words in shown.items()]
+    return lines
+
+
+def _data(result: CaseProof) -> dict[str, object]:
+    proof = result.proof
+    answers = proof.answers if proof else ()
+    return {
+        "name": result.case.name,
+        "expected": result.case.expected,
+        "verdict": result.verdict,
+        "reason": result.reason,
+        "outputs": {verdict: sum(a.verdict == verdict for a in answers) for verdict in (PROVED, NOT_PROVED, REFUSED)},
+        "evaluated": result.evaluated,
+        "not_evaluated": result.not_evaluated,
+        "row_splits": list(proof.row_splits) if proof else [],
+        "rules": sorted(proof.table.used()) if proof else [],
+        "assumptions": _assumed(result) if proof else [],
+        "seconds": dict(result.seconds),
+        "answers": [asdict(replace(answer, terms=(-1, -1))) | {"terms": list(answer.terms)} for answer in answers],
+    }

@@ -1,0 +1,387 @@
+"""What GPUs must do before a case is run on them, each check in processes of its own, that end with it.
+
+    python -m harness.execute.gpu_checks --device cuda --ranks 8 --answers FD
+
+tells a JSON line a check: its name, whether it passed, and what was found. A check that crashes, raises or outlasts its
+time has failed, and the others still run. Every check also runs on a CPU, over gloo, so that it can be seen to fail
+there (`tests/harness/execute/test_gpu_checks.py`): `--device cpu` says nothing of GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harness.capture.digest import digest
+from harness.case import Parallelism
+from harness.execute.process import die_with_parent
+from harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
+from harness.graph.operators import name_of
+from harness.machine.determinism import set_determinism
+from harness.machine.nccl import pin_nccl
+from harness.torch_compat import TorchDispatchMode
+
+SECONDS = 180.0
+MIN_SHARE_OF_BANDWIDTH = 0.05
+"""A digest reads memory at this share of what a copy moves, at the least; else recording would rule a run's time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What came of a check."""
+
+    name: str
+    is_ok: bool
+    found: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where checks run: a device's type, the ranks, and the most bytes of a message or a tensor."""
+
+    device: str = "cuda"
+    ranks: int = 8
+    max_bytes: int = 64 * 2**20
+
+    def device_of(self, rank: int) -> torch.device:
+        """A rank's device."""
+        return torch.device("cpu") if self.device == "cpu" else torch.device(self.device, rank)
+
+
+Answer = tuple[bool, str]
+
+
+# On one device.
+
+
+def check_digests(setting: Setting) -> Answer:
+    """A tensor has one digest, on the device as on the CPU, whatever its layout."""
+    device, differing, count = setting.device_of(0), [], 0
+    for name, tensor in layouts():
+        count += 1
+        if digest(to_device(tensor, device)) != digest(tensor):
+            differing.append(name)
+    told = f"; first {differing[0]}" if differing else ""
+    return not differing, f"{count} layouts, {len(differing)} with another digest than the CPU's{told}"
+
+
+DTYPES = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
+)
+SHAPES = ((), (1,), (7,), (0, 3), (33, 65), (4, 5, 6), (128, 128), (100_003,))
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.transpose(0, -1) if x.dim() else x,
+    "every other": lambda x: x[::2] if x.dim() else x,
+    "from the second": lambda x: x[1:] if x.dim() else x,
+    "expanded": lambda x: x.expand(2, *x.shape),
+}
+
+
+def layouts() -> Iterator[tuple[str, Tensor]]:
+    """Tensors of all dtypes, shapes and views, on the CPU, with zeros of both signs among their values."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype, shape, (name, view) in itertools.product(DTYPES, SHAPES, VIEWS.items()):
+        values = torch.randint(-3, 4, shape, generator=generator).double() * -0.5
+        yield f"{dtype} {shape} {name}", view(values.to(dtype))
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same bits with the same strides: a plain copy would make some layouts contiguous."""
+    sizes = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    extent = tensor.storage_offset() + (sum(sizes) + 1 if tensor.numel() else 0)
+    storage = tensor.as_strided((extent,), (1,), 0).to(device)
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+class _Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(name_of(function))
+        return function(*args, **kwargs or {})
+
+
+def check_attention(setting: Setting) -> Answer:
+    """Attention repeats itself, forward and backward, and its kernel is none that strict determinism leaves out."""
+    device, told, is_ok = setting.device_of(0), [], True
+    for dtype, (qk_dim, v_dim) in itertools.product((torch.bfloat16, torch.float32), ((64, 64), (24, 24), (24, 16))):
+        runs = [attend(device, dtype, qk_dim, v_dim) for _ in range(2)]
+        kernels = [name for name in runs[0][0] if "attention" in name and "backward" not in name] or ["its math"]
+        repeats = runs[0][1] == runs[1][1]
+        is_ok &= repeats and not any("cudnn" in kernel for kernel in kernels)
+        again = "" if repeats else " (other bits the second time)"
+        told.append(f"{str(dtype).removeprefix('torch.')} {qk_dim}/{v_dim}: {', '.join(kernels)}{again}")
+    return is_ok, "; ".join(told)
+
+
+def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) -> tuple[list[str], list[str]]:
+    """The operators that causal attention calls, and the digests of its output and gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 128, qk_dim), (2, 4, 128, qk_dim), (2, 4, 128, v_dim))
+    query, key, value = (torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes)
+    with _Names() as calls:
+        output = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        gradients = torch.autograd.grad(output, (query, key, value), torch.ones_like(output))
+    return calls.names, [digest(x.detach()) for x in (output, *gradients)]
+
+
+def check_grouped_mm(setting: Setting) -> Answer:
+    """Products by groups repeat themselves where experts have no rows, and have the values of products one by one."""
+    device, experts, told, is_ok = setting.device_of(0), 8, [], True
+    generator = torch.Generator().manual_seed(0)
+    for counts in ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6):
+        ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+        rows = torch.randn(int(ends[-1]), 64, generator=generator).bfloat16()
+        weights = torch.randn(experts, 64, 32, generator=generator).bfloat16()
+        given = [x.to(device) for x in (rows, weights, ends)]
+        first, second = (functional.grouped_mm(given[0], given[1], offs=given[2]) for _ in range(2))
+        parts = [part.float() @ weights[i].float() for i, part in enumerate(rows.split(counts))]
+        error = (first.float().cpu() - torch.cat(parts)).abs().max().item()
+        is_ok &= digest(first) == digest(second) and error < 0.5  # sums of 64 products, rounded to 8 bits
+        told.append(f"{counts.count(0)} empty: {error:.2g}")
+    return is_ok, "largest error against products one by one, experts " + ", ".join(told)
+
+
+def check_offload(setting: Setting) -> Answer:
+    """What is offloaded and comes back has its bits, while the device is busy and memory is used again."""
+    device, rounds, lost = setting.device_of(0), 40, 0
+    load = torch.ones(512, 512, device=device)
+    for index in range(rounds):
+        x = torch.full((1000 * (index % 7 + 1),), float(index), device=device)
+        wanted = digest(x)
+        for _ in range(4):
+            load = (load @ load).clamp_(-1, 1)
+        host = WAIT_OFFLOAD(OFFLOAD(x), x)
+        del x
+        torch.full((1000 * (index % 7 + 1),), -1.0, device=device)  # where x was, if memory is given away too early
+        back = WAIT_RELOAD(RELOAD(host, device.type))
+        lost += digest(back) != wanted
+    return lost == 0, f"{rounds} round trips under load, {lost} with other bits"
+
+
+def check_bandwidth(setting: Setting) -> Answer:
+    """A digest reads memory about as fast as it can be read."""
+    device = setting.device_of(0)
+    x = torch.ones(setting.max_bytes // 4, device=device)
+    digest(x)  # compiles, where it must be compiled
+    copy, hashed = seconds_of(x.clone, device), seconds_of(lambda: digest(x), device)
+    rates = [setting.max_bytes / seconds / 1e9 for seconds in (2 * hashed / 2, copy / 2)]  # a copy reads and writes
+    share = rates[0] / rates[1]
+    told = f"{rates[0]:.1f} GB/s read by a digest, {rates[1]:.1f} GB/s moved by a copy: {share:.0%}"
+    return share >= MIN_SHARE_OF_BANDWIDTH, f"{told}; at least {MIN_SHARE_OF_BANDWIDTH:.0%} are needed"
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
+    """The shortest time of some calls, the device's work included."""
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+# On all ranks. Each returns a rank's answer; a check passes where every rank's does.
+
+
+def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
+    """Sums are in ascending rank order, for every size, fused or apart."""
+    return _sums(setting, rank, is_ordered=True)
+
+
+def check_native_sums(setting: Setting, rank: int) -> Answer:
+    """NCCL's own sums have the same bits fused and apart, and repeat themselves."""
+    return _sums(setting, rank, is_ordered=False)
+
+
+def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
+    from reference.parallel.collectives import all_gather, reduce_scatter
+    from reference.parallel.mesh import FSDP
+    from reference.parallel.rank_order_group import sum_in_rank_order
+
+    device, ranks, wrong, count = setting.device_of(rank), setting.ranks, [], 0
+    generator = torch.Generator().manual_seed(rank)
+    for dtype, num_bytes in itertools.product((torch.float32, torch.bfloat16), sizes(setting.max_bytes)):
+        rows = max(1, num_bytes // dtype.itemsize // ranks // 3)
+        parts = [torch.randn(ranks, rows, generator=generator).to(device, dtype) for _ in range(3)]
+        apart = torch.cat([reduce_scatter(part.view(-1), ranks, FSDP) for part in parts])
+        fused, again = (reduce_scatter(torch.cat(parts, dim=1).view(-1), ranks, FSDP) for _ in range(2))
+        same = [digest(apart) == digest(fused), digest(fused) == digest(again)]
+        if is_ordered:
+            whole = all_gather(torch.cat(parts, dim=1).view(1, -1), ranks, FSDP).view(ranks, ranks, -1)
+            same.append(digest(sum_in_rank_order(whole[:, rank])) == digest(fused))
+        count += 1
+        if not all(same):
+            reasons = [why for why, is_same in zip(_WHY, same, strict=False) if not is_same]
+            wrong.append(f"{str(dtype).removeprefix('torch.')} of {num_bytes >> 10} KiB: {', '.join(reasons)}")
+    told = f": {wrong[0]}" if wrong else ""
+    return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{told}"
+
+
+_WHY = ("fused is not apart", "not the same twice", "not in rank order")
+
+
+def sizes(max_bytes: int) -> list[int]:
+    """4 KiB, and four times as much as often as that is not too much."""
+    return [4096 * 4**i for i in range(16) if 4096 * 4**i <= max_bytes] or [max_bytes]
+
+
+def check_all_to_all(setting: Setting, rank: int) -> Answer:
+    """Every row arrives where it was sent, in order, of uneven and of empty parts."""
+    from reference.parallel.collectives import all_to_all
+    from reference.parallel.mesh import FSDP
+
+    device, ranks, rounds, wrong = setting.device_of(rank), setting.ranks, 20, 0
+    generator = torch.Generator().manual_seed(0)  # one for all: each knows what the others send
+    for index in range(rounds):
+        sent = torch.randint(0, 1 if index == 0 else 4, (ranks, ranks), generator=generator) * 37
+        rows = [
+            torch.cat([torch.full((int(n),), 1000.0 * i + j) for j, n in enumerate(row)]) for i, row in enumerate(sent)
+        ]
+        received = all_to_all(rows[rank].to(device), sent[:, rank].tolist(), sent[rank].tolist(), FSDP)
+        expected = torch.cat([torch.full((int(n),), 1000.0 * i + rank) for i, n in enumerate(sent[:, rank])])
+        wrong += digest(received) != digest(expected)
+    return wrong == 0, f"{rounds} rounds of uneven parts, all empty in the first, {wrong} with other rows"
+
+
+ALONE: dict[str, Callable[[Setting], Answer]] = {
+    "digests": check_digests,
+    "attention": check_attention,
+    "grouped products": check_grouped_mm,
+    "offload": check_offload,
+    "digest bandwidth": check_bandwidth,
+}
+TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
+    "sums in rank order": check_rank_order_sums,
+    "native sums": check_native_sums,
+    "all-to-all": check_all_to_all,
+}
+NAMES = (*ALONE, *TOGETHER)
+
+
+def run_checks(setting: Setting, seconds: float = SECONDS) -> Iterator[Found]:
+    """Every check, each in processes that are forked for it. This process touches no device: it is forked from."""
+    set_determinism(0)  # imports what takes a second, once
+    for name, alone in ALONE.items():
+        yield _forked(name, [_on_one_device(alone, setting)], seconds)
+    for name, together in TOGETHER.items():
+        with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
+            yield _forked(name, [_on_a_rank(together, setting, f"{folder}/store")] * setting.ranks, seconds)
+
+
+def _on_one_device(check: Callable[[Setting], Answer], setting: Setting) -> Callable[[int], Answer]:
+    return lambda rank: check(setting)
+
+
+def _on_a_rank(check: Callable[[Setting, int], Answer], setting: Setting, store: str) -> Callable[[int], Answer]:
+    return lambda rank: _joined(setting, rank, store, check)
+
+
+def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, int], Answer]) -> Answer:
+    from torch.distributed import FileStore
+
+    from reference.parallel.mesh import Mesh, join_groups, leave_groups
+
+    native = check is check_native_sums
+    device, backend = setting.device_of(rank), "gloo" if setting.device == "cpu" else "nccl"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        pin_nccl(os.environ, native=native)
+    mesh = Mesh(rank, Parallelism(world_size=setting.ranks, ep=1), device)
+    join_groups(mesh, device, FileStore(store, setting.ranks), backend=backend, timeout=SECONDS, native=native)
+    answer = check(setting, rank)
+    torch.distributed.barrier()
+    leave_groups()
+    return answer
+
+
+def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> Found:
+    """Run each body in a process of its own; the check passed where all did. The first that did not is told."""
+    with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
+        answers = [Path(folder, f"answer{rank}") for rank in range(len(bodies))]
+        pids = [_fork(body, rank, answers[rank]) for rank, body in enumerate(bodies)]
+        late = _wait(pids, seconds)
+        found = [_read(file) for file in answers]
+    for rank, answer in enumerate(found):
+        where = f"rank {rank}: " if len(bodies) > 1 else ""
+        if answer is None:
+            how = f"no answer within {seconds:g} s" if rank in late else "its process ended without an answer"
+            return Found(name=name, is_ok=False, found=where + how)
+        if not answer[0]:
+            return Found(name=name, is_ok=False, found=where + answer[1])
+    assert found[0] is not None, "all answered"
+    return Found(name=name, is_ok=True, found=found[0][1])
+
+
+def _fork(body: Callable[[int], Answer], rank: int, file: Path) -> int:
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    try:
+        die_with_parent(parent)
+        set_determinism(0)
+        try:
+            answer = body(rank)
+        except Exception as error:
+            traceback.print_exc()
+            answer = False, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        unfinished = file.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(answer))
+        unfinished.rename(file)
+    finally:
+        os._exit(0)
+
+
+def _wait(pids: list[int], seconds: float) -> set[int]:
+    """Reap the processes, and kill those that are not done in time; returns which of them."""
+    limit, left = time.monotonic() + seconds, dict(enumerate(pids))
+    while left and time.monotonic() < limit:
+        left = {rank: pid for rank, pid in left.items() if os.waitpid(pid, os.WNOHANG)[0] == 0}
+        time.sleep(0.02)
+    for pid in left.values():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return set(left)
+
+
+def _read(file: Path) -> Answer | None:
+    try:
+        is_ok, found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return bool(is_ok), str(found)
+
+
+def main() -> None:
+    """Run all checks, and tell each as soon as it is known."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ranks", type=int, required=True)
+    options = parser.parse_args()
+    os.set_inheritable(options.answers, False)
+    for found in run_checks(Setting(device=options.device, ranks=options.ranks)):
+        os.write(options.answers, json.dumps(asdict(found)).encode() + b"\n")

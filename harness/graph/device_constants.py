@@ -1,0 +1,39 @@
+"""Device constants in a finished graph, free of the rank's own index.
+
+Each rank traces on its own GPU, and `x.new_zeros(..., device=x.device)` writes `cuda:3` into rank 3's code: eight ranks
+would prepare eight graphs. Without an index a device is the process's current one, which every rank has set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
+
+
+def forget_device_index(module: GraphModule, device: torch.device) -> int:
+    """Write `device`'s type wherever the graph, or one nested in it, names `device` itself. Returns how often.
+
+    Any other index stays: a graph that names another rank's device means it, and is another graph on every rank.
+    """
+    if device.index is None:
+        return 0
+    found, anywhere = 0, torch.device(device.type)
+
+    def forget(argument: Any) -> Any:
+        nonlocal found
+        if argument != device or not isinstance(argument, torch.device):
+            return argument
+        found += 1
+        return anywhere
+
+    for nested in module.modules():
+        if isinstance(nested, GraphModule):
+            before = found
+            for node in nested.graph.nodes:
+                node.args, node.kwargs = map_aggregate(node.args, forget), map_aggregate(node.kwargs, forget)
+            if found != before:
+                nested.recompile()
+    return found

@@ -1,0 +1,137 @@
+"""GPUs, as the process counts and names them that computes on them. Loads no torch before it is asked.
+
+A host must never start CUDA: no rank forked from it could use a GPU. So devices are counted by the driver's library,
+and where that fails by another process; what a rank's libraries are, its own process tells.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.records import MachineFacts
+
+if TYPE_CHECKING:
+    import torch
+
+_COUNT = "import torch; print(torch.cuda.device_count())"
+_COUNT_SECONDS = 60
+_TOPOLOGY_SECONDS = 20
+_CUDA_VARIABLES = ("NCCL_", "CUBLASLT_", "CUDNN_", "NVIDIA_TF32_OVERRIDE")
+_OF_ONE_RUN = ("NCCL_HOSTID",)
+
+
+def num_gpus() -> int:
+    """GPUs that torch can use. This process does not touch them, nor may it: it is forked from."""
+    import torch
+
+    from harness.torch_compat import count_gpus_by_driver
+
+    if torch.version.cuda is None:
+        return 0
+    counted = count_gpus_by_driver()
+    return _count_elsewhere() if counted is None else counted
+
+
+def _count_elsewhere() -> int:
+    """Where the driver's library does not tell, torch counts by starting CUDA: in a process that ends with it."""
+    command = [sys.executable, "-c", _COUNT]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
+        return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return 0
+
+
+def read_gpu_facts(device: torch.device) -> MachineFacts | None:
+    """What of CUDA can change a bit and this process alone knows, by name; None on another device.
+
+    GPUs' topology is rank 0's of a machine, whose device is cuda:0: it is one for all.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "cudnn": torch.backends.cudnn.version(),
+        "cublas": _cublas_version(Path("/proc/self/maps")),
+        "driver": driver_version(Path("/proc/driver/nvidia/version")),
+        "gpu": f"{properties.name}, {properties.multi_processor_count} multiprocessors, "
+        f"compute capability {properties.major}.{properties.minor}",
+        "gpu_topology": _topology() if not device.index else None,
+        "nccl_conf": read_nccl_conf(os.environ, Path("/etc"), Path.home()),
+    }
+
+
+def read_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables, in name order, that CUDA's libraries read, as the process has them that loaded those."""
+    named = {name: value for name, value in sorted(environment.items()) if name.startswith(_CUDA_VARIABLES)}
+    return {name: value for name, value in named.items() if name not in _OF_ONE_RUN}
+
+
+def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | None]) -> MachineFacts:
+    """One fact of each name: what all ranks say that say anything, else what each says, rank by rank."""
+    told = [(rank, facts) for rank, facts in enumerate(by_rank) if facts is not None]
+    agreed: MachineFacts = {}
+    for name in dict.fromkeys(name for _, facts in told for name in facts):
+        said = {rank: facts[name] for rank, facts in told if facts.get(name) is not None}
+        distinct = list({repr(value): value for value in said.values()}.values())
+        one = distinct[0] if distinct else None
+        agreed[name] = one if len(distinct) < 2 else [f"rank {rank}: {value}" for rank, value in said.items()]
+    return agreed
+
+
+def driver_version(file: Path) -> str | None:
+    """The kernel driver's version, 550.54.15, from its own file; None where there is none."""
+    try:
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> list[str]:
+    """The settings that NCCL reads from files, as `NAME=VALUE`, in its order: the system's, then the user's.
+
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    own = environment.get("NCCL_CONF_FILE")
+    settings: list[str] = []
+    for file in (etc / "nccl.conf", Path(own) if own else home / ".nccl.conf"):
+        try:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        settings += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return settings
+
+
+def _cublas_version(maps: Path) -> int | None:
+    """The version of the cuBLAS that this process has loaded, as it says itself; None where it has none."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+        [path, *_] = (line.split(maxsplit=5)[5] for line in lines if "/libcublasLt.so" in line)
+        get_version = ctypes.CDLL(path).cublasLtGetVersion
+    except (OSError, ValueError, AttributeError):
+        return None
+    get_version.restype = ctypes.c_size_t
+    return int(get_version())
+
+
+def _topology() -> list[str] | None:
+    """How GPUs are joined: the rows of `nvidia-smi topo -m`, up to its legend."""
+    command = ["nvidia-smi", "topo", "-m"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOPOLOGY_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).partition("Legend:")[0].splitlines()
+    return [" ".join(row.split()) for row in rows if row.strip()]

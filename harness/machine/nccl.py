@@ -1,0 +1,22 @@
+"""What NCCL is told before it starts, so that a rank's sums and launches have an order. Loads no torch.
+
+Variables that somebody has set already stay; a manifest has them as the rank's process had them.
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+LAUNCH_ORDER = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+"""Communicators that are in flight on several streams at once run in the order of their launches, as two that each
+wait for the other's GPU never end. Since NCCL 2.26; a graph's launches are in one order on all ranks."""
+
+OWN_SUMS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
+"""One algorithm and one protocol for every size, and no sums in the switch, whose order is not repeatable."""
+
+
+def pin_nccl(environment: MutableMapping[str, str], *, native: bool) -> None:
+    """Set what NCCL reads when it starts; with `native` sums are its own."""
+    for name, value in (LAUNCH_ORDER | (OWN_SUMS if native else {})).items():
+        environment.setdefault(name, value)

@@ -1,0 +1,107 @@
+"""What is concluded of each output, from two graphs as data.
+
+1. Both graphs' calls become terms of one table.
+2. Outputs are those that the step returns, and every input that either graph writes.
+3. An output is PROVED where both sides' terms are one, and read a parameter and an input of the step: a constant is
+   equal to itself and shows nothing, so it is REFUSED. It is REFUSED where either side is not understood.
+4. Every other is NOT PROVED, which says nothing of its bits but that these rules do not make them one term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.certificate.data import Graph
+from harness.prove.canonical import Canonicalizer
+from harness.prove.explain import Finding, explain, row_splits
+from harness.prove.export import RefusedError
+from harness.prove.rules import RULES
+from harness.prove.terms import Rule, Table
+
+PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
+
+PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
+"""What the names of a graph's inputs begin with."""
+
+
+@dataclass(frozen=True)
+class OutputAnswer:
+    """One output: its verdict, the places of its terms, why it was refused, and where its sides part."""
+
+    output: str
+    verdict: str
+    terms: tuple[int, int] = (-1, -1)
+    reason: str | None = None
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class Proof:
+    """All outputs' answers, and what they rest on. `sides` are the two graphs' terms, reference first."""
+
+    answers: tuple[OutputAnswer, ...]
+    table: Table
+    sides: tuple[Canonicalizer, Canonicalizer]
+    row_splits: tuple[str, ...] = ()
+
+    def count(self, verdict: str) -> int:
+        """How many outputs got a verdict."""
+        return sum(answer.verdict == verdict for answer in self.answers)
+
+    @property
+    def verdict(self) -> str:
+        """PROVED where all outputs are; else REFUSED where one is, or there are none; else NOT PROVED."""
+        if not self.answers or self.count(REFUSED):
+            return REFUSED
+        return NOT_PROVED if self.count(NOT_PROVED) else PROVED
+
+
+def prove_graphs(reference: Graph, candidate: Graph, rules: dict[str, list[Rule]] | None = None) -> Proof:
+    """Compare two graphs of one step. `rules` are the project's own unless a test wants others."""
+    table = Table(RULES if rules is None else rules)
+    sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
+    for side in sides:
+        side.run()
+    answers = [_answer(table, sides, name, pair) for name, pair in _outputs(sides)]
+    parted = any(answer.verdict == NOT_PROVED for answer in answers)
+    return Proof(tuple(answers), table, sides, row_splits(*sides) if parted else ())
+
+
+def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, tuple[int | None, int | None]]]:
+    """Every output's name, and the call that gives it on either side; None where a side has no such output."""
+    returned = [dict(side.graph.outputs) for side in sides]
+    inputs = [{call.name: i for i, call in enumerate(side.graph.calls) if call.op == "input"} for side in sides]
+    written = [
+        {f"written {side.graph.calls[i].name}": side.graph.calls[i].name for i in side.written_inputs()}
+        for side in sides
+    ]
+    for name in returned[0] | returned[1]:
+        yield name, (returned[0].get(name), returned[1].get(name))
+    for name, held in (written[0] | written[1]).items():
+        yield name, (inputs[0].get(held), inputs[1].get(held))
+
+
+def _answer(
+    table: Table,
+    sides: tuple[Canonicalizer, Canonicalizer],
+    name: str,
+    pair: tuple[int | None, int | None],
+) -> OutputAnswer:
+    places = []
+    for side, index in zip(sides, pair, strict=True):
+        if index is None:
+            return OutputAnswer(name, REFUSED, reason="one of the two graphs has no such output")
+        try:
+            places.append(side.output(index))
+        except RefusedError as error:
+            return OutputAnswer(name, REFUSED, reason=f"{error.what}, in {error.where}")
+    terms = places[0], places[1]
+    if terms[0] != terms[1]:
+        assert pair[0] is not None and pair[1] is not None
+        return OutputAnswer(name, NOT_PROVED, terms, finding=explain(*sides, pair[0], pair[1]))
+    read = {table[place][1] for place in table.reachable(terms[:1]) if table[place][0] == "input"}
+    for kind in (PARAMETER, INPUT):
+        if not any(known.startswith(kind) for known in read):
+            return OutputAnswer(name, REFUSED, terms, reason=f"it reads no {kind}of the step, so it shows nothing")
+    return OutputAnswer(name, PROVED, terms)

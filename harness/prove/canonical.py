@@ -1,0 +1,302 @@
+"""What every call of a graph computes, as a term.
+
+1. An operator that only shows, copies or moves elements, or computes exactly, becomes a term that rules may rewrite.
+2. Any other becomes an opaque term over its arguments and, for each tensor among them, dtype, device, shape, strides
+   and the alignment of its first element: what a kernel may choose its path by.
+3. Writing in place gives the memory a new version. Names for exactly the written elements get the new value; any
+   other name for that memory is stale, and whoever reads it is refused.
+4. A collective is launched and awaited; in between neither may its result be read nor what it reads be written.
+5. Random calls are chained: each reads the generator's state that the one before left.
+6. A symbol is named by the term that its number was read from.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from harness.certificate.data import Call, Graph, Tensor, Term
+from harness.prove import operators
+from harness.prove.export import RefusedError, node_arguments, refuse
+from harness.prove.layouts import alignment_of, expanded, is_contiguous, windows_of
+from harness.prove.memory import Memory
+from harness.prove.sizes import Symbols, tensors_of
+from harness.prove.terms import Table
+from harness.prove.windows import whole
+
+Arguments = Mapping[str, Any]
+_SIDES = ("reference", "candidate")
+
+
+class Canonicalizer:
+    """The terms of one graph. `values` has the place of each call's term now, or those of its several results."""
+
+    def __init__(self, table: Table, graph: Graph, side: int) -> None:
+        self.table = table
+        self.graph = graph
+        self.side = side
+        self.groups = dict(graph.groups)
+        self.values: list[Any] = []
+        self.refused: dict[int, RefusedError] = {}
+        self.symbols = Symbols(table)
+        self.memory = Memory(graph)
+        self._generator = table.make(("seed",))
+
+    def run(self) -> None:
+        """Every call, in order. What a call is refused for is kept; so is all that reads it refused."""
+        for index, call in enumerate(self.graph.calls):
+            self.values.append(None)
+            try:
+                self.values[index] = self._value(index, call)
+            except RefusedError as error:
+                self.refused[index] = error
+                self._distrust(index, call)
+            self.memory.hold(index)
+
+    def output(self, index: int) -> int:
+        """The term of what the graph returns, or of what a buffer holds, when all has run. Raises RefusedError."""
+        self._refuse_unreadable(index, self.graph.calls[index])
+        if self.memory.is_flying(index):
+            raise refuse(self.graph.calls[index], "an output that is never waited for")
+        return int(self.values[index])
+
+    def written_inputs(self) -> list[int]:
+        """The graph's inputs that hold something else when all has run."""
+        inputs = [index for index, call in enumerate(self.graph.calls) if call.op == "input"]
+        return [i for i in inputs if self.memory.is_stale(i) or self.values[i] != self._input(self.graph.calls[i])]
+
+    def _input(self, call: Call) -> int:
+        return self.table.make(("input", call.name, call.value.dtype, call.value.shape))
+
+    @functools.cached_property
+    def computed(self) -> set[int]:
+        """Every term that is computed anywhere, when all has run."""
+        values = (value if isinstance(value, list) else [value] for value in self.values)
+        return self.table.reachable(place for places in values for place in places if place is not None)
+
+    # -- one call ---------------------------------------------------------------------------------
+
+    def _value(self, index: int, call: Call) -> Any:
+        args = dict(call.args)
+        awaited = args[operators.WAITS[call.op]][1] if call.op in operators.WAITS else None
+        for read in node_arguments(call):
+            self._refuse_unreadable(read, call)
+        self.memory.refuse_flying(call, awaited)
+        is_higher_order = call.op.startswith("higher_order.")
+        if call.op in operators.REFUSED or (is_higher_order and call.op not in operators.HIGHER_ORDER):
+            raise refuse(call, f"{call.op} is not understood")
+        if call.writes:
+            return self._write(index, call, args)
+        if call.op == "input":
+            return self._input(call)
+        if call.op == "constant":
+            return self.table.make(("constant", args["digest"][1], call.value.dtype, call.value.shape))
+        if call.op == "getitem":
+            held, place = self.values[args["0"][1]], args["1"]
+            return held[place]
+        if awaited is not None:
+            self.memory.land(awaited)
+            return self.values[awaited]
+        if call.op in operators.COLLECTIVES or call.op in operators.LAUNCHES:
+            self.memory.launch(index, args[operators.LAUNCHES.get(call.op, "input")][1])
+        if call.op in operators.COPIES:
+            return self.values[args[operators.COPIES[call.op]][1]]
+        return self._computed(index, call, args)
+
+    def _computed(self, index: int, call: Call, args: Arguments) -> Any:
+        name = call.op.split(".")[1]
+        if name in operators.UNDEFINED:
+            if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
+                return self._opaque(call, ())
+            return self.table.make(("fresh", _SIDES[self.side], index, call.value.dtype, call.value.shape))
+        if call.op in operators.VIEWS:
+            return self._view(call, args)
+        if call.op.startswith("_c10d_functional"):
+            return self._collective(call, args)
+        if call.op in ("aten.cat.default", "aten.stack.default"):
+            return self._cat(call, args)
+        if call.op == operators.CAST or call.op in operators.EXACT:
+            return self._exact(call, args)
+        if call.op == "aten._local_scalar_dense.default":
+            term = self.table.make(("item", self.values[args["self"][1]]))
+            self.symbols.name_item(call, term)
+            return term
+        return self._opaque(call, call.args)
+
+    # -- what only moves elements -------------------------------------------------------------------
+
+    def _view(self, call: Call, args: Arguments) -> Any:
+        read = args["self"][1]
+        source, place = self.graph.calls[read].value, self.values[read]
+        shapes = [source.shape, *(tensor.shape for tensor in tensors_of(call.value))]
+        if all(isinstance(size, int) for shape in shapes for size in shape):
+            given = tuple((name, value) for name, value in call.args if name != "self")
+            windows = windows_of(call.op, source.shape, given)
+            places = [self.table.view(place, w) for w in windows]
+            return places if isinstance(call.value, tuple) else places[0]
+        if call.op in operators.RESHAPES:
+            shape = self.symbols.sizes(call.value.shape)
+            return self.table.make(("move", "reshape", (("self", ("value", place)),), call.value.dtype, shape))
+        return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
+
+    def _cat(self, call: Call, args: Arguments) -> Any:
+        reads = [item[1] for item in args["tensors"][1:]]
+        tensors = [self.graph.calls[read].value for read in reads]
+        if not all(x.dtype == call.value.dtype and all(isinstance(n, int) for n in x.shape) for x in tensors):
+            return self._opaque(call, call.args)
+        dim = args.get("dim", 0) % len(call.value.shape)
+        parts = []
+        for read, tensor in zip(reads, tensors, strict=True):
+            part = self.values[read]
+            if call.op == "aten.stack.default":
+                shape = (*tensor.shape[:dim], 1, *tensor.shape[dim:])
+                part = self.table.view(part, whole(shape))
+            elif tensor.shape == (0,) and len(call.value.shape) != 1:
+                continue  # `cat` passes over these, whatever the shape of the others
+            parts.append(part)
+        return self.table.make(("cat", tuple(parts), dim))
+
+    # -- what computes ------------------------------------------------------------------------------
+
+    def _exact(self, call: Call, args: Arguments) -> Any:
+        reads = node_arguments(call)
+        tensors = [self.graph.calls[read].value for read in reads]
+        own = call.value
+        if call.op == operators.CAST:
+            if own.device != tensors[0].device and "non_blocking" in args:
+                raise refuse(call, "a copy to another device that nothing waits for")
+            if own.dtype == tensors[0].dtype:
+                return self.values[reads[0]]
+            exact = own.dtype in operators.FLOATS and tensors[0].dtype in operators.FLOATS
+            name, target = "cast", own.device if own.device == tensors[0].device else None
+        else:
+            name, target = operators.EXACT[call.op], own.device
+            names = {"self"} if call.op == "aten.neg.default" else {"self", "other"}
+            exact = (
+                set(args) == names
+                and len(reads) == len(names)
+                and all((x.dtype, x.device) == (own.dtype, own.device) for x in tensors)
+                and own.dtype in operators.FLOATS
+            )
+        if not exact or target is None:
+            return self._opaque(call, call.args)
+        operands = []
+        for read, tensor in zip(reads, tensors, strict=True):
+            operand = self.values[read]
+            if tensor.shape != own.shape:
+                if not all(isinstance(size, int) for size in (*tensor.shape, *own.shape)):
+                    return self._opaque(call, call.args)
+                operand = self.table.view(operand, expanded(tensor.shape, own.shape))
+            operands.append(operand)
+        return self.table.make(("exact", name, own.dtype, target, tuple(operands)))
+
+    def _collective(self, call: Call, args: Arguments) -> Any:
+        if call.op not in operators.COLLECTIVES:
+            raise refuse(call, f"collective {call.op} is not understood")
+        read = args["input"][1]
+        source, ranks = self.graph.calls[read].value, self._ranks(call, args)
+        if call.op not in (operators.GATHER, operators.REDUCE):
+            return self._opaque(call, call.args)
+        if not all(isinstance(size, int) for size in source.shape) or not is_contiguous(source):
+            raise refuse(call, "a collective of a tensor that is not contiguous, or whose size depends on data")
+        if args["group_size"] != len(ranks[0]):
+            raise refuse(call, f"a collective among {args['group_size']} ranks of a group of {len(ranks[0])}")
+        if call.op == operators.GATHER:
+            gathered = self.table.make(("gather", self.values[read], ranks))
+            return self.table.view(gathered, whole(call.value.shape))
+        columns = len(ranks[0]), math.prod(source.shape) // len(ranks[0])
+        rows = self.table.view(self.values[read], whole(columns))
+        reduced = self.table.make(("reduce", rows, f"{args['reduce_op'][1]} in {source.dtype}", ranks))
+        return self.table.view(reduced, whole(call.value.shape))
+
+    def _ranks(self, call: Call, args: Arguments) -> Any:
+        name = args["group_name"][1]
+        if name not in self.groups:
+            raise refuse(call, f"a collective in process group {name}, which is not in the table of groups")
+        return self.groups[name]
+
+    def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
+        arguments = self._arguments(call, given, layouts=True)
+        if call.random:
+            arguments = (*arguments, ("generator", ("value", self._generator)))
+        found = self._results(call, "op", call.op, arguments)
+        if call.random:
+            self._generator = self.table.make(("draws", found if isinstance(found, int) else found[0]))
+        return found
+
+    def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
+        """The terms of a call's results. Symbols that are new in them are named by the call."""
+        if call.op == "_c10d_functional.all_to_all_single.default":
+            self.symbols.name_rows(call)
+        if isinstance(call.value, Tensor):
+            if self.symbols.unknown(call.value):
+                sizes = self.table.make((kind, op, arguments, "sizes", None))
+                self.symbols.name_extents(call, sizes, call.value.shape)
+            return self.table.make((kind, op, arguments, call.value.dtype, self.symbols.sizes(call.value.shape)))
+        if not isinstance(call.value, tuple) or not all(isinstance(x, Tensor | None) for x in call.value):
+            raise refuse(call, f"{call.op} gives what is no tensor")
+        term = self.table.make((kind, op, arguments, None, None))
+        self.symbols.name_extents(call, term, tuple(size for x in tensors_of(call.value) for size in x.shape))
+        return [
+            None if x is None else self.table.make(("out", term, place, x.dtype, self.symbols.sizes(x.shape)))
+            for place, x in enumerate(call.value)
+        ]
+
+    # -- arguments and sizes --------------------------------------------------------------------------
+
+    def _arguments(self, call: Call, given: tuple[tuple[str, Any], ...], *, layouts: bool) -> Any:
+        named = dict(given)
+        ranks = ("ranks", self._ranks(call, named)) if call.op in operators.COLLECTIVES else None
+        return tuple(
+            (name, ranks if ranks and name == "group_name" else self._argument(call, value, layouts))
+            for name, value in given
+        )
+
+    def _argument(self, call: Call, value: Any, layouts: bool) -> Any:
+        match value:
+            case ("node", index):
+                place, tensor = self.values[index], self.graph.calls[index].value
+                if not isinstance(tensor, Tensor):
+                    raise refuse(call, "an argument that is no tensor")
+                return self._laid_out(place, tensor) if layouts else ("value", place)
+            case ("list", *items):
+                return ("list", *(self._argument(call, item, layouts) for item in items))
+            case ("size", *_):
+                return self.symbols.size(value)
+        return value
+
+    def _laid_out(self, place: int, x: Tensor) -> Term:
+        offset = self.symbols.size(x.offset)
+        alignment = alignment_of(x.dtype, offset) if isinstance(offset, int) else offset
+        return (
+            "tensor",
+            place,
+            x.dtype,
+            x.device,
+            self.symbols.sizes(x.shape),
+            self.symbols.sizes(x.strides),
+            alignment,
+        )
+
+    # -- what writes, and what is refused -----------------------------------------------------------
+
+    def _write(self, index: int, call: Call, args: Arguments) -> Any:
+        target = self.memory.written(call, args)
+        value = self._opaque(call, call.args)
+        for owner in self.memory.overwrite(index, target):
+            self.values[owner] = value
+        return value
+
+    def _refuse_unreadable(self, index: int, reader: Call) -> None:
+        if index in self.refused:
+            raise self.refused[index]
+        self.memory.refuse_stale(index, reader)
+
+    def _distrust(self, index: int, call: Call) -> None:
+        """A refused call may have written whatever it writes, and drawn whatever it draws."""
+        if call.writes or call.op.startswith("higher_order."):
+            self.memory.distrust(index)
+        if call.random:
+            self._generator = self.table.make(("fresh", _SIDES[self.side], index, "generator", ()))

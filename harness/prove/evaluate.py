@@ -1,0 +1,233 @@
+"""Terms and graphs, computed: a proof that says nothing true would show here.
+
+Every PROVED output's term is computed on random inputs, operator by operator and laid out as it says, and must give
+the bits that both graphs give, on every rank. All ranks run in this one process, in lockstep: each value is a list,
+one a rank, and a collective takes from its group's ranks what they hold. Reductions add in the group's order.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from harness.certificate.data import Term
+from harness.graph import operators as graph_operators
+from harness.graph.groups import Partition
+from harness.prove.terms import Table
+from harness.prove.windows import row_major
+
+Values = dict[str, object]
+
+
+class NotEvaluatedError(Exception):
+    """A term that this module does not compute: a random draw, a higher-order operator."""
+
+
+def run_graph(
+    module: GraphModule, inputs: Sequence[Sequence[Tensor]], groups: Mapping[str, Partition]
+) -> tuple[list[Any], list[list[Tensor]]]:
+    """What a graph returns on each rank, and what its inputs hold then. `inputs` are each rank's; they are copied."""
+    ranks = range(len(inputs))
+    held = [[x.clone(memory_format=torch.preserve_format) for x in own] for own in inputs]
+    env: dict[Node, list[Any]] = {}
+    num_inputs = 0
+    with torch.no_grad():
+        for node in module.graph.nodes:
+            given = [_given(node, env, rank) for rank in ranks]
+            if node.op == "placeholder":
+                env[node] = [own[num_inputs] for own in held]
+                num_inputs += 1
+            elif node.op == "get_attr":
+                env[node] = [functools.reduce(getattr, str(node.target).split("."), module) for _ in ranks]
+            elif node.op == "output":
+                return [args[0] for args, _ in given], held
+            elif graph_operators.is_wait(node):
+                env[node] = [args[0] for args, _ in given]
+            elif graph_operators.is_collective(node):
+                own = [args[:-1] for args, _ in given]
+                env[node] = collective(str(node.target), groups[str(node.args[-1])], own)
+            else:
+                env[node] = [node.target(*args, **kwargs) for args, kwargs in given]
+    raise AssertionError("a graph has an output")
+
+
+def _given(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
+    return map_arg((node.args, node.kwargs), lambda x: env[x][rank])
+
+
+def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+    """What a collective gives every rank. `arguments` are each rank's: its tensor first, without the group."""
+    found: list[Any] = [None] * len(arguments)
+    for group in partition:
+        xs = [arguments[rank][0] for rank in group]
+        for place, rank in enumerate(group):
+            found[rank] = _delivered(op.split(".")[1], xs, [arguments[peer][1:] for peer in group], place)
+    return found
+
+
+def _delivered(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: int) -> Tensor:
+    match name:
+        case "all_gather_into_tensor":
+            return torch.cat(xs)
+        case "reduce_scatter_tensor":
+            return reduced([x.chunk(len(xs))[place] for x in xs], rest[place][0])
+        case "all_reduce":
+            return reduced(xs, rest[place][0])
+        case "all_to_all_single":
+            return torch.cat([x.split(list(sizes))[place] for x, (_, sizes) in zip(xs, rest, strict=True)])
+    raise NotEvaluatedError(name)
+
+
+def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
+    """The sum, or the average, added in this order."""
+    if operation not in ("sum", "avg"):
+        raise NotEvaluatedError(f"a reduction by {operation}")
+    total = functools.reduce(torch.add, xs).clone()
+    return total / len(xs) if operation == "avg" else total
+
+
+class Evaluator:
+    """Computes terms of a table on every rank, from the values of the inputs by name; each once."""
+
+    def __init__(self, table: Table, inputs: Sequence[Mapping[str, Tensor]]) -> None:
+        self.table = table
+        self.inputs = inputs
+        self._known: dict[int, list[Any]] = {}
+
+    def __call__(self, place: int) -> list[Any]:
+        """A term's value on each rank. Raises NotEvaluatedError."""
+        for below in sorted(self.table.reachable([place])):  # a term's own terms have lower places
+            if below not in self._known:
+                self._known[below] = self._compute(self.table[below])
+        return self._known[place]
+
+    def _compute(self, term: Term) -> list[Any]:
+        known, ranks = self._known, range(len(self.inputs))
+        match term:
+            case ("gather", place, partition):
+                gathered = collective("c10d.all_gather_into_tensor", partition, [(x[None],) for x in known[place]])
+                return gathered
+            case ("reduce", place, operation, partition):
+                rows = [(x, operation.split()[0]) for x in known[place]]
+                return [x[0] for x in collective("c10d.reduce_scatter_tensor", partition, rows)]
+            case ("op", op, arguments, _, _) if op.startswith("_c10d_functional."):
+                values = [self._arguments(dict(arguments), rank) for rank in ranks]
+                partition = cast(Partition, values[0].pop("group_name"))
+                return collective(
+                    op, partition, [[x for key, x in own.items() if key != "group_name"] for own in values]
+                )
+        return [self._on_rank(term, rank) for rank in ranks]
+
+    def _on_rank(self, term: Term, rank: int) -> Any:
+        known = self._known
+        match term:
+            case ("input", name, _, _):
+                return self.inputs[rank][name]
+            case ("op" | "move", op, arguments, _, shape):
+                return self._call(op, dict(arguments), shape, rank)
+            case ("seed",):
+                return None  # nobody reads it: random calls are not computed
+            case ("out", place, index, _, _):
+                return known[place][rank][index]
+            case ("view", place, shape, strides, offset):
+                return _flat(known[place][rank]).as_strided(shape, strides, offset)
+            case ("cat", places, dim):
+                return torch.cat([known[place][rank] for place in places], dim)
+            case ("exact", "cast", dtype, _, (place,)):
+                return known[place][rank].to(getattr(torch, dtype))
+            case ("exact", name, _, _, places):
+                return getattr(torch, name)(*(known[place][rank] for place in places))
+            case ("item", place):
+                return int(known[place][rank])
+            case ("rows", sizes):
+                return sum(self._size(size, rank) for size in sizes)
+            case ("extent", place, index):
+                value = known[place][rank]
+                values = value if isinstance(value, (tuple, list)) else [value]
+                return [n for x in values if x is not None for n in x.shape][index]
+        raise NotEvaluatedError(f"a term of kind {term[0]}")
+
+    def _call(self, op: str, arguments: Mapping[str, Any], shape: Any, rank: int) -> Any:
+        if "generator" in arguments or op.startswith("higher_order."):
+            raise NotEvaluatedError(op)
+        values = self._arguments(arguments, rank)
+        if op == "reshape":
+            return cast(Tensor, values["self"]).reshape([self._size(size, rank) for size in shape])
+        return _operator(op)(**values)
+
+    def _arguments(self, arguments: Mapping[str, Any], rank: int) -> Values:
+        return {name: self._argument(value, rank) for name, value in arguments.items()}
+
+    def _argument(self, value: Any, rank: int) -> Any:
+        match value:
+            case ("tensor", place, _, _, shape, strides, alignment):
+                sizes = [[self._size(n, rank) for n in numbers] for numbers in (shape, strides, [alignment])]
+                return laid_out(self._known[place][rank], sizes[0], sizes[1], sizes[2][0])
+            case ("value", place):
+                return self._known[place][rank]
+            case ("list", *items):
+                return [self._argument(item, rank) for item in items]
+            case ("float", text):
+                return float.fromhex(text)
+            case ("bool", text):
+                return text == "True"
+            case ("none",):
+                return None
+            case ("str" | "device", text):
+                return text
+            case ("dtype", text):
+                return getattr(torch, text)
+            case ("enum", text):
+                return getattr(torch, text.removeprefix("torch."))
+            case ("size", *_):
+                return self._size(value, rank)
+            case ("ranks", partition):
+                return partition
+        return value
+
+    def _size(self, size: Any, rank: int) -> int:
+        if isinstance(size, int):
+            return size
+        products = ([coefficient, *(self._known[x][rank] for x in symbols)] for coefficient, *symbols in size[1:])
+        return sum(math.prod(product) for product in products)
+
+
+def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
+    """A copy of `values` in memory with these strides, its first element `alignment` bytes past a line of cache."""
+    reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+    lead = alignment // values.element_size()
+    memory = torch.zeros(lead + reach, dtype=values.dtype)
+    distinct = [slice(0, 1) if s == 0 else slice(None) for s in strides]
+    once = values.reshape(list(shape))[tuple(distinct)] if shape else values.reshape([])
+    memory.as_strided(once.shape, strides, lead).copy_(once)
+    return memory.as_strided(list(shape), strides, lead)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """The tensor with its elements in row-major order in memory."""
+    same = tuple(x.stride()) == row_major(tuple(x.shape)) and x.storage_offset() == 0
+    return x if same else x.clone(memory_format=torch.contiguous_format)
+
+
+@functools.cache
+def _operator(name: str) -> Callable[..., Any]:
+    found: Any = functools.reduce(getattr, name.split("."), cast(Any, torch.ops))
+    return cast(Callable[..., Any], found)
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have one dtype, one shape and equal bits, NaNs aside, which count as one."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    if not x.is_floating_point():
+        return torch.equal(x, y)
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    same = x.contiguous().view(integers) == y.contiguous().view(integers)
+    return bool((same | (x.isnan() & y.isnan())).all())

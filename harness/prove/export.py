@@ -1,0 +1,349 @@
+"""A step's graph as data: every call with its arguments by name and its result's layout.
+
+What a graph's metadata say is not believed: passes write it, a user's passes too. Every call is run again on fake
+values, from the inputs on, and what comes out is its layout. Fake values share memory exactly where real ones do, so
+aliases are told from them and not from operators' names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
+
+from harness.certificate import data
+from harness.certificate.data import Call, Graph, Place
+from harness.errors import BitproofError
+from harness.graph import operators, symbols
+from harness.graph.fake_mode import step_fake_mode
+from harness.graph.groups import GroupTable
+from harness.graph.origin import origin_of
+from harness.graph.writer import CHUNK_KEY
+from harness.torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    disable_current_modes,
+    schema_of,
+    storage_key,
+)
+
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
+
+class RefusedError(BitproofError):
+    """Something that a proof would have to understand and does not; nothing is concluded of what reads it."""
+
+
+def export_graph(
+    module: GraphModule,
+    names: Sequence[str],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[str],
+    groups: GroupTable,
+) -> Graph:
+    """The graph as data. `names` and `inputs` are its inputs in order: layouts count, values do not.
+
+    `outputs` names what it returns. Raises RefusedError, naming the node.
+    """
+    exporter = _Exporter(module, inputs, names)
+    with torch.no_grad(), exporter.mode, exporter.shape_env.ignore_fresh_unbacked_symbols():
+        exporter.run()
+    returned: Any = module.graph.output_node().args[0]
+    if len(returned) != len(outputs):
+        raise RefusedError(
+            "a graph returns another number of outputs than the step has",
+            expected=f"{len(outputs)}: {', '.join(outputs[:3])}, ...",
+            found=str(len(returned)),
+        )
+    places = tuple((name, exporter.index[node]) for name, node in zip(outputs, returned, strict=True))
+    partitions = tuple((name, group.partition) for name, group in groups.groups.items())
+    return Graph(tuple(exporter.calls), places, partitions)
+
+
+class _Exporter:
+    """Runs one graph on fake values, call by call, and writes each down."""
+
+    def __init__(self, module: GraphModule, inputs: Sequence[Tensor], names: Sequence[str]) -> None:
+        self.module = module
+        self.shape_env = ShapeEnv()
+        self.mode: FakeTensorMode = step_fake_mode(shape_env=self.shape_env)
+        self.inputs = list(zip(names, inputs, strict=True))
+        self.values: dict[Node, Any] = {}
+        self.calls: list[Call] = []
+        self.index: dict[Node, int] = {}
+        self.storages: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Every node, in order."""
+        remaining = iter(self.inputs)
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                try:
+                    name, like = next(remaining)
+                except StopIteration:
+                    raise _refused(node, "a graph takes more inputs than the step has") from None
+                self._add(node, name, "input", (), _fake_like(like))
+            elif node.op == "get_attr":
+                self._constant(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op != "output":
+                raise _refused(node, f"a node of kind {node.op}")
+
+    def _constant(self, node: Node) -> None:
+        value = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if isinstance(value, GraphModule):
+            self.values[node] = value
+        elif isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            self._add(
+                node,
+                node.name,
+                "constant",
+                (("digest", ("str", _digest(value))),),
+                self.mode.from_tensor(value, static_shapes=True),
+            )
+        else:
+            raise _refused(node, f"an attribute that is a {type(value).__name__}")
+
+    def _call(self, node: Node) -> None:
+        args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        try:
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else ""
+            raise _refused(node, f"a call that fails on fake values: {type(error).__name__}: {reason}") from error
+        self.values[node] = value
+        if _is_scalar(value) and not operators.reads_data(node.target):
+            return  # arithmetic on sizes: whoever reads it has the size itself
+        if operators.is_check(node):
+            return  # it raises or it does not: no bit depends on it
+        self._add(node, node.name, _operator(node), self._arguments(node), value)
+
+    def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
+        self.values[node] = value
+        self.index[node] = len(self.calls)
+        writes: tuple[str, ...] = ()
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
+            writes = operators.written_names(node.target)
+        call = Call(
+            name=name,
+            op=op,
+            args=tuple(args),
+            value=self._shared(node, self._layout(node, value)),
+            writes=writes,
+            random=node.op == "call_function" and operators.is_random(node),
+            place=_place(node),
+        )
+        self.calls.append(call)
+
+    def _shared(self, node: Node, layout: Any) -> Any:
+        """Two operators hand back their argument's memory and do not say so, on fake values neither."""
+        if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
+            return layout
+        return replace(layout, storage=self.calls[self.index[node.all_input_nodes[0]]].value.storage)
+
+    def _layout(self, node: Node, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized:
+                raise _refused(node, "a tensor that is not plain memory")
+            return data.Tensor(
+                dtype=str(value.dtype).removeprefix("torch."),
+                device=value.device.type,
+                shape=tuple(self._size(node, x) for x in value.shape),
+                strides=tuple(self._size(node, x) for x in value.stride()),
+                offset=self._size(node, value.storage_offset()),
+                storage=self.storages.setdefault(storage_key(value), len(self.storages)),
+            )
+        if isinstance(value, (tuple, list)) and not value:
+            return None  # FlexAttention gives gradients of what its masks capture, and they capture nothing
+        if isinstance(value, (tuple, list)):
+            return tuple(self._layout(node, item) for item in value)
+        return None if value is None else self._size(node, value)
+
+    def _size(self, node: Node, size: Any) -> data.Size:
+        if type(size) is int:
+            return size
+        if not isinstance(size, torch.SymInt):
+            raise _refused(node, f"a number that is a {type(size).__name__}")
+        return size_of(node, symbols.expression(size))
+
+    def _arguments(self, node: Node) -> Iterable[tuple[str, Any]]:
+        schema = schema_of(node.target)
+        if schema is None:
+            declared = [str(place) for place in range(len(node.args))]
+            defaults: Mapping[str, Any] = {}
+        else:
+            declared = [argument.name for argument in schema.arguments]
+            defaults = {x.name: x.default_value for x in schema.arguments if x.has_default_value()}
+        given = dict(zip(declared, node.args, strict=False)) | dict(node.kwargs)
+        for name in [*declared, *(key for key in given if key not in declared)]:
+            if name not in given:
+                continue
+            value = given[name]
+            if name in defaults and type(defaults[name]) is type(value) and repr(defaults[name]) == repr(value):
+                continue
+            yield name, self._argument(node, value)
+
+    def _argument(self, node: Node, x: Any) -> Any:
+        match x:
+            case Node():
+                held = self.values[x]
+                if isinstance(held, GraphModule):
+                    return ("graph", _nested(node, held))
+                return ("node", self.index[x]) if x in self.index and not _is_scalar(held) else self._number(node, held)
+            case list() | tuple():
+                return ("list", *(self._argument(node, item) for item in x))
+            case dict():
+                items = (("list", ("str", str(key)), self._argument(node, item)) for key, item in sorted(x.items()))
+                return ("list", *items)
+            case bool():
+                return ("bool", str(x))
+            case None:
+                return ("none",)
+            case float():
+                return ("float", x.hex())
+            case str():
+                return ("str", x)
+            case torch.dtype():
+                return ("dtype", str(x).removeprefix("torch."))
+            case torch.device():
+                return ("device", x.type)
+            case torch.memory_format() | torch.layout():
+                return ("enum", str(x))
+            case int() | torch.SymInt():
+                return self._number(node, x)
+            case _:
+                raise _refused(node, f"an argument that is a {type(x).__name__}")
+
+    def _number(self, node: Node, x: Any) -> Any:
+        match x:
+            case bool():
+                return ("bool", str(x))
+            case float():
+                return ("float", x.hex())
+            case None:
+                return ("none",)
+            case _:
+                return self._size(node, x)
+
+
+def size_of(node: Node, expression: Any) -> data.Size:
+    """A size as a sum of products of symbols, in an order that equal sizes share. Raises RefusedError."""
+    expanded = sympy.expand(expression)
+    if expanded.is_Integer:
+        return int(expanded)
+    products = []
+    for product in sympy.Add.make_args(expanded):
+        coefficient, names = 1, []
+        for factor in sympy.Mul.make_args(product):
+            base, exponent = factor.as_base_exp()
+            if factor.is_Integer:
+                coefficient *= int(factor)
+            elif base.is_Symbol and exponent.is_Integer and exponent > 0:
+                names += [str(base)] * int(exponent)
+            else:
+                raise _refused(node, f"a size that is no sum of products: {expression}")
+        products.append((coefficient, *sorted(names)))
+    return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
+
+
+def refuse(call: Call, what: str) -> RefusedError:
+    """What a call is refused for, and where it came from."""
+    place = call.place
+    where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
+    return RefusedError(f"{what} (`{call.name}`)", where=where)
+
+
+def node_arguments(call: Call) -> list[int]:
+    """The calls that a call reads."""
+    return list(nodes_in(call.args))
+
+
+def nodes_in(value: Any) -> Iterator[int]:
+    """The calls that arguments refer to."""
+    match value:
+        case ("node", int(index)):
+            yield index
+        case tuple():
+            for item in value:
+                yield from nodes_in(item)
+
+
+def _nested(caller: Node, module: GraphModule) -> Any:
+    """A nested graph, its nodes numbered: equal ones compute the same of their operands."""
+    index: dict[Node, int] = {}
+
+    def argument(x: Any) -> Any:
+        match x:
+            case Node():
+                return ("node", index[x])
+            case list() | tuple():
+                return ("list", *map(argument, x))
+            case float():
+                return ("float", x.hex())
+            case None | bool() | str() | int() | torch.dtype() | torch.device():
+                return (type(x).__name__, str(x))
+            case _:
+                raise _refused(caller, f"a nested graph with an argument that is a {type(x).__name__}")
+
+    def one(node: Node) -> Any:
+        if node.op not in ("placeholder", "call_function", "output"):
+            raise _refused(caller, f"a nested graph with a node of kind {node.op}")
+        if node.op == "call_function" and (operators.written_arguments(node) or operators.is_random(node)):
+            raise _refused(caller, f"a nested graph that writes or draws: {node.target}")
+        name = _operator(node) if node.op == "call_function" else node.op
+        kwargs = tuple((key, argument(value)) for key, value in sorted(node.kwargs.items()))
+        args = () if node.op == "placeholder" else tuple(argument(x) for x in node.args)
+        index[node] = len(index)
+        return (name, args, kwargs)
+
+    return tuple(one(node) for node in module.graph.nodes)
+
+
+def _operator(node: Node) -> str:
+    target: Any = node.target
+    if isinstance(target, OpOverload):
+        return str(target)
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order.{operators.name_of(target)}"
+    name = getattr(target, "__name__", None)
+    if name == "getitem" and getattr(target, "__module__", None) == "_operator":
+        return "getitem"
+    raise _refused(node, f"a call of {target}, which is no operator")
+
+
+def _place(node: Node) -> Place:
+    if node.op != "call_function":
+        return Place()
+    origin = origin_of(node)
+    return Place(origin.module, origin.direction, node.meta.get(CHUNK_KEY), origin.source)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (int, float, bool, *symbols.SYMBOLIC_SCALARS))
+
+
+def _fake_like(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _digest(x: Tensor) -> str:
+    with disable_current_modes():
+        content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _refused(node: Node, what: str) -> RefusedError:
+    return RefusedError(f"{what} (`{node.name}`)", where=symbols.source_of(node))

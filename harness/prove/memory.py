@@ -1,0 +1,100 @@
+"""Which values lie in which memory, which of them were overwritten, and what is still on its way.
+
+Calls are known by their place in the graph. A storage is a piece of memory; several values may lie in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.certificate.data import Call, Graph, Tensor
+from harness.prove import operators
+from harness.prove.export import node_arguments, nodes_in, refuse
+from harness.prove.layouts import overlaps
+from harness.prove.sizes import tensors_of
+
+
+class Memory:
+    """The memory of one graph, as calls run one after the other."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.calls = graph.calls
+        self._owners: dict[int, list[int]] = {}  # by storage, the calls whose values lie there
+        self._stale: dict[int, int] = {}  # a call whose value was overwritten, and the call that did it
+        self._flying: dict[int, tuple[int, int]] = {}  # a launch, and the storages that it writes and reads
+
+    def hold(self, index: int) -> None:
+        """A call's value lies in its memory from now on."""
+        for tensor in tensors_of(self.calls[index].value):
+            self._owners.setdefault(tensor.storage, []).append(index)
+
+    def is_stale(self, index: int) -> bool:
+        """Whether a call's value was overwritten in a way that leaves it unknown."""
+        return index in self._stale
+
+    def is_flying(self, index: int) -> bool:
+        """Whether a call launched something that nobody has waited for."""
+        return index in self._flying
+
+    def writers(self, index: int) -> list[int]:
+        """The calls that write the memory of a call's value."""
+        owners = [owner for x in tensors_of(self.calls[index].value) for owner in self._owners[x.storage]]
+        return [owner for owner in owners if self.calls[owner].writes]
+
+    def refuse_stale(self, index: int, reader: Call) -> None:
+        """Refuse a reader of what was overwritten."""
+        if index in self._stale:
+            name, writer = self.calls[index].name, self.calls[self._stale[index]].name
+            raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
+
+    def refuse_flying(self, call: Call, awaited: int | None) -> None:
+        """Refuse a call that reads what was launched and not waited for, unless it is what waits for it."""
+        for read in node_arguments(call):
+            if read in self._flying and read != awaited:
+                raise refuse(call, f"`{self.calls[read].name}` is read before it is waited for")
+
+    def launch(self, index: int, read: int) -> None:
+        """A call is on its way, and reads the memory of another until it is waited for."""
+        self._flying[index] = self.calls[index].value.storage, self.calls[read].value.storage
+
+    def land(self, index: int) -> None:
+        """A launch is waited for."""
+        self._flying.pop(index, None)
+
+    def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
+        """What a call writes in place: an operator whose name ends in `_` writes its first argument and no other.
+
+        Raises RefusedError for any other way to write, and for a write whose effect depends on how memory is walked.
+        """
+        if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
+            raise refuse(call, f"{call.op} writes in a way that is not understood")
+        target = self.calls[args["self"][1]].value
+        if target != call.value or call.op in operators.REFUSED:
+            raise refuse(call, f"{call.op} changes a tensor's layout")
+        if overlaps(target):
+            raise refuse(call, "a write to memory that overlaps itself")
+        for read in nodes_in(tuple(value for key, value in call.args if key != "self")):
+            for tensor in tensors_of(self.calls[read].value):
+                if tensor.storage == target.storage and tensor != target:
+                    raise refuse(call, "a write to memory that the same call reads in another way")
+        for launch, storages in self._flying.items():
+            if target.storage in storages:
+                raise refuse(call, f"a write to what `{self.calls[launch].name}` has in flight")
+        return target
+
+    def overwrite(self, index: int, target: Tensor) -> list[int]:
+        """The calls whose values are exactly what was written; all others in that memory are stale from now on."""
+        same = []
+        for owner in self._owners[target.storage]:
+            if self.calls[owner].value == target:
+                same.append(owner)
+            else:
+                self._stale[owner] = index
+        return same
+
+    def distrust(self, index: int) -> None:
+        """A refused call may have written whatever it was handed."""
+        for read in node_arguments(self.calls[index]):
+            for tensor in tensors_of(self.calls[read].value):
+                self._stale.update(dict.fromkeys(self._owners[tensor.storage], index))

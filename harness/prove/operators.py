@@ -1,0 +1,93 @@
+"""What a proof knows of operators. Any other is opaque: equal only of equal, equally laid out tensors."""
+
+from __future__ import annotations
+
+FLOATS = {"float64", "float32", "bfloat16", "float16"}
+"""Real dtypes in which one operation is one rounding."""
+
+EXACT = {
+    "aten.add.Tensor": "add",
+    "aten.sub.Tensor": "sub",
+    "aten.mul.Tensor": "mul",
+    "aten.neg.default": "neg",
+}
+"""Operators that are exact where all operands and the result are tensors of one dtype of FLOATS, and alpha is 1.
+
+A number as an operand is kept in a wider dtype than the tensor's, so `x + 0.1` is left opaque; division is by a
+reciprocal on some devices, powers and roots have vector bodies that differ from their tails, max and min tell no +0
+from -0 in one order.
+"""
+
+COMMUTING = {"add", "mul"}
+
+CAST = "aten._to_copy.default"
+"""A cast from one dtype of FLOATS to another is exact; from or to an integer it is opaque, and within a dtype a copy.
+"""
+
+COPIES = {
+    "aten.clone.default": "self",
+    "aten.detach.default": "self",
+    "aten.alias.default": "self",
+    "aten.contiguous.default": "self",
+    "bitproof.offload.default": "x",
+    "bitproof.reload.default": "host",
+}
+"""Operators whose result has the values of the argument named; memory and layout may differ."""
+
+WAITS = {
+    "_c10d_functional.wait_tensor.default": "tensor",
+    "bitproof.wait_offload.default": "host",
+    "bitproof.wait_reload.default": "x",
+}
+"""Operators before which the result of a launch must not be read, nor what it reads be written."""
+
+LAUNCHES = {"bitproof.offload.default": "x", "bitproof.reload.default": "host"}
+"""What must be waited for, besides collectives, and what it reads."""
+
+VIEWS = {
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.reshape.default",
+    "aten.expand.default",
+    "aten.t.default",
+    "aten.transpose.int",
+    "aten.permute.default",
+    "aten.squeeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten.unsqueeze.default",
+    "aten.slice.Tensor",
+    "aten.select.int",
+    "aten.split.Tensor",
+    "aten.split_with_sizes.default",
+    "aten.split_with_sizes_copy.default",
+    "aten.unbind.int",
+}
+"""Operators that show elements of `self` and compute nothing."""
+
+RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
+"""Views whose result is told by its shape."""
+
+REFUSED = {
+    "aten.as_strided.default",
+    "aten.as_strided_copy.default",
+    "aten.as_strided_scatter.default",
+    "aten.view.dtype",
+}
+"""Operators that read what lies in memory, not what a tensor's values are."""
+
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+"""Operators, without overload, whose result is whatever memory held."""
+
+GATHER = "_c10d_functional.all_gather_into_tensor.default"
+REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
+COLLECTIVES = {
+    GATHER,
+    REDUCE,
+    "_c10d_functional.all_reduce.default",
+    "_c10d_functional.all_to_all_single.default",
+}
+"""Collectives that are understood; any other is refused."""
+
+HIGHER_ORDER = {"higher_order.flex_attention", "higher_order.flex_attention_backward"}
+"""Higher-order operators that are pure functions of what they are handed; any other is refused."""

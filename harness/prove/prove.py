@@ -1,0 +1,211 @@
+"""One case, proved: its two systems' graphs, every output's answer, and the check that the answers mean something.
+
+1. Take the reference's step and the candidate's finished graph, or a prefix of its column, traced once, with no ranks:
+   groups come from the table that passes use.
+2. Write both down as data, from fake values computed anew.
+3. Compare them, output by output.
+4. Compute every PROVED output's term on random inputs, and both graphs: an output with other bits is no proof, and is
+   REFUSED in the loudest words.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from harness.case import Case
+from harness.certificate.data import Graph
+from harness.graph.collector import collector_paused
+from harness.graph.options import GraphOptions
+from harness.graph.trace import StepGraph
+from harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
+from harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
+from harness.prove.export import RefusedError, export_graph
+from harness.prove.terms import Rule
+from harness.systems.graph import read_inputs, step_graph
+
+MOST_ELEMENTS = 20_000_000
+"""Elements of a step's parameters beyond which terms are not computed."""
+
+MOST_RANKS = 16
+
+OTHER_BITS = "its term, computed on random inputs, gives OTHER BITS than the graphs: a defect of bitproof"
+
+KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
+
+
+@dataclass(frozen=True)
+class CaseProof:
+    """What is known of a case. `proof` is None where it was refused as a whole, for `reason`, or not tried.
+
+    `evaluated` counts the PROVED outputs whose terms were computed, and gave both graphs' bits; `not_evaluated` says
+    why there are none.
+    """
+
+    case: Case
+    verdict: str
+    proof: Proof | None = None
+    graphs: tuple[Graph, Graph] | None = None
+    reason: str | None = None
+    evaluated: int = 0
+    not_evaluated: str | None = None
+    seconds: tuple[tuple[str, float], ...] = field(default=())
+
+
+NOT_TRIED = "NOT TRIED"
+
+
+def why_not(case: Case) -> str | None:
+    """Why a case cannot be proved at all, in words; None where it can be tried."""
+    for system in (case.reference, case.candidate):
+        if system not in KNOWN_SYSTEMS:
+            return f"system {system} is not known as a graph"
+    if case.pipeline.backend != "fx" and case.pipeline.until is None:
+        return (
+            f"backend {case.pipeline.backend} compiles the graph into code that is not read; "
+            "--until concretize_symbols proves the graph that it is given"
+        )
+    return None
+
+
+@collector_paused()
+def prove_case(
+    case: Case,
+    options: GraphOptions | None = None,
+    *,
+    device: torch.device | None = None,
+    evaluate: bool = True,
+    rules: dict[str, list[Rule]] | None = None,
+) -> CaseProof:
+    """Prove one case on tensors of `device`, by default the CPU; `options` bring passes into the candidate's graph.
+
+    Raises what tracing and passes raise. What cannot be understood is part of the answer.
+    """
+    if (reason := why_not(case)) is not None:
+        return CaseProof(case, NOT_TRIED, reason=reason)
+    device = device or torch.device("cpu")
+    clock = _Clock()
+    reference, groups = step_graph(case, case.reference, device, GraphOptions())
+    clock.lap("reference")
+    candidate, candidate_groups = step_graph(case, case.candidate, device, options or GraphOptions())
+    clock.lap("candidate")
+    inputs = [node.meta["val"] for node in reference.module.graph.find_nodes(op="placeholder")]
+    try:
+        names = _common_names(reference, candidate)
+        outputs = ["loss", *(f"gradient of {name}" for name in reference.parameter_names)]
+        graphs = (
+            export_graph(reference.module, names, inputs, outputs, groups),
+            export_graph(candidate.module, names, inputs, outputs, candidate_groups),
+        )
+    except RefusedError as error:
+        return CaseProof(case, REFUSED, reason=f"{error.what}, in {error.where}", seconds=clock.laps())
+    clock.lap("export")
+    proof = prove_graphs(*graphs, rules=rules)
+    clock.lap("compare")
+    found = CaseProof(case, proof.verdict, proof, graphs)
+    if evaluate:
+        found = _evaluated(found, (reference.module, candidate.module), names, inputs)
+        clock.lap("evaluate")
+    return replace(found, seconds=clock.laps())
+
+
+def _common_names(reference: StepGraph, candidate: StepGraph) -> list[str]:
+    sides = [(g.parameter_names, g.buffer_names, g.num_inputs) for g in (reference, candidate)]
+    if sides[0] != sides[1]:
+        raise RefusedError("the two systems' models have other parameters, buffers or inputs", where="both graphs")
+    parameters, buffers, num_inputs = sides[0]
+    return [
+        *(PARAMETER + name for name in parameters),
+        *(BUFFER + name for name in buffers),
+        *(f"{INPUT}{index}" for index in range(num_inputs)),
+    ]
+
+
+def _evaluated(
+    found: CaseProof, modules: tuple[GraphModule, GraphModule], names: Sequence[str], inputs: Sequence[Tensor]
+) -> CaseProof:
+    """Compute what was proved, and REFUSE each output whose term gives other bits than either graph."""
+    assert found.proof is not None and found.graphs is not None
+    if sum(x.numel() for x in inputs) > MOST_ELEMENTS:
+        return replace(found, not_evaluated="the step is too large to be computed here")
+    if any(x.device.type != "cpu" for x in inputs):
+        return replace(found, not_evaluated="the step is not on the CPU")
+    world_size = found.case.parallelism.world_size
+    if world_size > MOST_RANKS:
+        return replace(found, not_evaluated=f"{world_size} ranks are too many to be computed in one process")
+    values = random_inputs(found.case, names, inputs)
+    try:
+        runs = [
+            run_graph(module, values, dict(graph.groups)) for module, graph in zip(modules, found.graphs, strict=True)
+        ]
+    except NotEvaluatedError as error:
+        return replace(found, not_evaluated=f"{error} is not computed here")
+    evaluator = Evaluator(found.proof.table, [dict(zip(names, own, strict=True)) for own in values])
+    outputs = [_by_name(graph, names, run) for graph, run in zip(found.graphs, runs, strict=True)]
+    answers: list[OutputAnswer] = []
+    num_evaluated, why = 0, None
+    for answer in found.proof.answers:
+        if answer.verdict == PROVED:
+            try:
+                value = evaluator(answer.terms[0])
+            except NotEvaluatedError as error:
+                why = f"{error} is not computed here"
+            else:
+                sides = [side[answer.output] for side in outputs]
+                if all(same_bits(x, y) for side in sides for x, y in zip(value, side, strict=True)):
+                    num_evaluated += 1
+                else:
+                    answer = replace(answer, verdict=REFUSED, reason=OTHER_BITS)
+        answers.append(answer)
+    proof = replace(found.proof, answers=tuple(answers))
+    return replace(found, proof=proof, verdict=proof.verdict, evaluated=num_evaluated, not_evaluated=why)
+
+
+def _by_name(
+    graph: Graph, names: Sequence[str], run: tuple[list[list[Tensor]], list[list[Tensor]]]
+) -> dict[str, list[Tensor]]:
+    """Every rank's value of each output, what the graph wrote into its inputs among them."""
+    returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
+    return returned | {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(names)}
+
+
+def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Each rank's inputs: small normal numbers for parameters and buffers, the case's own tokens, zeros for counts.
+
+    Buffers are the same on all ranks, as a model's are.
+    """
+    read = [list(step.values()) for step in read_inputs(case, 0)]
+    ranks = []
+    for rank in range(case.parallelism.world_size):
+        values = []
+        for place, (name, x) in enumerate(zip(names, like, strict=True)):
+            seed = place if name.startswith(BUFFER) else place + len(names) * (1 + rank)
+            generator = torch.Generator().manual_seed(seed)
+            if name.startswith(INPUT):
+                value = read[rank][int(name.removeprefix(INPUT))]
+            elif x.is_floating_point():
+                value = (torch.randn(tuple(x.shape), generator=generator) * 0.05).to(x.dtype)
+            else:
+                value = torch.zeros(tuple(x.shape), dtype=x.dtype)
+            values.append(torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype).copy_(value))
+        ranks.append(values)
+    return ranks
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._laps: list[tuple[str, float]] = []
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._laps.append((name, now - self._start))
+        self._start = now
+
+    def laps(self) -> tuple[tuple[str, float], ...]:
+        return tuple(self._laps)

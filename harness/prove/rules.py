@@ -1,0 +1,204 @@
+"""The rules by which terms are rewritten. Each keeps every bit, and says why; none is about real numbers.
+
+Together they have one aim: whatever moves elements without computing anything ends up in one form, namely a
+concatenation of element-by-element operators of windows of what is left. They go strictly inwards, so they end.
+
+"Exact" is an operator that gives each element of its result from the elements at the same place alone, by one
+correctly rounded operation, so that neither layout nor neighbours count (see `operators.py` for which, and
+docs/proving.md for what that assumes of a machine). A NaN's sign and payload are not covered: operands may change
+places.
+"""
+
+from __future__ import annotations
+
+import math
+
+from harness.certificate.data import Term
+from harness.prove.operators import COMMUTING
+from harness.prove.terms import Rule, Table
+from harness.prove.windows import Window, coalesced, composed, cut, joined, row_major, whole
+
+# -- views: which elements are shown ------------------------------------------------------------------
+
+
+def view_of_whole(table: Table, term: Term) -> int | None:
+    """A window that shows all elements in their order, in their shape, is what it shows."""
+    _, place, *w = term
+    return place if tuple(w) == whole(table.shape(place)) else None
+
+
+def view_of_view(table: Table, term: Term) -> int | None:
+    """Showing elements of what shows elements shows elements: nothing is computed, so dtypes do not matter."""
+    _, place, *w = term
+    if table[place][0] != "view":
+        return None
+    _, base, *inner = table[place]
+    window = composed(Window(*inner), Window(*w))
+    return None if window is None else table.view(base, window)
+
+
+def view_of_same_order(table: Table, term: Term) -> int | None:
+    """A window counts elements in row-major order, so of what it looks at only their order matters, not the shape."""
+    _, place, *w = term
+    if table[place][0] != "view":
+        return None
+    _, base, *inner = table[place]
+    flat = coalesced(Window(*inner))
+    return None if flat == tuple(inner) else table.view(table.view(base, flat), Window(*w))
+
+
+def view_of_exact(table: Table, term: Term) -> int | None:
+    """An exact operator may be applied to the elements that are shown alone: all its operands have the result's shape,
+    so the same window shows the same places in each. Not so for others, whose kernels see layouts."""
+    _, place, *w = term
+    if table[place][0] != "exact" or table.open_shape(place) is None:
+        return None
+    *operator, operands = table[place]
+    return table.make((*operator, tuple(table.view(x, Window(*w)) for x in operands)))
+
+
+def view_of_cat(table: Table, term: Term) -> int | None:
+    """Elements of a concatenation are elements of its parts. Where a window comes through several parts, one of its
+    dims does, and what it shows of each part follows along that dim; any other window is left alone."""
+    _, place, *w = term
+    if table[place][0] != "cat":
+        return None
+    _, parts, dim = table[place]
+    found = cut(Window(*w), [table.shape(part) for part in parts], dim)
+    if found is None:
+        return None
+    along, pieces = found
+    shown = [table.view(parts[piece.part], piece.window) for piece in pieces]
+    return shown[0] if along is None else table.make(("cat", tuple(shown), along))
+
+
+# -- concatenations -----------------------------------------------------------------------------------
+
+
+def cat_of_nothing(table: Table, term: Term) -> int | None:
+    """A part without elements adds nothing along the dim; one part alone is the whole."""
+    _, parts, dim = term
+    kept = tuple(part for part in parts if table.shape(part)[dim])
+    if len(kept) == 1:
+        return kept[0]
+    return None if len(kept) == len(parts) or not kept else table.make(("cat", kept, dim))
+
+
+def cat_of_cat(table: Table, term: Term) -> int | None:
+    """A concatenation along a dim of one along the same dim is one of all parts, in order."""
+    _, parts, dim = term
+    flat: list[int] = []
+    for part in parts:
+        inner = table[part]
+        flat += inner[1] if inner[0] == "cat" and inner[2] == dim else [part]
+    return None if len(flat) == len(parts) else table.make(("cat", tuple(flat), dim))
+
+
+def cat_of_neighbours(table: Table, term: Term) -> int | None:
+    """Two windows of one term that follow one another are one window; so are one exact operator's results, where its
+    operands are that in turn. The windows' steps along the dim must agree, and the second begin where the first ends.
+    """
+    _, parts, dim = term
+    for index in range(len(parts) - 1):
+        both = _join(table, parts[index], parts[index + 1], dim)
+        if both is not None:
+            return table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
+    return None
+
+
+def _join(table: Table, first: int, second: int, dim: int) -> int | None:
+    one, two = table[first], table[second]
+    if one[0] == two[0] == "exact" and one[:4] == two[:4] and len(one[4]) == len(two[4]):
+        orders = [two[4], two[4][::-1]] if one[1] in COMMUTING else [two[4]]
+        for order in orders:
+            pairs = [_join(table, a, b, dim) for a, b in zip(one[4], order, strict=True)]
+            if None not in pairs:
+                return table.make((*one[:4], tuple(x for x in pairs if x is not None)))
+        return None
+    (base, a), (other, b) = table.as_window(first), table.as_window(second)
+    window = joined(a, b, dim) if base == other else None
+    return None if window is None else table.view(base, window)
+
+
+# -- exact operators ----------------------------------------------------------------------------------
+
+
+def exact_in_order(table: Table, term: Term) -> int | None:
+    """a + b and b + a round the same sum, a * b and b * a the same product, the sign of a zero included: all but
+    NaNs agree. (a + b) + c is not a + (b + c), and a - b not b - a: nothing is said of those."""
+    *operator, operands = term
+    if term[1] not in COMMUTING or operands == tuple(sorted(operands)):
+        return None
+    return table.make((*operator, tuple(sorted(operands))))
+
+
+def exact_of_cat(table: Table, term: Term) -> int | None:
+    """An exact operator of a concatenation is the concatenation of it on each part and on what stands there in its
+    other operands."""
+    *operator, operands = term
+    cats = [x for x in operands if table[x][0] == "cat"]
+    if not cats:
+        return None
+    _, parts, dim = table[cats[0]]
+    shape, strides, begin, pieces = table.shape(cats[0]), row_major(table.shape(cats[0])), 0, []
+    for part in parts:
+        size = table.shape(part)[dim]
+        here = Window((*shape[:dim], size, *shape[dim + 1 :]), strides, begin * strides[dim])
+        pieces.append(table.make((*operator, tuple(table.view(x, here) for x in operands))))
+        begin += size
+    return table.make(("cat", tuple(pieces), dim))
+
+
+# -- collectives --------------------------------------------------------------------------------------
+
+
+def gather_of_view(table: Table, term: Term) -> int | None:
+    """All ranks run one program, so what one shows of a tensor all show: gathering moves elements and no more."""
+    _, place, ranks = term
+    if table[place][0] != "view" or table.open_shape(table[place][1]) is None:
+        return None
+    _, base, shape, strides, offset = table[place]
+    everywhere = table.make(("gather", base, ranks))
+    size = math.prod(table.shape(base))
+    return table.view(everywhere, Window((len(ranks[0]), *shape), (size, *strides), offset))
+
+
+def gather_of_exact(table: Table, term: Term) -> int | None:
+    """What each rank computes element by element, it computes on what was gathered as well."""
+    _, place, ranks = term
+    if table[place][0] != "exact":
+        return None
+    *operator, operands = table[place]
+    return table.make((*operator, tuple(table.make(("gather", x, ranks)) for x in operands)))
+
+
+def gather_of_cat(table: Table, term: Term) -> int | None:
+    """Parts that every rank joins and gathers are gathered parts, joined; the ranks are a new first dim."""
+    _, place, ranks = term
+    if table[place][0] != "cat":
+        return None
+    _, parts, dim = table[place]
+    return table.make(("cat", tuple(table.make(("gather", part, ranks)) for part in parts), dim + 1))
+
+
+def reduce_of_cat(table: Table, term: Term) -> int | None:
+    """A reduction over ranks of (W, n) columns, some of one tensor and some of another, reduces each column.
+
+    Only where a column is summed in an order that does not depend on how many columns there are or where it stands:
+    the certificate lists that as an assumption. gloo's sums in rank order, as this project makes them, keep it; NCCL
+    promises no such thing.
+    """
+    _, place, operation, ranks = term
+    if table[place][0] != "cat" or table[place][2] != 1:
+        return None
+    parts = table[place][1]
+    return table.make(("cat", tuple(table.make(("reduce", part, operation, ranks)) for part in parts), 0))
+
+
+RULES: dict[str, list[Rule]] = {
+    "view": [view_of_whole, view_of_view, view_of_same_order, view_of_exact, view_of_cat],
+    "cat": [cat_of_nothing, cat_of_cat, cat_of_neighbours],
+    "exact": [exact_in_order, exact_of_cat],
+    "gather": [gather_of_view, gather_of_exact, gather_of_cat],
+    "reduce": [reduce_of_cat],
+}

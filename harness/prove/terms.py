@@ -1,0 +1,101 @@
+"""A table of terms, each of which stands there once, with what it was rewritten to.
+
+Equal values are to become one term; that two values are one term is the proof. A term is made of terms that are in
+their last form already. `Table.make` puts it down, or finds it, and returns the place of its last form.
+
+The table is also the proof's record: for every term the rule that rewrote it, in an order in which each step rests on
+earlier ones alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from harness.certificate.data import Step, Term, terms_in
+from harness.prove.windows import Window, whole, window
+
+Rule = Callable[["Table", Term], int | None]
+"""Rewrites a term: the place of what it equals, or None where the rule says nothing of it."""
+
+
+class Table:
+    """Terms and steps. `rules` are tried in order, by the kind of the term; `used` counts those that rewrote one."""
+
+    def __init__(self, rules: dict[str, list[Rule]]) -> None:
+        self.rules = rules
+        self.steps: list[Step] = []
+        self._places: dict[Term, int] = {}
+        self._shapes: dict[int, tuple[int, ...] | None] = {}
+
+    def __getitem__(self, place: int) -> Term:
+        return self.steps[place].term
+
+    def make(self, term: Term) -> int:
+        """The place of a term's last form."""
+        if term in self._places:
+            return self.steps[self._places[term]].equals
+        for rule in self.rules.get(term[0], ()):
+            found = rule(self, term)
+            if found is not None:
+                return self._put(term, rule.__name__, found)
+        return self._put(term, "", None)
+
+    def _put(self, term: Term, rule: str, equals: int | None) -> int:
+        place = len(self.steps)
+        self._places[term] = place
+        self.steps.append(Step(term, rule, place if equals is None else equals))
+        return self.steps[place].equals
+
+    def used(self) -> set[str]:
+        """The names of the rules that rewrote anything."""
+        return {step.rule for step in self.steps if step.rule}
+
+    def shape(self, place: int) -> tuple[int, ...]:
+        """A term's shape. Only asked of what has sizes that are numbers."""
+        found = self.open_shape(place)
+        assert found is not None
+        return found
+
+    def open_shape(self, place: int) -> tuple[int, ...] | None:
+        """A term's shape; None where a size depends on data."""
+        if place not in self._shapes:
+            self._shapes[place] = self._shape_of(self[place])
+        return self._shapes[place]
+
+    def _shape_of(self, term: Term) -> tuple[int, ...] | None:
+        match term:
+            case ("view", _, shape, _, _):
+                return tuple(shape)
+            case ("cat", places, dim):
+                parts = [self.shape(place) for place in places]
+                return (*parts[0][:dim], sum(part[dim] for part in parts), *parts[0][dim + 1 :])
+            case ("exact", _, _, _, places):
+                return self.open_shape(places[0])
+            case ("gather", place, ranks):
+                return (len(ranks[0]), *self.shape(place))
+            case ("reduce", place, _, _):
+                return self.shape(place)[1:]
+            case (*_, shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape):
+                return shape
+        return None
+
+    def view(self, place: int, w: Window) -> int:
+        """What a window shows of a term."""
+        return self.make(("view", place, *window(*w)))
+
+    def as_window(self, place: int) -> tuple[int, Window]:
+        """A term as a window on another: a view's own, and else the whole of it."""
+        match self[place]:
+            case ("view", base, shape, strides, offset):
+                return base, Window(shape, strides, offset)
+        return place, whole(self.shape(place))
+
+    def reachable(self, roots: Iterable[int]) -> set[int]:
+        """Every term that these are made of, themselves included."""
+        seen, stack = set(), list(roots)
+        while stack:
+            place = stack.pop()
+            if place not in seen:
+                seen.add(place)
+                stack.extend(terms_in(self[place]))
+        return seen

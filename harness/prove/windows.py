@@ -1,0 +1,160 @@
+"""Windows: which elements of a tensor a view shows, as arithmetic over its elements counted in row-major order.
+
+A window (shape, strides, offset) on a tensor shows, at index i, its element number offset + sum(i_k * stride_k). That
+is what `as_strided` does with the memory of a contiguous tensor; here it is about values, wherever they lie in memory.
+
+One window has one form: a dim of size 1 has stride 0, and a window without elements has nothing but zeros.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Window(NamedTuple):
+    """What a view shows of a term."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
+    """A window in its one form."""
+    if 0 in shape:
+        return Window(tuple(shape), (0,) * len(shape), 0)
+    return Window(tuple(shape), tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True)), offset)
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides that count elements in row-major order."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def whole(shape: Sequence[int]) -> Window:
+    """The window that shows a tensor of `shape` as it is."""
+    return window(shape, row_major(shape), 0)
+
+
+def coalesced(inner: Window) -> Window:
+    """The same elements in the same order, in as few dims as can be."""
+    if 0 in inner.shape:
+        return window((0,), (0,), 0)
+    dims: list[tuple[int, int]] = []
+    for size, stride in zip(inner.shape, inner.strides, strict=True):
+        if size == 1:
+            continue
+        if dims and dims[-1][1] == size * stride:
+            dims[-1] = (dims[-1][0] * size, stride)
+        else:
+            dims.append((size, stride))
+    return Window(tuple(n for n, _ in dims), tuple(s for _, s in dims), inner.offset)
+
+
+def composed(inner: Window, outer: Window) -> Window | None:
+    """The window that shows what `outer` shows of what `inner` shows; None where no window does.
+
+    A number of an element of `inner` is written in digits, one a dim. Steps of `outer` add digits; as long as no
+    digit can overflow, what they reach is linear in the digits.
+    """
+    if 0 in outer.shape:
+        return outer
+    inner = coalesced(inner)
+    weights = row_major(inner.shape)
+
+    def digits(number: int) -> list[int]:
+        found = []
+        for weight in weights:
+            digit, number = divmod(number, weight)
+            found.append(digit)
+        return found
+
+    steps = [digits(stride) for stride in outer.strides]
+    start = digits(outer.offset)
+    for dim, size in enumerate(inner.shape):
+        reach = start[dim] + sum((n - 1) * step[dim] for n, step in zip(outer.shape, steps, strict=True))
+        if reach >= size:
+            return None
+
+    def distance(counts: list[int]) -> int:
+        return sum(count * stride for count, stride in zip(counts, inner.strides, strict=True))
+
+    return window(outer.shape, [distance(step) for step in steps], inner.offset + distance(start))
+
+
+def joined(first: Window, second: Window, dim: int) -> Window | None:
+    """The window that shows two windows of one tensor, one after the other along `dim`; None where none does."""
+    sizes = first.shape[dim], second.shape[dim]
+    others = [d for d in range(len(first.shape)) if d != dim]
+    if any((first.shape[d], first.strides[d]) != (second.shape[d], second.strides[d]) for d in others):
+        return None
+    distance = second.offset - first.offset
+    if distance % sizes[0]:
+        return None
+    stride = distance // sizes[0]
+    if stride < 0 or any(n > 1 and x.strides[dim] != stride for n, x in zip(sizes, (first, second), strict=True)):
+        return None
+    shape = tuple(sum(sizes) if d == dim else n for d, n in enumerate(first.shape))
+    return window(shape, [stride if d == dim else s for d, s in enumerate(first.strides)], first.offset)
+
+
+class Piece(NamedTuple):
+    """A window on one part of a concatenation, and which part."""
+
+    part: int
+    window: Window
+
+
+def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | None, list[Piece]] | None:
+    """What a window on a concatenation shows, as windows on its parts, which have these shapes.
+
+    Returns the dim of the window along which the pieces follow one another, None for a window that lies within one
+    part; and None where it can be cut in no such way.
+
+    Elements come in blocks, one for each index before `dim`; within a block, parts follow one another. A dim of the
+    window either goes from block to block or stays within blocks, and one of the latter may go from part to part.
+    """
+    after = math.prod(parts[0][dim + 1 :])
+    sizes = [shape[dim] * after for shape in parts]
+    bounds = [sum(sizes[:count]) for count in range(len(sizes) + 1)]
+    block = bounds[-1]
+    if 0 in outer.shape or not block:
+        return None
+    hops = [stride // block if stride % block == 0 else 0 for stride in outer.strides]
+    steps = [0 if stride % block == 0 else stride for stride in outer.strides]
+    first_block, start = divmod(outer.offset, block)
+    reach = [(n - 1) * step for n, step in zip(outer.shape, steps, strict=True)]
+    if start + sum(reach) >= block:
+        return None
+
+    def piece(part: int, shape: Sequence[int], begin: int) -> Piece:
+        strides = [hop * sizes[part] + step for hop, step in zip(hops, steps, strict=True)]
+        return Piece(part, window(shape, strides, first_block * sizes[part] + begin - bounds[part]))
+
+    first = bisect.bisect_right(bounds, start) - 1
+    if start + sum(reach) < bounds[first + 1]:
+        return None, [piece(first, outer.shape, start)]
+    for along in sorted((d for d, step in enumerate(steps) if step), key=lambda d: -steps[d]):
+        pieces = _cut_along(outer.shape[along], steps[along], start, sum(reach) - reach[along], bounds)
+        if pieces is not None:
+            shapes = [tuple(count if d == along else n for d, n in enumerate(outer.shape)) for _, _, count in pieces]
+            return along, [piece(part, shape, begin) for (part, begin, _), shape in zip(pieces, shapes, strict=True)]
+    return None
+
+
+def _cut_along(
+    size: int, step: int, start: int, others: int, bounds: Sequence[int]
+) -> list[tuple[int, int, int]] | None:
+    """(part, first element, number of indices) for each part that a dim comes through; None if an index straddles."""
+    found, index = [], 0
+    for part, bound in enumerate(bounds[1:]):
+        end = min(size, max(index, -((start - bound) // step)))  # the first index that starts at or after the bound
+        if end > index:
+            if start + (end - 1) * step + others >= bound:
+                return None
+            found.append((part, start + index * step, end - index))
+        index = end
+    return found

@@ -1,0 +1,83 @@
+"""A process group whose sums are taken on the device in ascending rank order, over any backend that moves its tensors.
+
+NCCL chooses the order of a sum by algorithm, message size and where ranks stand in its rings, and none of that is
+stated: a bucketed reduce-scatter may add in another order than those that it joins. Here NCCL moves bits alone. Parts
+travel by one all-to-all, and each rank adds what it received, in ascending rank order, where it waits for it. A
+reduce-scatter so moves what a ring moves, (W - 1) / W of the input from each rank; an all-reduce moves W / 2 times as
+much as a ring, as every rank gathers all inputs: what is all-reduced here is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import AllgatherOptions, Work
+
+from reference.parallel.rank_order_group import RankOrderGroup, sum_in_rank_order
+
+# W ranks of the group; N elements of one rank's part
+
+
+class DeviceOrderGroup(RankOrderGroup):
+    """The collectives of `RankOrderGroup`, with the same bits, on tensors where they are.
+
+    `transport` moves such tensors: NCCL does on GPUs, and gloo on a CPU.
+    """
+
+    def __init__(self, transport: dist.ProcessGroup) -> None:
+        dist.ProcessGroup.__init__(self, transport.rank(), transport.size())  # type: ignore[call-arg]
+        self._transport = transport
+
+    def getBackendName(self) -> str:
+        """What `dist.get_backend` and error messages show."""
+        return self._transport.name()
+
+    def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
+        return self._moved(output, x.contiguous(), output_splits, input_splits)
+
+    def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
+        """Gather by the transport's own all-gather, which adds nothing and so has no order."""
+        x_N = x_N.contiguous()
+        work = self._transport._allgather_base(output.view(-1), x_N.view(-1), AllgatherOptions())
+        return _Held(work, x_N)
+
+    def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
+        sent_WN = x.contiguous().view(self.size(), -1)
+        received_WN = torch.empty_like(sent_WN)
+        work = self._moved(received_WN, sent_WN, [], [])
+        return _Held(work, sent_WN, lambda: output_N.view(-1).copy_(self._sum(received_WN)))
+
+    def _all_reduce(self, x: Tensor) -> Work:
+        gathered_WN = x.new_empty(self.size(), x.numel())
+        work = self._all_gather(gathered_WN, x)
+        return _Held(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
+
+    def _sum(self, parts_WN: Tensor) -> Tensor:
+        return sum_in_rank_order(parts_WN)
+
+    def _moved(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
+        return _Held(self._transport.alltoall_base(output, x, output_splits, input_splits), x)
+
+
+class _Held(Work):
+    """Work that holds what it reads until it is waited for, and then ends with `finish`.
+
+    On CUDA waiting lets the current stream wait, and `finish` runs on that stream; the host goes on.
+    """
+
+    def __init__(self, work: Work, read: Tensor, finish: Callable[[], Any] | None = None) -> None:
+        super().__init__()
+        self._work = work
+        self._read: Tensor | None = read
+        self._finish = finish
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._work.wait()
+        finish, self._finish, self._read = self._finish, None, None
+        if finish is not None:
+            finish()
+        return True

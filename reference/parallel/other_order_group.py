@@ -1,0 +1,65 @@
+"""A process group whose sums are taken in another order than that of ranks, to see whether a case can tell.
+
+    descending   ((r7 + r6) + r5) + ...
+    pairwise     ((r0 + r1) + (r2 + r3)) + ..., as a tree adds
+    position     ascending from another rank in each of W equal blocks of the result, as a ring adds
+
+The third depends on where in a message an element lies, so a bucket and its parts are added in other orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from reference.parallel.device_order_group import DeviceOrderGroup
+from reference.parallel.rank_order_group import sum_in_rank_order
+
+# W ranks of the group; N elements of one rank's part
+
+ORDERS = ("descending", "pairwise", "position")
+
+
+class OtherOrderGroup(DeviceOrderGroup):
+    """A group that moves what `transport` moves, and adds in `order` while `is_on()`.
+
+    `tell` is called for each sum that was taken so of floating-point parts of three ranks or more: of two there is
+    one order alone.
+    """
+
+    def __init__(
+        self, transport: dist.ProcessGroup, order: str, is_on: Callable[[], bool], tell: Callable[[], None]
+    ) -> None:
+        super().__init__(transport)
+        self._order = order
+        self._is_on = is_on
+        self._tell = tell
+
+    def _sum(self, parts_WN: Tensor) -> Tensor:
+        if not self._is_on() or len(parts_WN) < 3 or not parts_WN.is_floating_point():
+            return sum_in_rank_order(parts_WN)
+        self._tell()
+        return sum_in_order(parts_WN, self._order)
+
+
+def sum_in_order(parts_WN: Tensor, order: str) -> Tensor:
+    """The sum of each rank's part, (N,), in one of the orders above."""
+    match order:
+        case "descending":
+            return sum_in_rank_order(parts_WN.flip(0))
+        case "pairwise":
+            return _sum_in_pairs(parts_WN)
+        case "position":
+            blocks = parts_WN.tensor_split(len(parts_WN), dim=1)
+            return torch.cat([sum_in_rank_order(block_WN.roll(-first, 0)) for first, block_WN in enumerate(blocks)])
+    raise ValueError(f"no order of sums: {order}")
+
+
+def _sum_in_pairs(parts_WN: Tensor) -> Tensor:
+    if len(parts_WN) < 2:
+        return parts_WN[0]
+    sums = [sum_in_rank_order(pair) for pair in parts_WN.split(2)]
+    return _sum_in_pairs(torch.stack(sums))

@@ -1,0 +1,49 @@
+"""Does PROVED ever meet different bits? `python tests/benchmarks/fuzz_prove.py [MUTANTS] [SEED]`, by default 10,000.
+
+Mutants of a small chunked step on four ranks (`tests/harness/prove/mutants.py`), each with one change that is exact,
+inexact or plainly wrong, are proved against the step and run on two sets of inputs. Budget: no output that is PROVED
+and differs. Told besides: outputs whose bits agreed on these inputs and that are not proved, by mutation.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.harness.prove.fuzzing import Fuzzer
+
+
+def main(mutants: int, seed: int) -> int:
+    """Run, print, and return 1 for an unsound answer."""
+    fuzzer, chance, start = Fuzzer(), random.Random(seed), time.perf_counter()
+    kinds: Counter[str] = Counter()
+    flagged: Counter[str] = Counter()
+    proved = agreed = failed = unsound = 0
+    for _ in range(mutants):
+        outcome = fuzzer.try_one(chance)
+        kinds[outcome.kind] += 1
+        failed += outcome.failed
+        flagged[outcome.kind] += len(outcome.flagged)
+        proved += len(outcome.proved)
+        agreed += len(outcome.flagged) + len(outcome.proved)
+        if outcome.unsound:
+            unsound += 1
+            print(f"UNSOUND: {outcome.kind}: {', '.join(outcome.unsound)}", flush=True)
+    seconds = time.perf_counter() - start
+    print(
+        f"{mutants} mutants from seed {seed} in {seconds:.0f} s: {unsound} unsound; {failed} that torch refuses to run"
+    )
+    print(f"outputs whose bits agreed: {agreed}; of these proved: {proved}, flagged: {sum(flagged.values())}")
+    for kind, count in flagged.most_common():
+        print(f"  {kind:22} {count:6} flagged in {kinds[kind]} mutants")
+    return int(unsound > 0)
+
+
+if __name__ == "__main__":
+    arguments = [int(text) for text in sys.argv[1:]]
+    sys.exit(main(*(arguments + [10_000, 0][len(arguments) :])))

@@ -1,0 +1,113 @@
+"""Which cases see the order of sums over ranks: `python tests/benchmarks/sum_orders.py [-k EXPR] [--steps N]`.
+
+A case's ranks take some steps, with its groups replaced by some that take every sum in ascending rank order, as always,
+and besides in each order that the fault `sum-order` knows, and count the elements that would have had other bits. What
+ranks sum is gradients, and sums of layers under tensor parallelism: each is recorded, or goes into what is. A case that
+buckets takes its steps as a graph, where messages have other sizes, all others as eager code. Sums of two ranks have
+one order, as addition commutes.
+
+Ends with 1 when a case of `cases.bucketing.SEE_ORDER` sees less than all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+
+from cases import CASES, bucketing
+from harness.case import Case
+from harness.case.select import select
+from harness.machine.determinism import set_determinism
+from harness.systems.graph import make_graph_system, prepare
+from harness.torch_compat import unregister_group
+from reference.parallel import mesh as meshes
+from reference.parallel.device_order_group import DeviceOrderGroup
+from reference.parallel.mesh import Mesh
+from reference.parallel.other_order_group import ORDERS, sum_in_order
+from reference.parallel.rank_order_group import sum_in_rank_order
+from reference.step import make_eager
+from tests.ranks import on_ranks
+
+CPU = torch.device("cpu")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", default=None, metavar="EXPR", help="cases to take, in pytest's -k syntax")
+    parser.add_argument("--steps", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    set_determinism(0)
+    graphs = [
+        case for case in select(CASES.values(), options.k) if (case.candidate, case.expected) == ("graph", "EQUAL")
+    ]
+    rows, blind = [], []
+    for case in graphs:
+        counts = measure(case, options.steps)
+        rows.append({"case": case.name} | {order: tell(counts, order) for order in ORDERS})
+        print(tabulate(rows[-1:], tablefmt="plain"), flush=True)
+        if case in bucketing.SEE_ORDER and not all(counts[order] for order in ORDERS):
+            blind.append(case.name)
+    print()
+    print(tabulate(rows, headers="keys", tablefmt="github"))
+    if blind:
+        print(f"blind for some order, though it is there to see them: {', '.join(blind)}")
+    return 1 if blind else 0
+
+
+def tell(counts: Counter[str], order: str) -> str:
+    if not counts["sums"]:
+        return "no sum of 3 ranks"
+    return f"yes, {counts[order]:,} of {counts['elements']:,}" if counts[order] else f"no, 0 of {counts['elements']:,}"
+
+
+def measure(case: Case, steps: int) -> Counter[str]:
+    """By order the elements whose sum has other bits, over all ranks; "elements" and "sums" are of all."""
+    program = prepare(case, CPU) if case.pipeline.bucket else None
+
+    def body(mesh: Mesh) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for name, group in dict(meshes._joined).items():
+            if not isinstance(group, Counting):
+                unregister_group(name)
+                meshes._register(name, meshes._partitions[name], Counting(group, counts))
+        meshes._disturbs.append(lambda group: Counting(group, counts))
+        if program is not None:
+            trainer = make_graph_system(case, mesh, CPU, program, lambda gradients: gradients)
+        else:
+            trainer = make_eager(case, mesh, CPU, case.reference == "eager_chunked", lambda gradients: gradients)
+        for step in range(steps):
+            trainer.step(step, lambda kind, name, tensor: None)
+        return dict(counts)
+
+    return sum((Counter(answer) for answer in on_ranks(case.parallelism, body)), Counter())
+
+
+class Counting(DeviceOrderGroup):
+    """Adds in ascending rank order, and counts what other orders would have changed."""
+
+    def __init__(self, transport: Any, counts: Counter[str]) -> None:
+        super().__init__(transport)
+        self._counts = counts
+
+    def _sum(self, parts_WN: Tensor) -> Tensor:
+        total_N = sum_in_rank_order(parts_WN)
+        if len(parts_WN) > 2 and parts_WN.is_floating_point():
+            self._counts["sums"] += 1
+            self._counts["elements"] += total_N.numel()
+            for order in ORDERS:
+                self._counts[order] += int((sum_in_order(parts_WN, order) != total_N).sum())
+        return total_N
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The host of a run in the CUDA lane: `harness/program/start.py`, but programs are traced for CUDA.
+
+1. torch is told of the stand-in for CUDA before anything imports it.
+2. A program is traced for each device index in BITPROOF_LANE_DEVICES, through every pass; all must be one code.
+3. The first is mapped to the CPU, where its ranks run it: whatever records, compares and reports is the real thing.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DEVICES = "BITPROOF_LANE_DEVICES"
+
+
+def trace_for_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """`prepare_program`, for the devices of the lane instead of the one that it is told."""
+
+    def prepared(case: Any, device: Any, options: Any, enter: Callable[[str], None] = lambda place: None) -> Any:
+        from harness.errors import PassError
+        from tests.cuda_lane.operators import current_device
+        from tests.cuda_lane.to_cpu import map_to_cpu
+
+        programs = []
+        for index in map(int, os.environ.get(DEVICES, "0").split(",")):
+            with current_device(index) as cuda:
+                programs.append(prepare(case, cuda, options, enter))
+        hashes = [program.code_hash for program in programs]
+        if len(set(hashes)) != 1:
+            raise PassError("the step's code depends on the device's index", found=", ".join(hashes))
+        enter("in mapping to the CPU")
+        num_nodes = len(programs[0].module.graph.nodes)
+        print(f"cuda lane: {num_nodes} nodes, {len(hashes)} devices, mapped {dict(map_to_cpu(programs[0].module))}")
+        return programs[0]
+
+    return prepared
+
+
+def main() -> None:
+    """Become a host."""
+    sys.path.insert(0, str(ROOT))
+    from tests.cuda_lane import stand_in
+
+    stand_in.load()
+    from harness.execute import runs
+    from tests.cuda_lane import operators
+
+    operators.install()
+    runs.prepare_program = trace_for_cuda(runs.prepare_program)
+    sys.path.pop(0)
+    runpy.run_path(str(ROOT / "harness" / "program" / "start.py"), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

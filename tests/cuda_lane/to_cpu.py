@@ -1,0 +1,132 @@
+"""A graph that was traced for CUDA, made to run on the CPU: every rewrite has happened by then, in CUDA's operators.
+
+1. Device constants, torch.device("cuda") and the text "cuda" of a reload, become the CPU's.
+2. CUDA's attention becomes the CPU's: the kernel that eager chooses there.
+
+Nothing else is touched. What is left of CUDA is refused, so that no case runs half mapped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
+
+aten = torch.ops.aten
+
+
+def map_to_cpu(module: GraphModule) -> Counter[str]:
+    """Rewrite the graph in place, nested graphs included; returns how often what was mapped. Raises ValueError."""
+    mapped: Counter[str] = Counter()
+
+    def replace(argument: Any) -> Any:
+        if isinstance(argument, torch.device) and argument.type == "cuda":
+            mapped["device"] += 1
+            return torch.device("cpu")
+        if isinstance(argument, str) and argument == "cuda":
+            mapped["device"] += 1
+            return "cpu"
+        return argument
+
+    for nested in module.modules():
+        if not isinstance(nested, GraphModule):
+            continue
+        for node in nested.graph.nodes:
+            node.args, node.kwargs = map_aggregate(node.args, replace), map_aggregate(node.kwargs, replace)
+            if node.target in ATTENTION:
+                mapped[str(node.target)] += 1
+                node.target = ATTENTION[node.target]
+        nested.recompile()
+        if "'cuda" in nested.code:
+            [line, *_] = (line for line in nested.code.splitlines() if "'cuda" in line)
+            raise ValueError(f"the graph still names CUDA: {line.strip()}")
+    return mapped
+
+
+def flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """What CUDA's flash attention returns, of which a step reads output, logsumexp and hands the rest to backward."""
+    output, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=None, scale=scale
+    )
+    state = torch.zeros(2, dtype=torch.uint64)
+    return output, logsumexp, None, None, query.shape[2], key.shape[2], state, state[0].clone(), query.new_empty(0)
+
+
+def flash_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    *rest: Any,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value. Of the rest only dropout and causality matter here."""
+    _, _, _, _, dropout_p, is_causal, *_ = rest
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
+        grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=None, scale=scale
+    )
+
+
+def efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Efficient attention, where the CPU's flash kernel has it too: no bias, one head dim."""
+    if attn_bias is not None or query.shape[-1] != value.shape[-1]:
+        raise ValueError("efficient attention with a bias, or with two head dims, is not mapped to the CPU")
+    output, logsumexp, *_ = flash(query, key, value, dropout_p, is_causal, scale=scale)
+    state = torch.zeros((), dtype=torch.int64)
+    return output, logsumexp, state, state.clone()
+
+
+def efficient_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    output: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value and bias."""
+    gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=None, scale=scale
+    )
+    return (*gradients, None)
+
+
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention.default: flash,
+    aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: efficient,
+    aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
+}

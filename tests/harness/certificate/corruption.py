@@ -1,0 +1,179 @@
+"""Certificates with one thing changed: what a checker must reject.
+
+A change is made where it means something: in steps and answers anywhere; in graphs in operators, arguments, shapes,
+dtypes, groups and outputs. What only readers see, and layouts that nothing opaque reads, is left alone.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from typing import Any
+
+from harness.certificate.data import Call, Certificate, Graph, Step, Tensor, terms_in
+
+
+def corrupt(certificate: Certificate, chance: random.Random) -> tuple[str, Certificate]:
+    """A certificate that differs in one place, and words for where."""
+    while True:
+        kind = chance.choice(list(_KINDS))
+        found = _KINDS[kind](certificate, chance)
+        if found is not None and found != certificate:
+            return kind, found
+
+
+def _changed(value: Any, chance: random.Random) -> Any:
+    """A value with one leaf changed."""
+    match value:
+        case int():
+            return 0 if value > 1 << 40 else value + chance.choice([-1, 1, 2, 64])  # an end beyond any is any end
+        case str():
+            return value + "_" if value else "view_of_whole"
+        case tuple() if value:
+            place = chance.randrange(len(value))
+            return (*value[:place], _changed(value[place], chance), *value[place + 1 :])
+        case tuple():
+            return (1,)
+        case None:
+            return 1
+    raise AssertionError(value)
+
+
+def _in_steps(change: Any) -> Any:
+    def corrupted(certificate: Certificate, chance: random.Random) -> Certificate | None:
+        place = chance.randrange(len(certificate.steps))
+        step = change(certificate.steps[place], chance)
+        return replace(certificate, steps=(*certificate.steps[:place], *step, *certificate.steps[place + 1 :]))
+
+    return corrupted
+
+
+def _early_step(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    steps = list(certificate.steps)
+    place = chance.randrange(len(steps))
+    below = terms_in(steps[place].term)
+    if not below:
+        return None
+    steps.insert(chance.choice(below), steps.pop(place))
+    return replace(certificate, steps=tuple(steps))
+
+
+def _in_graph(change: Any) -> Any:
+    def corrupted(certificate: Certificate, chance: random.Random) -> Certificate | None:
+        side = chance.choice(["reference", "candidate"])
+        graph: Graph = getattr(certificate, side)
+        place = chance.randrange(len(graph.calls))
+        call = change(graph.calls[place], chance)
+        if call is None:
+            return None
+        return replace(
+            certificate, **{side: replace(graph, calls=(*graph.calls[:place], call, *graph.calls[place + 1 :]))}
+        )
+
+    return corrupted
+
+
+def _operator(call: Call, chance: random.Random) -> Call | None:
+    return replace(call, op=chance.choice([call.op + "_", "aten.sub.Tensor", "aten.exp.default"]))
+
+
+def _arguments(call: Call, chance: random.Random) -> Call | None:
+    places = [place for place, (_, value) in enumerate(call.args) if not _refers(value)]
+    if not places:
+        return None
+    place = chance.choice(places)
+    return replace(call, args=(*call.args[:place], _changed(call.args[place], chance), *call.args[place + 1 :]))
+
+
+def _refers(value: Any) -> bool:
+    return isinstance(value, tuple) and (value[:1] == ("node",) or any(map(_refers, value)))
+
+
+def _operand(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    """One call reads another, of another shape: those of one shape may hold one value."""
+    graph = certificate.candidate
+    place = chance.randrange(len(graph.calls))
+    call = graph.calls[place]
+    reads = (
+        [k for k, (_, value) in enumerate(call.args) if isinstance(value, tuple) and value[:1] == ("node",)]
+        if place
+        else []
+    )
+    if not reads or not isinstance(call.value, Tensor):
+        return None
+    where, other = chance.choice(reads), chance.randrange(place)
+    was = graph.calls[call.args[where][1][1]].value
+    if not isinstance(was, Tensor) or getattr(graph.calls[other].value, "shape", None) == was.shape:
+        return None
+    args = (*call.args[:where], (call.args[where][0], ("node", other)), *call.args[where + 1 :])
+    calls = (*graph.calls[:place], replace(call, args=args), *graph.calls[place + 1 :])
+    return replace(certificate, candidate=replace(graph, calls=calls))
+
+
+def _result(call: Call, chance: random.Random) -> Call | None:
+    if not isinstance(call.value, Tensor) or not call.value.shape:
+        return None
+    name = chance.choice(["dtype", "shape"])
+    return replace(call, value=replace(call.value, **{name: _changed(getattr(call.value, name), chance)}))
+
+
+def _group(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    graph = certificate.candidate
+    used = {value[1] for call in graph.calls for name, value in call.args if name == "group_name"}
+    groups = [(n, tuple(r[::-1] for r in ranks) if n in used else ranks) for n, ranks in graph.groups]
+    return replace(certificate, candidate=replace(graph, groups=tuple(groups)))
+
+
+def _output(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    graph = certificate.candidate
+    outputs = list(graph.outputs)
+    place = chance.randrange(len(outputs))
+    outputs[place] = (outputs[place][0], chance.randrange(len(graph.calls)))
+    return replace(certificate, candidate=replace(graph, outputs=tuple(outputs)))
+
+
+def _dropped_call(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    graph = certificate.reference
+    place = chance.randrange(len(graph.calls))
+    return replace(certificate, reference=replace(graph, calls=graph.calls[:place] + graph.calls[place + 1 :]))
+
+
+def _answer(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    place = chance.randrange(len(certificate.answers))
+    answer = certificate.answers[place]
+    name = chance.choice([x.name for x in fields(answer)])
+    changed = "MAYBE" if name == "verdict" else _changed(getattr(answer, name), chance)
+    answers = (*certificate.answers[:place], replace(answer, **{name: changed}), *certificate.answers[place + 1 :])
+    return replace(certificate, answers=answers)
+
+
+def _dropped_answer(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    place = chance.randrange(len(certificate.answers))
+    return replace(certificate, answers=certificate.answers[:place] + certificate.answers[place + 1 :])
+
+
+def _refused(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    return replace(certificate, refused=((chance.randrange(len(certificate.reference.calls)),), ()))
+
+
+_KINDS = {
+    "a term": _in_steps(lambda step, chance: [replace(step, term=_changed(step.term, chance))]),
+    "a rule": _in_steps(
+        lambda step, chance: [replace(step, rule=chance.choice(["", "cat_of_cat", "exact_in_order", "x"]))]
+    ),
+    "what a term equals": _in_steps(lambda step, chance: [replace(step, equals=_changed(step.equals, chance))]),
+    "a step left out": _in_steps(lambda step, chance: []),
+    "a step twice": _in_steps(lambda step, chance: [step, step]),
+    "a step of one's own": _in_steps(lambda step, chance: [Step(("input", "x", "float32", (1,)), "", 0), step]),
+    "a step before one that it rests on": _early_step,
+    "an operator": _in_graph(_operator),
+    "an argument": _in_graph(_arguments),
+    "an operand": _operand,
+    "a result": _in_graph(_result),
+    "a call left out": _dropped_call,
+    "a group's ranks": _group,
+    "an output": _output,
+    "an answer": _answer,
+    "an answer left out": _dropped_answer,
+    "a refusal": _refused,
+}

@@ -1,0 +1,135 @@
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.certificate.calls import RejectedError
+from harness.certificate.check import check
+from harness.certificate.data import Answer
+from harness.certificate.files import read_certificate, write_certificate
+from harness.prove.certify import certificate_of
+from tests.harness.certificate.corruption import corrupt
+from tests.harness.prove.graphs import aten, c10d, compare, randn
+
+W, X = randn(4, 6), randn(4, 6)
+
+
+def gathered(x):
+    return c10d.wait_tensor(c10d.all_gather_into_tensor(x, 2, "pairs"))
+
+
+def reduced(x):
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, "sum", 2, "pairs"))
+
+
+def parts(w, x):
+    y = torch.cat([w[:2] * x[:2], x[2:] * w[2:]])
+    loss = (gathered(y.bfloat16()).float().t() @ gathered(w)).sum(0)
+    w.add_(y)
+    return loss, reduced(y), reduced(w - x), torch.rand_like(w) * x
+
+
+def whole(w, x):
+    y = w * x
+    both = gathered(torch.cat([y.bfloat16().float().view(-1), w.view(-1)])).view(2, -1)
+    ys, ws = aten.split_with_sizes_copy(both, [24, 24], 1)
+    loss = (ys.view(8, 6).t() @ ws.view(8, 6)).sum(0)
+    w.add_(x * w)
+    rows = reduced(torch.cat([y.view(2, -1), (w - x).view(2, -1)], 1)).view(-1)
+    return loss, rows[:12].view(2, 6), rows[12:].view(2, 6), torch.rand_like(w) * x
+
+
+@pytest.fixture(scope="module")
+def proof():
+    return compare(parts, whole, W, X)
+
+
+@pytest.fixture(scope="module")
+def certificate(proof):
+    return certificate_of("example", proof)
+
+
+def test_what_was_proved_is_accepted(proof, certificate):
+    assert proof.verdict == "PROVED"
+    assert len(proof.table.used()) > 9, "the example uses most rules"
+    assert check(certificate) == {"PROVED": 5}
+
+
+def test_what_was_not_proved_is_not_claimed_and_cannot_be():
+    found = certificate_of("moved", compare(lambda w, x: reduced(w) + reduced(x), lambda w, x: reduced(w + x), W, X))
+    assert check(found) == {"NOT PROVED": 1}
+    for terms in ((0, 0), (3, 3), (1, 2)):
+        with pytest.raises(RejectedError):
+            check(replace(found, answers=(Answer("out 0", "PROVED", terms),)))
+
+
+def test_what_was_refused_is_refused_by_the_checker_too():
+    def step(w, x):
+        y = w * x
+        y[0].add_(x[0])
+        return y * 1.5, w - x
+
+    found = certificate_of("stale", compare(step, step, W, X))
+    assert check(found) == {"REFUSED": 1, "PROVED": 1}
+    with pytest.raises(RejectedError, match="refused on one side of the proof alone"):
+        check(replace(found, refused=((), ())))
+
+
+def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
+    from harness.prove.rules import RULES
+    from tests.harness.prove.test_rules import reassociate
+
+    unsound = RULES | {"exact": [reassociate, *RULES["exact"]]}
+    proof = compare(lambda w, x: (w + x) + w, lambda w, x: w + (x + w), W, X, rules=unsound)
+    assert proof.verdict == "PROVED"
+    with pytest.raises(RejectedError, match="reassociate"):
+        certificate_of("unsound", proof)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_certificate_with_one_change_is_rejected(certificate, seed):
+    chance = random.Random(seed)
+    for _ in range(25):
+        kind, corrupted = corrupt(certificate, chance)
+        with pytest.raises(RejectedError):
+            check(corrupted)
+            pytest.fail(f"{kind} was changed, and the certificate accepted")
+
+
+def test_files_hold_the_whole_certificate_and_a_changed_byte_is_seen(certificate, tmp_path):
+    write_certificate(certificate, tmp_path)
+    assert read_certificate(tmp_path) == certificate
+    for name in ("reference.json", "candidate.json", "steps.json"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text.replace("4", "5", 1))
+        with pytest.raises(RejectedError, match=f"{name} is not the file that was certified"):
+            read_certificate(tmp_path)
+        (tmp_path / name).write_text(text)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "[1.5]", "[true]", "[NaN]", '{"calls": []}', "[[1]]"])
+def test_a_file_that_is_none_is_rejected(certificate, tmp_path, text):
+    write_certificate(certificate, tmp_path)
+    for name in ("reference.json", "steps.json", "certificate.json"):
+        kept = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text)
+        with pytest.raises(RejectedError):
+            check(read_certificate(tmp_path, sealed=False))
+        (tmp_path / name).write_text(kept)
+
+
+@pytest.mark.ranks
+def test_checking_loads_neither_torch_nor_the_prover(certificate, tmp_path):
+    write_certificate(certificate, tmp_path)
+    code = (
+        "import sys, json; from harness.commands.check_certificate import check_certificates; from pathlib import Path;"
+        f"status = check_certificates(Path({str(tmp_path)!r}));"
+        "print(json.dumps([status, 'torch' in sys.modules, any(m.startswith('harness.prove') for m in sys.modules)]))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "accepted: case example" in told[0]
+    assert json.loads(told[-1]) == [0, False, False]

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cases import CASES
+from harness.cli import main
+from harness.commands import doctor_gpu
+from harness.commands.doctor import MAIN_CASES, Torch
+from harness.commands.doctor_gpu import HUNG, KILLED, NAMES, Line, examine_gpus, run_checks, status_of
+from harness.execute import gpu_checks, launch
+from harness.records import CaseResult, Verdict
+
+TWO = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 2)
+
+
+def test_the_checks_that_are_named_are_those_that_there_are():
+    assert NAMES == gpu_checks.NAMES
+
+
+@pytest.mark.parametrize(
+    ("torch", "why"),
+    [
+        (replace(TWO, gpus=[]), "no GPU that this torch can use"),
+        (replace(TWO, gpus=["H200"]), "one GPU: there is nothing that NCCL could join"),
+        (replace(TWO, nccl=False), "this torch has no NCCL"),
+        ("ModuleNotFoundError: No module named 'torch'", "ModuleNotFoundError: No module named 'torch'"),
+    ],
+)
+def test_without_gpus_that_nccl_could_join_nothing_is_run_and_every_line_says_so(tmp_path, torch, why):
+    lines = list(examine_gpus(tmp_path, torch))
+    assert [line.name for line in lines] == [*NAMES, KILLED, HUNG, *MAIN_CASES]
+    assert {(line.outcome, line.found) for line in lines} == {("NOT RUN", why)}
+    assert status_of(lines) == 3
+    assert str(lines[0]) == f"NOT RUN  digests             {why}"
+
+
+def test_the_command_ends_with_3_where_nothing_was_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(doctor_gpu, "probe_torch", lambda: replace(TWO, gpus=[]))
+    assert main(["doctor", "--gpu", "--report-dir", str(tmp_path)]) == 3
+    assert capsys.readouterr().out.count("NOT RUN") == len(NAMES) + 5
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status"), [(["pass", "pass"], 0), (["pass", "NOT RUN"], 3), (["NOT RUN", "FAIL"], 1), ([], 3)]
+)
+def test_a_failure_is_1_and_what_was_not_run_is_3(outcomes, status):
+    assert status_of([Line(name="x", outcome=outcome, found="") for outcome in outcomes]) == status
+
+
+@pytest.mark.ranks
+def test_a_check_that_was_never_told_has_failed():
+    """There are no GPUs of the kind `none`, so each check raises; and where the process ends, none is told."""
+    lines = list(run_checks("none", 2))
+    assert [(line.name, line.outcome) for line in lines] == [(name, "FAIL") for name in NAMES]
+
+
+@pytest.fixture
+def cases_come_to(monkeypatch, tmp_path):
+    """The lines of all cases, where each comes to `result`; the options that they were run with."""
+
+    def lines(**facts):
+        ran = []
+
+        def run_cases(cases, options, folder):
+            ran.append((cases[0].parallelism.world_size, options))
+            about = {"steps": 2, "world_size": 2, "device": "cuda", "backend": "nccl"} | facts
+            return [CaseResult(case=cases[0], **about)]
+
+        monkeypatch.setattr(launch, "run_cases", run_cases)
+        return list(doctor_gpu.run_cases_on(2, tmp_path)), ran
+
+    return lines
+
+
+EQUAL = {"verdict": Verdict.EQUAL, "control": {"reference": "EQUAL", "candidate": "EQUAL"}}
+
+
+def test_main_cases_pass_where_they_are_equal_over_nccl_on_all_gpus(cases_come_to):
+    lines, ran = cases_come_to(**EQUAL)
+    assert [(line.name, line.outcome) for line in lines[2:]] == [(name, "pass") for name in MAIN_CASES]
+    assert {(ranks, options.device) for ranks, options in ran} == {(2, "cuda")}
+    assert lines[2].found.startswith("EQUAL on 2 ranks, cuda, nccl: 0 of 0 records differ, logs in ")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [EQUAL | {"backend": "gloo"}, EQUAL | {"verdict": Verdict.DIFFERENT}, EQUAL | {"control": {"reference": None}}],
+)
+def test_main_cases_fail_over_another_transport_or_where_they_differ_or_had_no_control(cases_come_to, facts):
+    assert {line.outcome for line in cases_come_to(**facts)[0]} == {"FAIL"}
+
+
+def test_a_rank_that_is_killed_or_hangs_must_be_named(cases_come_to):
+    error = "RankError: rank 1 was killed by SIGKILL"
+    killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=error)[0]
+    assert (killed.name, killed.outcome, hung.name, hung.outcome) == (KILLED, "pass", HUNG, "FAIL")
+    error = "RankError: graph did not finish: the case ran longer than 60 s\n  found: ranks 0 and 1 at step 1"
+    killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=error)[0]
+    assert (killed.outcome, hung.outcome) == ("FAIL", "pass")
+
+
+def test_a_case_that_cannot_be_run_has_failed(monkeypatch, tmp_path):
+    def fail(cases, options, folder):
+        raise RuntimeError("no driver\nand more")
+
+    monkeypatch.setattr(launch, "run_cases", fail)
+    lines = list(doctor_gpu.run_cases_on(2, tmp_path))
+    assert {(line.outcome, line.found) for line in lines} == {("FAIL", "RuntimeError: no driver")}
+    assert CASES[MAIN_CASES[0]].parallelism.world_size == 8

@@ -1,0 +1,69 @@
+"""`bitproof prove` as it is called, on one-layer models; what it concludes is tested in tests/harness/prove."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cases import CASES
+from harness.case import Parallelism
+from harness.cli import main
+from harness.commands import prove as command
+from harness.errors import TraceError
+
+pytestmark = pytest.mark.traces
+
+
+@pytest.fixture
+def case_file(tmp_path):
+    def write(name):
+        path = tmp_path / f"{name}.json"
+        case = CASES[name]
+        model = replace(case.model, layers=1, dense_layers=0)
+        case = replace(case, model=model, parallelism=Parallelism(world_size=2, ep=2))
+        path.write_text(json.dumps(case.to_dict()))
+        return str(path)
+
+    return write
+
+
+def test_a_proved_case_is_told_in_a_line_with_what_it_assumes(case_file, capsys):
+    assert main(["prove", "--case", case_file("moe_seq")]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("moe_seq: PROVED: 19 PROVED of 19 outputs; 19 of 19 computed and found so; ")
+    assert others[1] == "This assumes, besides what docs/proving.md says of tracing:"
+
+
+def test_what_is_not_proved_shows_the_moved_additions(case_file, capsys):
+    assert main(["prove", "--case", case_file("moe_seq"), "--early-grad-accumulation"]) == 1
+    told = capsys.readouterr().out
+    assert "moe_seq: NOT PROVED, although EQUAL is expected: " in told
+    assert "the reference adds here: aten.add.Tensor" in told
+    assert "the candidate adds here: aten.add.Tensor" in told
+
+
+def test_json_has_every_output(case_file, capsys):
+    assert main(["prove", "--case", case_file("moe_seq"), "--until", "chunk", "--json"]) == 0
+    [case] = json.loads(capsys.readouterr().out)["cases"]
+    assert (case["verdict"], case["outputs"]) == ("PROVED", {"PROVED": 19, "NOT PROVED": 0, "REFUSED": 0})
+    assert len(case["answers"]) == 19
+
+
+def test_what_cannot_be_tried_counts_only_where_it_was_asked_for(capsys):
+    assert main(["prove", "-k", "inductor_dense"]) == 3
+    assert "inductor_dense: NOT TRIED: backend inductor" in capsys.readouterr().out
+
+
+def test_a_step_that_cannot_be_traced_is_refused(case_file, capsys, monkeypatch):
+    def fail(case, options):
+        raise TraceError("cannot trace")
+
+    monkeypatch.setattr(command, "prove_case", fail)
+    assert main(["prove", "--case", case_file("moe_seq")]) == 3
+    assert "moe_seq: REFUSED: TraceError: cannot trace" in capsys.readouterr().out
+
+
+def test_a_wrong_call_is_told_before_anything_is_traced(case_file, capsys, tmp_path):
+    assert main(["prove", "--case", case_file("moe_seq"), "-k", "moe"]) == 2
+    assert main(["prove", "-k", "moe_seq", "--extra-pass", f"{tmp_path}/none.py:f"]) == 2
+    assert main(["prove", "-k", "nothing_like_this"]) == 2

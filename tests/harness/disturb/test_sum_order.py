@@ -1,0 +1,48 @@
+"""Another order of sums, put into the candidate: the cases that are there to see it must be DIFFERENT."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cases import bucketing
+from harness.disturb.faults import SUM_ORDERS
+from harness.execute.launch import run_cases
+from harness.options import RunOptions
+
+pytestmark = pytest.mark.ranks
+
+
+def small(case):
+    """A layer on three ranks, one step: of two ranks there is one order."""
+    model = replace(case.model, layers=1, dense_layers=0)
+    return replace(case, model=model, parallelism=replace(case.parallelism, world_size=3, ep=1), steps=1)
+
+
+def run(case, folder, order):
+    options = RunOptions(device="cpu", control="never", inject=order and f"sum-order:order={order}")
+    [result] = run_cases([case], options, folder)
+    return result
+
+
+def test_a_bucket_summed_by_position_is_different_and_blame_names_the_reduce_scatter(tmp_path):
+    result = run(small(bucketing.SEE_ORDER[0]), tmp_path, "position")
+    assert (result.verdict, result.error) == ("DIFFERENT", None)
+    assert result.first_divergence.kind == "grad"
+    assert result.first_divergence.call.operator == "reduce_scatter_tensor"
+
+
+@pytest.mark.slow
+def test_of_two_ranks_there_is_one_order_and_the_fault_says_so(tmp_path):
+    case = small(bucketing.SEE_ORDER[0])
+    two = replace(case, parallelism=replace(case.parallelism, world_size=2))
+    result = run(two, tmp_path, "descending")
+    assert result.verdict == "ERROR" and "fault sum-order:order=descending,step=0 never fired" in result.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [None, *SUM_ORDERS])
+@pytest.mark.parametrize("case", bucketing.SEE_ORDER, ids=lambda case: case.name)
+def test_every_case_that_is_there_to_see_the_order_of_sums_sees_each(tmp_path, case, order):
+    assert run(small(case), tmp_path, order).verdict == ("EQUAL" if order is None else "DIFFERENT")

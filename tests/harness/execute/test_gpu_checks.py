@@ -1,0 +1,136 @@
+"""Each check passes on a CPU, where gloo stands in for NCCL, and fails where what it checks is broken."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from harness.execute import gpu_checks
+from harness.execute.gpu_checks import ALONE, TOGETHER, Found, Setting, check_attention, check_digests, sizes
+from harness.machine.determinism import set_determinism
+from reference.parallel import collectives, device_order_group, mesh
+
+CPU = Setting(device="cpu", ranks=3, max_bytes=2**14)
+
+
+@pytest.fixture(autouse=True)
+def switches():
+    """What every check's own process has set."""
+    before = torch.are_deterministic_algorithms_enabled()
+    set_determinism(0)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.parametrize("name", [name for name in ALONE if name != "digest bandwidth"])
+def test_a_check_of_one_device_passes_on_a_cpu(name):
+    is_ok, found = ALONE[name](CPU)
+    assert is_ok, found
+
+
+def test_digests_are_of_hundreds_of_layouts_and_one_that_differs_is_named(monkeypatch):
+    assert check_digests(CPU) == (True, "320 layouts, 0 with another digest than the CPU's")
+    moved = gpu_checks.to_device
+
+    def wrong(tensor, device):
+        made = moved(tensor, device)
+        return -made if tensor.dtype == torch.float16 and tensor.shape == (1,) else made
+
+    monkeypatch.setattr(gpu_checks, "to_device", wrong)
+    is_ok, found = check_digests(CPU)
+    assert not is_ok and "layouts, 0 with" not in found
+    assert "; first torch.float16 (1,) " in found
+
+
+def test_attention_that_does_not_repeat_itself_or_is_cudnns_fails(monkeypatch):
+    attend, calls = gpu_checks.attend, iter(range(100))
+    monkeypatch.setattr(gpu_checks, "attend", lambda *given: (attend(*given)[0], [str(next(calls))]))
+    is_ok, found = check_attention(CPU)
+    assert not is_ok and "(other bits the second time)" in found
+    monkeypatch.setattr(gpu_checks, "attend", lambda *given: (["_cudnn_attention"], ["same"]))
+    is_ok, found = check_attention(CPU)
+    assert not is_ok and "cudnn" in found
+
+
+def test_products_that_give_an_expert_another_ones_rows_fail(monkeypatch):
+    right = torch.nn.functional.grouped_mm
+    monkeypatch.setattr(
+        gpu_checks.functional, "grouped_mm", lambda rows, weights, offs: right(rows.flip(0), weights, offs=offs)
+    )
+    assert not gpu_checks.check_grouped_mm(CPU)[0]
+
+
+def test_a_copy_that_comes_back_too_early_fails(monkeypatch):
+    monkeypatch.setattr(gpu_checks, "WAIT_RELOAD", lambda x: x if x.numel() < 5000 else torch.zeros_like(x))
+    is_ok, found = gpu_checks.check_offload(CPU)
+    assert not is_ok and found.startswith("40 round trips under load, ") and "0 with" not in found.split(", ")[1][:2]
+
+
+def test_a_digest_that_is_slow_fails(monkeypatch):
+    monkeypatch.setattr(gpu_checks, "seconds_of", lambda call, device: 1.0 if call.__name__ == "clone" else 0.1)
+    assert gpu_checks.check_bandwidth(CPU)[0]
+    monkeypatch.setattr(gpu_checks, "seconds_of", lambda call, device: 1.0 if call.__name__ == "clone" else 20.0)
+    is_ok, found = gpu_checks.check_bandwidth(CPU)
+    assert not is_ok and found.endswith(": 2%; at least 5% are needed")
+
+
+def found_by(name, setting=CPU):
+    """What a check of all ranks comes to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_checks, "ALONE", {})
+        patch.setattr(gpu_checks, "TOGETHER", {name: TOGETHER[name]})
+        [found] = gpu_checks.run_checks(setting, 60.0)
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_check_of_all_ranks_passes_over_gloo(name):
+    found = found_by(name)
+    assert found.is_ok, found
+
+
+@pytest.mark.ranks
+def test_sums_in_another_order_than_that_of_ranks_fail(monkeypatch):
+    def disordered(group):
+        return device_order_group.DeviceOrderGroup(group)
+
+    monkeypatch.setattr(mesh, "RankOrderGroup", disordered)
+    assert found_by("sums in rank order").is_ok
+    monkeypatch.setattr(
+        device_order_group, "sum_in_rank_order", lambda parts: parts.flip(0).cumsum(0, dtype=parts.dtype)[-1]
+    )
+    found = found_by("sums in rank order")
+    assert not found.is_ok and "not in rank order" in found.found
+
+
+@pytest.mark.ranks
+def test_rows_that_arrive_elsewhere_fail(monkeypatch):
+    right = collectives.all_to_all
+    monkeypatch.setattr(collectives, "all_to_all", lambda *given: right(*given).flip(0) + 1)
+    found = found_by("all-to-all")
+    assert not found.is_ok and found.found.startswith("rank 0: 20 rounds of uneven parts")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        (lambda setting: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda setting: gpu_checks.os._exit(1), "its process ended without an answer"),
+        (lambda setting: time.sleep(60), "no answer within 1 s"),
+    ],
+)
+def test_a_check_that_raises_crashes_or_hangs_has_failed_and_the_others_run(monkeypatch, check, told):
+    monkeypatch.setattr(gpu_checks, "ALONE", {"broken": check, "fine": lambda setting: (True, "fine")})
+    monkeypatch.setattr(gpu_checks, "TOGETHER", {})
+    broken, fine = gpu_checks.run_checks(CPU, 1.0)
+    assert broken == Found(name="broken", is_ok=False, found=told)
+    assert fine.is_ok
+
+
+def test_sizes_go_up_by_fours_to_the_largest():
+    assert sizes(64 * 2**20)[:2] == [4096, 16384] and sizes(64 * 2**20)[-1] == 64 * 2**20
+    assert sizes(100) == [100]

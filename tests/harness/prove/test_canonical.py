@@ -1,0 +1,293 @@
+"""What layouts, memory, groups, random draws and sizes from data mean for a term: accepted, then its neighbour."""
+
+import pytest
+import torch
+
+from tests.harness.prove.graphs import aten, c10d, compare, randn, verdict, verdicts
+
+W, X = randn(4, 6), randn(6, 5)
+S = randn(4, 6) * 3
+ONE, OTHER, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
+
+
+def reasons(reference, candidate, *inputs, **options):
+    return [answer.reason for answer in compare(reference, candidate, *inputs, **options).answers]
+
+
+def in_columns(x):
+    """The same values, laid out column by column."""
+    return x.t().clone(memory_format=torch.contiguous_format).t()
+
+
+def test_a_layout_counts_for_a_product_and_not_for_a_sum():
+    assert verdict(lambda w, x: w + x, lambda w, x: in_columns(w) + x, W, S) == ONE
+    assert verdict(lambda w, x: w @ x, lambda w, x: w.clone() @ x, W, X) == ONE
+    assert verdict(lambda w, x: w @ x, lambda w, x: in_columns(w) @ x, W, X) == OTHER
+
+
+def test_where_a_tensor_begins_counts_within_a_line_of_memory():
+    aligned = randn(4, 64)
+    assert verdict(lambda w, x: w[1:2] @ x, lambda w, x: w[1:2].clone() @ x, aligned, randn(64, 5)) == ONE
+    assert verdict(lambda w, x: w[1:] @ x, lambda w, x: w[1:].clone() @ x, aligned, randn(64, 5)) == ONE
+    assert verdict(lambda w, x: w[1:] @ x, lambda w, x: w[1:].clone() @ x, W, X) == OTHER
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (lambda w, x: w + x, lambda w, x: torch.add(w, x, alpha=2)),
+        (lambda w, x: w - x, lambda w, x: torch.sub(w, x, alpha=-1)),
+        (lambda w, x: torch.div(w, x), lambda w, x: torch.div(w, x, rounding_mode="floor")),
+        (lambda w, x: (w + x) + 1, lambda w, x: (w + x) + 1.0),
+        (lambda w, x: w * x, lambda w, x: (w.bfloat16() * x.bfloat16()).float()),
+        (lambda w, x: w * x, lambda w, x: (w.double() * x.double()).float()),
+        (lambda w, x: w[1:3] * x[1:3], lambda w, x: w[1:3] * x[0:2]),
+        (lambda w, x: torch.where(w > x, w, x), lambda w, x: torch.where(x < w, w, x)),
+        (lambda w, x: torch.where(w > x, w, x), lambda w, x: torch.where(w > x, x, w)),
+        (lambda w, x: (w * x).sum((0, 1)), lambda w, x: (w * x).sum(0).sum(0)),
+        (lambda w, x: -(w * x), lambda w, x: w * x),
+        (lambda w, x: (w * x).sort().values, lambda w, x: (w * x).sort(stable=True).values),
+        (lambda w, x: w * x, lambda w, x: w * w * x),
+        (lambda w, x: w * x + x, lambda w, x: torch.addcmul(x, w, x)),
+        (lambda w, x: (w + x) * 2, lambda w, x: (w + x) + (w + x)),
+    ],
+)
+def test_what_only_looks_alike_is_not_proved(one, two):
+    assert verdict(one, one, W, S) == ONE
+    assert verdict(two, two, W, S) == ONE
+    assert verdict(one, two, W, S) == OTHER
+
+
+def test_integers_are_opaque():
+    a, b = torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64)
+    assert verdict(lambda w, x: w + x, lambda w, x: w + x, a, b) == ONE
+    assert verdict(lambda w, x: (w + x)[:2], lambda w, x: w[:2] + x[:2], a, b) == OTHER
+
+
+def test_swapped_outputs_are_not_proved():
+    assert verdicts(lambda w, x: (w * x, w + x), lambda w, x: (w + x, w * x), W, S) == [OTHER, OTHER]
+
+
+def test_an_output_that_reads_no_parameter_or_no_input_is_refused():
+    same = lambda w, x: (w + x, w * 2, x * 2, torch.zeros(3))  # noqa: E731
+    assert verdicts(same, same, W, S) == [ONE, REFUSED, REFUSED, REFUSED]
+    assert reasons(same, same, W, S)[1:3] == [
+        "it reads no input of the step, so it shows nothing",
+        "it reads no parameter of the step, so it shows nothing",
+    ]
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_in_place_is_what_later_readers_see():
+    def written(w, x):
+        y = w * x
+        y.add_(x)
+        return y.view(-1) * 1.5
+
+    def unwritten(w, x):
+        y = w * x
+        y.add_(x)
+        return (w * x).view(-1) * 1.5
+
+    assert verdict(written, written, W, S) == ONE
+    assert verdict(written, unwritten, W, S) == OTHER
+
+
+def test_the_order_of_writes_counts():
+    def of(*steps):
+        def step(w, x):
+            y = w * x
+            for name in steps:
+                getattr(y, name)(x)
+            return y
+
+        return step
+
+    assert verdict(of("add_", "mul_"), of("add_", "mul_"), W, S) == ONE
+    assert verdict(of("add_", "mul_"), of("mul_", "add_"), W, S) == OTHER
+    assert (
+        verdict(
+            of("add_", "mul_"),
+            of(
+                "add_",
+            ),
+            W,
+            S,
+        )
+        == OTHER
+    )
+
+
+def test_an_alias_that_was_overwritten_in_part_is_refused():
+    def stale(w, x):
+        y = w * x
+        y[0].add_(x[0])
+        return y * 1.5
+
+    assert verdict(stale, stale, W, S) == REFUSED
+    [reason] = reasons(stale, stale, W, S)
+    assert "is read after `add_` wrote a part of its memory" in reason
+
+
+def test_an_alias_of_exactly_what_was_written_is_not_stale():
+    def step(w, x):
+        y = w * x
+        z = y.view(4, 6)
+        z.add_(x)
+        return y + z
+
+    assert verdict(step, step, W, S) == ONE
+    assert verdict(step, lambda w, x: (w * x) + (w * x).add_(x), W, S) == OTHER
+
+
+def test_a_parameter_that_is_written_through_a_view_is_an_output_that_is_refused():
+    def writes(w, x):
+        w[:2].add_(x[:2])
+        return x * 1.5 + x
+
+    def reads(w, x):
+        return x * 1.5 + x
+
+    answers = compare(writes, reads, W, S).answers
+    assert [(answer.output, answer.verdict) for answer in answers][1] == ("written parameter 0", REFUSED)
+
+
+def test_a_buffer_that_only_one_side_writes_is_not_proved():
+    def writes(w, x):
+        w.add_(x)
+        return w * x
+
+    assert verdicts(writes, writes, W, S) == [ONE, ONE]
+    assert verdicts(writes, lambda w, x: (w + x) * x, W, S)[1] == OTHER
+
+
+def test_a_write_to_memory_that_overlaps_itself_is_refused_with_all_that_reads_it():
+    def step(w, x):
+        y = (w * x)[0]
+        aten.add_.Tensor(y.expand(1, 6)[0], x[0])
+        return y + x[0]
+
+    def overlapping(w, x):
+        y = (w * x)[0, :1]
+        torch.ops.aten.fill_.Scalar(y.expand(6), 2.0)
+        return y + x[0, :1]
+
+    assert verdict(step, step, W, S) == ONE
+    assert verdict(overlapping, overlapping, W, S) == REFUSED
+
+
+def test_a_write_that_is_not_understood_spoils_what_it_writes():
+    def step(w, x):
+        y = w * x
+        torch.ops.aten.add.out(w, x, out=y)
+        return y * x
+
+    assert verdict(step, step, W, S) == REFUSED
+
+
+def test_memory_that_nobody_wrote_equals_nothing():
+    step = lambda w, x: torch.empty(4, 6).add_(w) + x  # noqa: E731
+    assert verdict(step, step, W, S) == OTHER
+
+
+def test_a_tensor_that_changes_its_shape_in_place_is_refused():
+    def step(w, x):
+        y = w * x
+        y.t_()
+        return y + x.t()
+
+    assert verdict(step, step, W, S) == REFUSED
+
+
+def test_reading_memory_itself_is_refused():
+    step = lambda w, x: (w * x).as_strided((2, 6), (6, 1), 3) + x[:2]  # noqa: E731
+    bits = lambda w, x: (w * x).view(torch.int32) + x.view(torch.int32)  # noqa: E731
+    assert verdict(step, step, W, S) == REFUSED
+    assert verdict(bits, bits, W, S) == REFUSED
+
+
+# -- collectives --------------------------------------------------------------------------------------
+
+
+def launched(x, group="pairs"):
+    return c10d.all_reduce(x, "sum", group)
+
+
+def test_a_group_of_the_same_ranks_in_the_same_order_is_the_same_group():
+    def summed(group):
+        return lambda w, x: c10d.wait_tensor(launched(w * x, group))
+
+    assert verdict(summed("pairs"), summed("renamed"), W, S) == ONE
+    assert verdict(summed("pairs"), summed("reversed"), W, S) == OTHER
+    assert verdict(summed("pairs"), summed("all"), W, S) == OTHER
+
+
+@pytest.mark.parametrize("op", ["all_gather_into_tensor", "reduce_scatter_tensor"])
+def test_ranks_in_another_order_give_others_rows(op):
+    def run(group):
+        args = (2, group) if op.startswith("all") else ("sum", 2, group)
+        return lambda w, x: c10d.wait_tensor(getattr(c10d, op)(w * x, *args))
+
+    assert verdict(run("pairs"), run("renamed"), W, S) == ONE
+    assert verdict(run("pairs"), run("reversed"), W, S) == OTHER
+
+
+def test_sums_and_averages_differ():
+    def run(operation):
+        return lambda w, x: c10d.wait_tensor(c10d.reduce_scatter_tensor(w * x, operation, 2, "pairs"))
+
+    assert verdict(run("avg"), run("avg"), W, S) == ONE
+    assert verdict(run("sum"), run("avg"), W, S) == OTHER
+
+
+def test_a_collective_in_a_group_that_nobody_knows_is_refused():
+    step = lambda w, x: c10d.wait_tensor(launched(w * x, "nowhere"))  # noqa: E731
+    assert verdict(step, step, W, S) == REFUSED
+
+
+def test_a_collective_of_another_size_than_its_group_is_refused():
+    step = lambda w, x: c10d.wait_tensor(c10d.all_gather_into_tensor(w * x, 4, "pairs"))  # noqa: E731
+    assert verdict(step, step, W, S) == REFUSED
+
+
+def test_a_collective_that_is_not_waited_for_is_refused():
+    early = lambda w, x: launched(w * x) + x  # noqa: E731
+    assert verdict(early, early, W, S) == REFUSED
+    assert "is read before it is waited for" in reasons(early, early, W, S)[0]
+
+
+def test_what_is_in_flight_may_be_read_and_not_written():
+    def step(write):
+        def run(w, x):
+            y = w * x
+            launch = launched(y)
+            z = y.add_(x) if write else y + x
+            return c10d.wait_tensor(launch) + z
+
+        return run
+
+    assert verdict(step(False), step(False), W, S) == ONE
+    assert verdict(step(True), step(True), W, S) == REFUSED
+
+
+def test_a_gather_of_what_is_not_contiguous_is_refused():
+    step = lambda w, x: c10d.wait_tensor(c10d.all_gather_into_tensor((w * x).t(), 2, "pairs"))  # noqa: E731
+    assert verdict(step, step, W, S) == REFUSED
+
+
+# -- random draws and sizes from data -----------------------------------------------------------------
+
+
+def test_random_draws_have_an_order():
+    def step(*names):
+        def run(w, x):
+            drawn = {name: torch.rand_like(w) for name in names}
+            return drawn["a"] * w + drawn["b"] * x
+
+        return run
+
+    assert verdict(step("a", "b"), step("a", "b"), W, S) == ONE
+    assert verdict(step("a", "b"), step("b", "a"), W, S) == OTHER
+    assert verdict(step("a", "b"), step("c", "a", "b"), W, S) == OTHER

@@ -1,0 +1,84 @@
+import pytest
+import sympy
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from harness.certificate.data import Tensor
+from harness.graph.groups import GroupTable
+from harness.prove.answers import prove_graphs
+from harness.prove.export import RefusedError, export_graph, size_of
+from tests.harness.prove.graphs import aten, c10d, names_of, randn, trace
+
+W, X = randn(4, 6), randn(4, 6)
+
+
+def exported(step, *inputs):
+    module = trace(step, inputs)
+    return module, lambda: export_graph(module, names_of(inputs), inputs, ["out"], GroupTable())
+
+
+def test_a_call_is_written_with_its_arguments_by_name_and_without_those_left_at_their_default():
+    _, export = exported(lambda w, x: torch.add(w, x, alpha=2).transpose(0, 1), W, X)
+    *_, add, transpose = export().calls
+    assert (add.op, add.args) == ("aten.add.Tensor", (("self", ("node", 0)), ("other", ("node", 1)), ("alpha", 2)))
+    assert transpose.value == Tensor("float32", "cpu", (6, 4), (1, 6), 0, add.value.storage)
+    assert export().outputs == (("out", 3),)
+
+
+def test_what_metadata_say_is_not_believed():
+    module, export = exported(lambda w, x: (w * x).t(), W, X)
+    honest = export()
+    for node in module.graph.nodes:
+        node.meta["val"] = torch.empty(1)
+    assert export() == honest
+
+
+def test_an_alias_that_no_schema_tells_shares_memory():
+    _, export = exported(lambda w, x: c10d.wait_tensor(c10d.all_reduce(aten._unsafe_view(w, [24]), "sum", "g")), W, X)
+    *_, view, launch, wait = export().calls
+    assert view.value.storage == 0
+    assert launch.value.storage == wait.value.storage != 0
+
+
+def test_a_graph_that_returns_or_takes_something_else_is_refused():
+    module, _ = exported(lambda w, x: (w, x), W, X)
+    with pytest.raises(RefusedError, match="another number of outputs"):
+        export_graph(module, names_of((W, X)), (W, X), ["out"], GroupTable())
+    with pytest.raises(RefusedError, match="takes more inputs than the step has"):
+        export_graph(module, ["parameter 0"], (W,), ["a", "b"], GroupTable())
+
+
+def test_a_call_of_what_is_no_operator_is_refused():
+    module, export = exported(lambda w, x: w * x, W, X)
+    [node] = [node for node in module.graph.nodes if node.op == "call_function"]
+    node.target = torch.mul
+    with pytest.raises(RefusedError, match="which is no operator"):
+        export()
+
+
+def test_a_call_that_cannot_run_is_refused():
+    module, export = exported(lambda w, x: w * x, W, X)
+    [node] = [node for node in module.graph.nodes if node.op == "call_function"]
+    node.target = aten.mm.default
+    with pytest.raises(RefusedError, match="fails on fake values"):
+        export()
+
+
+def test_a_constant_is_told_by_its_bytes():
+    def times(number):
+        table = torch.full((6,), number)
+        module = make_fx(lambda w, x: [w * x * table])(W, X)
+        return export_graph(module, names_of((W, X)), (W, X), ["out"], GroupTable())
+
+    assert prove_graphs(times(2.0), times(2.0)).verdict == "PROVED"
+    assert prove_graphs(times(2.0), times(3.0)).verdict == "NOT PROVED"
+
+
+def test_sizes_are_sums_of_products_and_nothing_else():
+    a, b = sympy.symbols("u0 u1", integer=True)
+    [node] = torch.fx.symbolic_trace(lambda x: x).graph.find_nodes(op="placeholder")
+    assert size_of(node, sympy.Integer(7)) == 7
+    assert size_of(node, 2 * b * a + b + 3) == ("size", (3,), (2, "u0", "u1"), (1, "u1"))
+    assert size_of(node, (a + b) * 2) == size_of(node, 2 * b + 2 * a)
+    with pytest.raises(RefusedError, match="no sum of products"):
+        size_of(node, sympy.Max(1, a))

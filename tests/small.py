@@ -1,0 +1,15 @@
+"""Cases with fewer layers: everything that a case has, at a part of the time that tracing and running it take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.case import Case
+from reference.models import model_config
+
+
+def small(case: Case, layers: int = 1) -> Case:
+    """A case of so many layers, of which the last, where the family has experts, has experts."""
+    has_dense_layers = hasattr(model_config(case.model), "num_dense_layers")
+    dense_layers = layers - 1 if has_dense_layers else None
+    return replace(case, model=replace(case.model, layers=layers, dense_layers=dense_layers))

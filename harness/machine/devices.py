@@ -102,7 +102,7 @@ def _in_memory(request: CollectivesRequest | None) -> bool:
             found=f"{platform.system()} on {platform.machine()}",
             fix="leave --collectives out, or give --collectives gloo",
         )
-    return request == "shared"
+    return request in ("auto", "shared") and is_supported()
 
 
 def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Placement:

@@ -147,19 +147,25 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
         return
     if any(ranks != sorted(ranks) for ranks in partition):
         raise ValueError(f"group {name} lists ranks out of order: {partition}")
-    rank = dist.get_rank()
-    if _memory and (rings := _memory[0].next_area(partition, rank, _limits[0].total_seconds())) is not None:
-        own = next(ranks for ranks in partition if rank in ranks)
-        _register(name, partition, SharedMemoryGroup(own.index(rank), len(own), rings))
-        return
     is_gloo = dist.get_backend() == "gloo"
     options: Any = None
     if high_priority and not is_gloo:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         set_timeout(options, _limits[0])
     groups = [dist.new_group(ranks, timeout=_limits[0], pg_options=options) for ranks in partition]
+    rank = dist.get_rank()
     group = next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
-    _register(name, partition, _wraps[0](group))
+    _register(name, partition, _in_rank_order(group, partition))
+
+
+def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
+    """A group in memory where there is some with room left, else one over torch's `group`.
+
+    gloo's group is made either way. Its idle threads cost nothing to speak of, and on a machine that others keep busy
+    ranks without them take steps up to three times as long (docs/decisions/shared-memory.md).
+    """
+    rings = _memory[0].next_area(partition, dist.get_rank(), _limits[0].total_seconds()) if _memory else None
+    return _wraps[0](group) if rings is None else SharedMemoryGroup(group, rings)
 
 
 def leave_groups() -> None:

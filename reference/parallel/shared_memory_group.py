@@ -43,12 +43,12 @@ Receive = Callable[[Sequence[int], Sequence[int], int], None]
 class SharedMemoryGroup(RankOrderGroup):
     """The collectives of `RankOrderGroup`, over an inline and a bulk ring in shared memory."""
 
-    def __init__(self, rank: int, size: int, rings: tuple[Ring, Ring]) -> None:
-        dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
-        self.index, self.num_ranks = rank, size
+    def __init__(self, gloo: dist.ProcessGroup, rings: tuple[Ring, Ring]) -> None:
+        super().__init__(gloo)
+        self.index, self.num_ranks = gloo.rank(), gloo.size()
         self.inline, self.bulk = rings
         self.memory = self.inline.memory
-        self.header = struct.Struct(f"<QQ{size}Q")
+        self.header = struct.Struct(f"<QQ{self.num_ranks}Q")
         self.header_bytes = -(-self.header.size // _LINE) * _LINE
         self.under_way: deque[_Exchange] = deque()
         self.rows = functools.lru_cache(_MAX_VIEWS)(self._rows)

@@ -82,11 +82,12 @@ def test_posts_run_ahead_of_reads_until_the_ring_is_full():
 def test_a_slot_is_written_again_only_when_all_have_read_it():
     def body(rank, inline, bulk):
         found = []
-        for number in range(2 * INLINE_SLOTS):
-            post(inline, number)
+        for first in (0, INLINE_SLOTS):
+            for number in range(first, first + INLINE_SLOTS):
+                post(inline, number)
             if rank == 1:
-                time.sleep(0.01)  # rank 0 is a whole round ahead of what rank 1 reads, unless it waits
-            found.append(read(inline, 2))
+                time.sleep(0.3)  # by now rank 0 has read everything, and would post into the same slots
+            found += [read(inline, 2) for _ in range(INLINE_SLOTS)]
         return found
 
     assert on_ranks(2, body) == [[[number] * 2 for number in range(2 * INLINE_SLOTS)]] * 2

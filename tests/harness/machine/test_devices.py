@@ -34,10 +34,10 @@ def test_fewer_gpus_than_ranks_are_shared_over_gloo(monkeypatch):
     assert [shared.device_of(rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
-def test_ranks_of_one_machine_share_memory_where_they_are_asked_to():
-    assert place("cpu", 8, 0, "shared") == Placement("cpu", "gloo", in_memory=True)
-    assert place("cpu", 8, 0, "gloo") == place("cpu", 8, 0, "auto") == Placement("cpu", "gloo")
-    assert place("cuda", 3, 2, "shared", share_gpus=True) == Placement("cuda", "gloo", 2, shared=True, in_memory=True)
+def test_ranks_of_one_machine_share_memory_unless_they_are_asked_not_to():
+    assert place("cpu", 8, 0, "auto") == place("cpu", 8, 0, "shared") == Placement("cpu", "gloo", in_memory=True)
+    assert place("cpu", 8, 0, "gloo") == Placement("cpu", "gloo")
+    assert place("cuda", 3, 2, "auto", share_gpus=True) == Placement("cuda", "gloo", 2, shared=True, in_memory=True)
 
 
 def test_ranks_that_each_have_a_gpu_meet_over_nccl():

@@ -13,7 +13,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := experts_seq_flex or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane sum-orders nightly clean
+.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane sum-orders fuzz nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES)'
@@ -39,6 +39,12 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_scaling.py
 	$(BIN)/python tests/benchmarks/bench_digest.py
 	$(BIN)/python tests/benchmarks/bench_comparison.py
+	$(BIN)/python tests/benchmarks/bench_collectives.py
+	$(BIN)/python tests/benchmarks/bench_prove.py
+
+fuzz: $(VENV)/ready         ## 10,000 wrong and right rewrites for the prover, 10,000 corrupted certificates for the checker
+	$(BIN)/python tests/benchmarks/fuzz_prove.py
+	$(BIN)/python tests/benchmarks/fuzz_certificates.py
 
 cuda-wheel: .venv-torch-$(CUDA_TORCH)/ready  ## the lane of a CUDA build of torch, on the CPU
 	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__ + " is no build for CUDA"'
@@ -50,7 +56,7 @@ cuda-lane: $(VENV)/ready    ## every graph case as CUDA would trace it, on a mac
 sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fails where one that must does not
 	$(BIN)/python tests/benchmarks/sum_orders.py -k bucketing
 
-nightly: bench test-slow cuda-wheel cuda-lane sum-orders lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: bench fuzz test-slow cuda-wheel cuda-lane sum-orders lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

@@ -19,19 +19,19 @@ run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks; the report 
 	$(BIN)/bitproof run -k '$(CASES)'
 
 test: $(VENV)/ready         ## the test suite
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-fast: $(VENV)/ready    ## what starts no processes and traces no whole step, in a minute; `make test` is the judge
-	$(BIN)/python -m pytest -n 2 -m "not ranks and not traces and not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks and not traces and not slow"
 
 test-slow: $(VENV)/ready    ## every command that the documents show, and what else takes minutes
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 check: $(VENV)/ready-dev    ## format, lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_passes.py
@@ -62,7 +62,7 @@ nightly: bench fuzz test-slow cuda-wheel cuda-lane sum-orders lane-$(OLDEST_TORC
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests
 	.venv-torch-$*/bin/bitproof run --device cpu -k '$(CASES)' --steps 2 --report-dir reports/torch-$*
 	.venv-torch-$*/bin/bitproof run --device cpu -k '$(OTHER_KINDS)' --steps 2 --report-dir reports/torch-$*
-	.venv-torch-$*/bin/python -m pytest -n 2 tests/harness/graph
+	.venv-torch-$*/bin/python -m pytest -n 2 --dist worksteal tests/harness/graph
 
 .PRECIOUS: .venv-torch-%/ready
 # No constraints, neither ours nor the machine's own, which may pin another torch.

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch._C._distributed_c10d import AllgatherOptions, FakeWork, ProcessGroup
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._logging import trace_structured
@@ -222,6 +222,11 @@ def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
 def register_group(name: str, group: Any) -> None:
     """Let collectives find a process group by name. torch holds it by a weak reference alone."""
     torch._C._distributed_c10d._register_process_group(cast(Any, name), group)
+
+
+def all_gather_flat(group: ProcessGroup, output: Tensor, x: Tensor) -> Any:
+    """Launch a group's own all-gather of x (N) into output (W * N), ranks in ascending order; returns its work."""
+    return group._allgather_base(output, x, AllgatherOptions())
 
 
 def unregister_group(name: str) -> None:

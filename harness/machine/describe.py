@@ -35,12 +35,12 @@ def _versions() -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if built := _torch_version():
+    if built := torch_version():
         versions["torch"] = built
     return versions
 
 
-def _torch_version() -> str | None:
+def torch_version() -> str | None:
     """What torch calls itself, `2.15.0+cu132`: of a wheel from PyPI the package's metadata leave the build out."""
     spec = importlib.util.find_spec("torch")  # finds the package and does not load it
     if spec is None or spec.origin is None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import platform
 from dataclasses import replace
 
-import torch
-
 from harness.certificate.check import needed
 from harness.certificate.data import Answer, Certificate, Step, moved_term
+from harness.machine.describe import torch_version
 from harness.prove.answers import PROVED, Proof
 from harness.prove.assumptions import assumptions_of
 
@@ -25,7 +24,7 @@ def certificate_of(case: str, proof: Proof) -> Certificate:
         answers=tuple(Answer(answer.output, answer.verdict, answer.terms) for answer in proof.answers),
         refused=(tuple(sorted(reference.refused)), tuple(sorted(candidate.refused))),
         assumptions=tuple(assumptions_of(proof.table, graphs)),
-        environment=(("torch", str(torch.__version__)), ("machine", platform.machine())),
+        environment=(("torch", torch_version() or "unknown"), ("machine", platform.machine())),
     )
     smaller = _pruned(whole)
     while len(smaller.steps) < len(whole.steps):

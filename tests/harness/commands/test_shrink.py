@@ -68,6 +68,7 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory, capture: Any) -> Shrunk:
     return shrink(SMALL, tmp_path_factory.mktemp("shrink"), capture, "--extra-pass", PASS)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_pass_that_breaks_gradients_is_shrunk_to_one_layer_and_two_ranks(shrunk: Shrunk) -> None:
     assert shrunk.status == 1
@@ -83,6 +84,7 @@ def test_a_pass_that_breaks_gradients_is_shrunk_to_one_layer_and_two_ranks(shrun
     assert f"replay: bitproof run --device cpu --extra-pass {PASS} --case {case_file}" in shrunk.lines
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_file_fails_by_itself_and_not_without_the_defect(shrunk: Shrunk, tmp_path: Path) -> None:
     file = shrunk.folder / "shrunk" / "transformer_batch.py"
@@ -100,6 +102,7 @@ def run_plainly(file: Path, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_report_has_the_small_case_confirmed_by_controls(shrunk: Shrunk) -> None:
     report = report_json.read(shrunk.folder / report_json.FILE_NAME)

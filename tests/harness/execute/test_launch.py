@@ -382,12 +382,12 @@ def test_a_rank_that_leaves_without_a_word_is_blamed(batch):
 
 def test_a_hung_rank_is_shown_by_its_stack(tmp_path):
     began = time.monotonic()
-    result = run(tmp_path, toy("hanging"), timeout=20.0)
+    result = run(tmp_path, toy("hanging"), timeout=12.0)
     assert time.monotonic() - began < 60
     head, _, stacks = result.error.partition("\n\n")
     assert (result.verdict, head) == (
         Verdict.ERROR,
-        "RankError: tests.harness.toy_systems:hanging did not finish: the case ran longer than 20 s\n"
+        "RankError: tests.harness.toy_systems:hanging did not finish: the case ran longer than 12 s\n"
         "  expected: every rank to finish\n"
         "  found: ranks 0, 1 at step 2, unfinished\n"
         "  fix: see below where the ranks were; if they were only slow, give a longer --timeout",

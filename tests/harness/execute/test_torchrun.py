@@ -104,6 +104,7 @@ results = run_cases([toy("deaf", name="deaf"), toy(name="again")], options, out)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_hears_of_a_peers_failure_is_ended_within_seconds_and_the_next_case_runs(tmp_path):
     """As on NCCL, where no error reaches the host. The case's time is 600 s, the test's is less."""
     (tmp_path / "script.py").write_text(LONELY)

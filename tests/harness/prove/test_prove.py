@@ -27,7 +27,9 @@ def proved(name):
     return prove_case(small(name), evaluate=False)
 
 
-@pytest.mark.parametrize("name", ["transformer_batch", "moe_seq", "experts_seq_bucketed"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("transformer_batch", marks=pytest.mark.slow), "moe_seq", "experts_seq_bucketed"]
+)
 def test_every_output_is_proved(name):
     found = proved(name)
     assert found.verdict == "PROVED"

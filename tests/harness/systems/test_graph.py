@@ -85,7 +85,6 @@ def test_another_case_gives_another_code(program: GraphProgram) -> None:
 def test_another_nested_graph_gives_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
     case = small(CASES["blocks_batch_flex"])
     first = prepared(case)
-    assert prepare(case, CPU).code_hash == first.code_hash
     monkeypatch.setattr(attention, "_same_score", lambda score, b, h, q, kv: score * 2)
     other = prepare(case, CPU)
     assert other.module.code == first.module.code

@@ -1,4 +1,4 @@
-"""The lane of quick tests: one that forks, or starts a process of Python, without the marker `ranks` fails."""
+"""What holds for every test: it forks and starts Python under the marker `ranks` alone, and leaves torch as it was."""
 
 import os
 import sys
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Read when torch loads: sums must not hang on the machine's cores, and the workers share them.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 ROOT = Path(__file__).parent.parent
 # What traces whole steps, or computes as long: some seconds a test, where the others take a hundredth of one.
@@ -90,3 +93,35 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if WATCH.started:
         pytest.fail(FOUND.format(what=WATCH.started), pytrace=False)
     return result
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    """Which test a worker runs next is chance: none may find the threads or switches of another."""
+    before = torch_switches()
+    yield
+    if before and torch_switches() != before:
+        import torch
+
+        threads, is_deterministic, only_warns, fills_memory, multithreads, dtype = before
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)  # Inductor's own switch follows
+        torch.utils.deterministic.fill_uninitialized_memory = fills_memory
+        torch.autograd.set_multithreading_enabled(multithreads)
+        torch.set_default_dtype(dtype)
+
+
+def torch_switches() -> tuple:
+    """What `torch_as_it_was` puts back; nothing where no test has needed torch yet."""
+    if "torch" not in sys.modules:
+        return ()
+    import torch
+
+    return (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.autograd.is_multithreading_enabled(),
+        torch.get_default_dtype(),
+    )

@@ -17,13 +17,14 @@ from harness.prove.export import RefusedError, export_graph
 from harness.prove.prove import _common_names
 from harness.systems.graph import step_graph
 from tests.harness.localize.defects import DEFECTS
+from tests.small import small
 
 pytestmark = [pytest.mark.traces, pytest.mark.slow]
 
 SHOWN_LATER = {"chunks_joined_in_reverse"}
 """Joining moves elements, and casts pass through it: sides part at the next opaque call, in another module."""
 
-CASE = replace(transformer_batch, parallelism=Parallelism(world_size=2))
+CASE = replace(small(transformer_batch, layers=2), parallelism=Parallelism(world_size=2))
 
 
 @functools.cache

@@ -80,7 +80,10 @@ class Batch:
 
 
 NEAR = {"near": "one_bit_off", "far": "ten_percent_off", "not_a_number": "nan_once", "same": "steady"}
-TOGETHER = ("steady", "raising", "killed", "leaving", "one_bit_off", "noisy", "other_shape", "spawning")
+TOGETHER = (
+    *("steady", "raising", "killed", "leaving", "one_bit_off", "noisy", "other_shape", "spawning"),
+    *("shy", "meeting_killed"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +91,7 @@ def batch(tmp_path_factory):
     folder, events = tmp_path_factory.mktemp("run"), []
     cases = [toy(name, name=name, world_size=3) for name in TOGETHER]
     cases += [toy(name="alone", world_size=1)]
-    cases += [toy("lossless", name="lossless", reference="lossless")]
+    cases += [toy(name, name=name, reference=name) for name in ("lossless", "meeting")]
     cases += [replace(toy(system, name=name), expected="CLOSE", close_within=0.01) for name, system in NEAR.items()]
     cases += [replace(toy("noisy", name="shaky"), expected="CLOSE", close_within=1e30)]
     cases += [replace(toy("other_shape", name="reshaped"), expected="CLOSE", close_within=1.0)]
@@ -229,8 +232,8 @@ def test_a_replay_takes_no_step_beyond_the_first_difference(batch):
     assert [event.step for event in steps if event.arm == "replay1"] == [0, 1, 2] * 2
 
 
-def test_a_replay_that_fails_leaves_the_verdict_and_says_why_there_is_no_cause(tmp_path):
-    result = run(tmp_path, toy("shy"))
+def test_a_replay_that_fails_leaves_the_verdict_and_says_why_there_is_no_cause(batch):
+    result = batch["shy"]
     assert result.verdict == Verdict.DIFFERENT
     assert result.error.startswith("a replay that looks for the cause failed:\nRankError: rank ")
     assert "somebody is looking" in result.error
@@ -380,10 +383,41 @@ def test_a_rank_that_leaves_without_a_word_is_blamed(batch):
     )
 
 
-def test_a_hung_rank_is_shown_by_its_stack(tmp_path):
-    began = time.monotonic()
-    result = run(tmp_path, toy("hanging"), timeout=12.0)
-    assert time.monotonic() - began < 60
+def met(folder, name, result):
+    """How ranks met: what a result says of it, and what the candidate's manifest does."""
+    recordings = folder / "recordings" / name
+    manifest = json.loads((recordings / f"{TOYS}meeting".replace(":", "-") / "manifest.json").read_text())
+    assert (manifest["backend"], manifest["collectives"]) == (result.backend, result.collectives)
+    return result.verdict, result.backend, result.collectives
+
+
+def test_ranks_meet_where_they_are_told_to_and_the_report_says_where(batch, tmp_path):
+    assert met(batch.folder, "meeting", batch["meeting"]) == (Verdict.EQUAL, "gloo", "shared")
+    gloo = run(tmp_path, toy("meeting", reference="meeting"), collectives="gloo")
+    assert met(tmp_path, "toy", gloo) == (Verdict.EQUAL, "gloo", "gloo")
+
+
+def test_a_rank_that_is_killed_while_others_wait_in_shared_memory_is_blamed_and_not_they(batch):
+    result = batch["meeting_killed"]
+    assert (
+        "rank 1 of tests.harness.toy_systems:meeting_killed was killed by signal 9 (SIGKILL) at step 2" in result.error
+    )
+    assert result.seconds.total < 30, "nobody waits for a time to be up"
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory):
+    """Two cases that hang, by name: with ranks that meet in torch, and in shared memory."""
+    folder = tmp_path_factory.mktemp("hanging")
+    with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
+        cases = [toy(name, name=name) for name in ("hanging", "meeting_hanging")]
+        results = list(run_cases(cases, RunOptions(device="cpu", timeout=12.0, control="never"), folder))
+    return {result.case.name: result for result in results}
+
+
+def test_a_hung_rank_is_shown_by_its_stack(hanging):
+    result = hanging["hanging"]
+    assert result.seconds.total < 60
     head, _, stacks = result.error.partition("\n\n")
     assert (result.verdict, head) == (
         Verdict.ERROR,
@@ -398,27 +432,8 @@ def test_a_hung_rank_is_shown_by_its_stack(tmp_path):
     assert "harness/execute/host.py" not in stacks
 
 
-@pytest.mark.parametrize("collectives", ["shared", "gloo"])
-def test_ranks_meet_where_they_are_told_to_and_the_report_says_where(tmp_path, collectives):
-    result = run(tmp_path, toy("meeting", reference="meeting"), collectives=collectives)
-    assert (result.verdict, result.backend, result.collectives) == (Verdict.EQUAL, "gloo", collectives)
-    manifest = json.loads(
-        (tmp_path / "recordings/toy" / f"{TOYS}meeting".replace(":", "-") / "manifest.json").read_text()
-    )
-    assert (manifest["backend"], manifest["collectives"]) == ("gloo", collectives)
-
-
-def test_a_rank_that_is_killed_while_others_wait_in_shared_memory_is_blamed_and_not_they(tmp_path):
-    began = time.monotonic()
-    result = run(tmp_path, toy("meeting_killed", world_size=3), collectives="shared")
-    assert (
-        "rank 1 of tests.harness.toy_systems:meeting_killed was killed by signal 9 (SIGKILL) at step 2" in result.error
-    )
-    assert time.monotonic() - began < 30, "nobody waits for a time to be up"
-
-
-def test_a_hang_in_shared_memory_is_shown_by_the_stacks_of_the_rank_that_hangs_and_of_one_that_waits(tmp_path):
-    result = run(tmp_path, toy("meeting_hanging"), collectives="shared", timeout=12.0)
+def test_a_hang_in_shared_memory_is_shown_by_the_stacks_of_the_rank_that_hangs_and_of_one_that_waits(hanging):
+    result = hanging["meeting_hanging"]
     assert "found: ranks 0, 1 at step 2, unfinished" in result.error
     rank_0, rank_1 = result.error.partition("\n\n")[2].split("\n\n")
     assert re.match(r"rank 0, logs/.*rank0\.log:\n  File .*shared_memory\.py\", line \d+ in wait\n", rank_0)

@@ -243,7 +243,8 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    escaped = html.escape(str(value), quote=False).replace("|", "\\|").replace("`", "\\`")
+    """One line of text as it is: no HTML, no cell's end, and no link or picture, which a name may spell."""
+    escaped = html.escape(str(value), quote=False).replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(")
     return re.sub(r"\s+", " ", escaped)
 
 

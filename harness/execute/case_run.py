@@ -141,12 +141,15 @@ class CaseRun:
         for role in ROLES if self.options.profile else ():
             self._profile_dir(role).mkdir(parents=True, exist_ok=True)
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
+        recordings: dict[Role, Recording] = {
+            "reference": self.recording("reference")
+        }  # read before a candidate runs that could rewrite it
         self._note("candidate", self.record("candidate", "first"))
         if self.options.profile:
             self._join_profiles()
         began = time.monotonic()
         self._on_event(Event(event="compare", case=self.case.name))
-        recordings = {role: read_recording(self._recording(role, "first")) for role in ROLES}
+        recordings["candidate"] = self.recording("candidate")
         comparison = compare(recordings["reference"], recordings["candidate"], self.case)
         self.seconds.compare = time.monotonic() - began
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None

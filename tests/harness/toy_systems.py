@@ -327,6 +327,14 @@ class Garbling(Misbehaving):
                 os.write(fd, b"\xff{garbage}\n")
 
 
+class Tampering(Misbehaving):
+    """Removes what another system recorded."""
+
+    def deed(self) -> None:
+        for file in Path(os.environ["TOY_VICTIM"]).iterdir():
+            file.unlink(missing_ok=True)
+
+
 class Escaping(Misbehaving):
     """Starts what leaves its process group and its session."""
 
@@ -367,7 +375,7 @@ class Spawning(Misbehaving):
 
 
 raising, killed, leaving, hanging, host_killer, spawning = Raising, Killed, Leaving, Hanging, HostKiller, Spawning
-garbling, escaping, escaped = Garbling, Escaping, Escaped
+garbling, tampering, escaping, escaped = Garbling, Tampering, Escaping, Escaped
 
 
 class Meeting(Toy):

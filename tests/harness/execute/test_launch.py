@@ -82,7 +82,7 @@ class Batch:
 NEAR = {"near": "one_bit_off", "far": "ten_percent_off", "not_a_number": "nan_once", "same": "steady"}
 TOGETHER = (
     *("steady", "raising", "killed", "leaving", "one_bit_off", "noisy", "other_shape", "spawning"),
-    *("shy", "meeting_killed", "garbling"),
+    *("shy", "meeting_killed", "garbling", "tampering"),
 )
 
 
@@ -95,7 +95,8 @@ def batch(tmp_path_factory):
     cases += [replace(toy(system, name=name), expected="CLOSE", close_within=0.01) for name, system in NEAR.items()]
     cases += [replace(toy("noisy", name="shaky"), expected="CLOSE", close_within=1e30)]
     cases += [replace(toy("other_shape", name="reshaped"), expected="CLOSE", close_within=1.0)]
-    with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
+    with nothing_left_behind(tmp_path_factory.mktemp("temporary")), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOY_VICTIM", str(folder / "recordings" / "tampering" / f"{TOYS}steady".replace(":", "-")))
         options = RunOptions(device="cpu", timeout=60.0, control="when_different")
         results = list(run_cases(cases, options, folder, events.append))
     by_case = {case.name: [e for e in events if e.case == case.name] for case in cases}
@@ -421,6 +422,11 @@ def test_a_rank_that_writes_into_our_pipe_is_blamed(batch):
         in batch["garbling"].error
     )
     assert "found: no message of ours: b'\\xff{garbage}'" in batch["garbling"].error
+
+
+def test_a_candidate_does_not_reach_what_the_reference_recorded(batch):
+    assert (batch["tampering"].verdict, batch["tampering"].error) == (Verdict.EQUAL, None)
+    assert not list((batch.folder / "recordings" / "tampering" / "tests.harness.toy_systems-steady").iterdir())
 
 
 def test_what_leaves_its_session_ends_with_its_run(tmp_path):

@@ -66,6 +66,7 @@ class Walk:
         self.stale: set[int] = set()
         self.flying: dict[int, tuple[int, int]] = {}
         self.symbols: dict[str, int] = {}
+        self.owners: dict[int, list[int]] = {}  # by storage, the calls so far whose values lie there
         self.generator = terms.find(("seed",))
         for index, call in enumerate(graph.calls):
             self.values.append(None)
@@ -84,6 +85,8 @@ class Walk:
             elif call.writes:
                 self._overwrite(index, call, value)
             self.values[index] = value
+            for x in _tensors(call.value):
+                self.owners.setdefault(x.storage, []).append(index)
         require(all(index < len(graph.calls) for index in refused), "a refused call is none of the graph")
 
     def read(self, index: int, until: int | None = None) -> Any:
@@ -314,19 +317,17 @@ class Walk:
             raise RefusedError
 
     def _overwrite(self, index: int, call: Call, value: int) -> None:
-        for place, earlier in enumerate(self.graph.calls[:index]):
-            if any(x.storage == call.value.storage for x in _tensors(earlier.value)):
-                if earlier.value == call.value:
-                    self.values[place] = value if self.values[place] is not None else None
-                else:
-                    self.stale.add(place)
+        for place in self.owners.get(call.value.storage, ()):
+            if self.graph.calls[place].value != call.value:
+                self.stale.add(place)
+            elif self.values[place] is not None:
+                self.values[place] = value
 
     def _distrust(self, index: int, call: Call) -> None:
         if call.writes or call.op.startswith("higher_order."):
-            touched = {x.storage for read in _reads(call.args) for x in _tensors(self.graph.calls[read].value)}
-            for place, earlier in enumerate(self.graph.calls[:index]):
-                if any(x.storage in touched for x in _tensors(earlier.value)):
-                    self.stale.add(place)
+            for read in _reads(call.args):
+                for x in _tensors(self.graph.calls[read].value):
+                    self.stale.update(self.owners.get(x.storage, ()))
         if call.random:
             self.generator = self.terms.find(("fresh", self.side, index, "generator", ()))
 

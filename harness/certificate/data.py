@@ -30,7 +30,7 @@ Terms are referred to by their place in the certificate's table, symbols within 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,6 +125,13 @@ class Certificate:
 
 def terms_in(value: Term) -> list[int]:
     """The places of the terms that a term refers to, in order."""
+    match value:
+        case ("view", place, *_):  # by far the commonest, and all else in it is numbers
+            return [place]
+        case ("cat", terms, _) | ("exact", _, _, _, terms):
+            return list(terms)
+        case ("input" | "constant" | "fresh" | "seed", *_):
+            return []
     places: list[int] = []
 
     def note(place: int) -> int:
@@ -133,6 +140,17 @@ def terms_in(value: Term) -> list[int]:
 
     _map(value, note)
     return places
+
+
+def reads_of(terms: Iterable[Term], kinds: Sequence[str]) -> list[int]:
+    """For each term of a table, which kinds of inputs it is made of: bit i is `kinds[i]`, which names begin with."""
+    found: list[int] = []
+    for term in terms:
+        bits = sum(1 << i for i, kind in enumerate(kinds) if term[0] == "input" and term[1].startswith(kind))
+        for place in terms_in(term):
+            bits |= found[place]  # a term's own terms stand before it
+        found.append(bits)
+    return found
 
 
 def moved_term(value: Term, places: Mapping[int, int]) -> Term:

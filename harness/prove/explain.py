@@ -46,6 +46,15 @@ class Finding:
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
     moved: tuple[tuple[Shown, ...], tuple[Shown, ...]]
 
+    def lines(self) -> list[str]:
+        """The finding for a reader, a call a line."""
+        lines = []
+        for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
+            shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
+            shown |= dict.fromkeys(moved, "the {} adds here:")
+            lines += [f"{words.format(side)} {call}" for call, words in shown.items()]
+        return lines
+
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> Finding:
     """Where two sides of an output part, which the calls `wanted` and `other` give."""

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -81,19 +81,22 @@ def prove_case(
     device: torch.device | None = None,
     evaluate: bool = True,
     rules: dict[str, list[Rule]] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CaseProof:
     """Prove one case on tensors of `device`, by default the CPU; `options` bring passes into the candidate's graph.
+
+    `seconds` of what is returned are those of `clock`.
 
     Raises what tracing and passes raise. What cannot be understood is part of the answer.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(case, NOT_TRIED, reason=reason)
     device = device or torch.device("cpu")
-    clock = _Clock()
+    laps = _Laps(clock)
     reference, groups = step_graph(case, case.reference, device, GraphOptions())
-    clock.lap("reference")
+    laps.lap("reference")
     candidate, candidate_groups = step_graph(case, case.candidate, device, options or GraphOptions())
-    clock.lap("candidate")
+    laps.lap("candidate")
     inputs = [node.meta["val"] for node in reference.module.graph.find_nodes(op="placeholder")]
     try:
         names = _common_names(reference, candidate)
@@ -103,15 +106,15 @@ def prove_case(
             export_graph(candidate.module, names, inputs, outputs, candidate_groups),
         )
     except RefusedError as error:
-        return CaseProof(case, REFUSED, reason=f"{error.what}, in {error.where}", seconds=clock.laps())
-    clock.lap("export")
+        return CaseProof(case, REFUSED, reason=f"{error.what}, in {error.where}", seconds=laps.all())
+    laps.lap("export")
     proof = prove_graphs(*graphs, rules=rules)
-    clock.lap("compare")
+    laps.lap("compare")
     found = CaseProof(case, proof.verdict, proof, graphs)
     if evaluate:
         found = _evaluated(found, (reference.module, candidate.module), names, inputs)
-        clock.lap("evaluate")
-    return replace(found, seconds=clock.laps())
+        laps.lap("evaluate")
+    return replace(found, seconds=laps.all())
 
 
 def _common_names(reference: StepGraph, candidate: StepGraph) -> list[str]:
@@ -197,15 +200,16 @@ def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> l
     return ranks
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
+class _Laps:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = clock()
         self._laps: list[tuple[str, float]] = []
 
     def lap(self, name: str) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         self._laps.append((name, now - self._start))
         self._start = now
 
-    def laps(self) -> tuple[tuple[str, float], ...]:
+    def all(self) -> tuple[tuple[str, float], ...]:
         return tuple(self._laps)

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from harness.certificate import windows
-from harness.certificate.data import Call, Graph, Tensor
+from harness.certificate.data import Call, Graph, Tensor, nodes_in
 from harness.certificate.rules import Terms
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -101,7 +101,7 @@ class Walk:
         args, op = dict(call.args), call.op
         require(all(map(_is_argument, args.values())), f"{call.name} has an argument of no known kind")
         awaited = args[WAITS[op]][1] if op in WAITS else None
-        for source in _reads(call.args):
+        for source in call.reads:
             self.read(source, index)
             if source in self.flying and source != awaited:
                 raise RefusedError
@@ -179,7 +179,7 @@ class Walk:
         return self.terms.find(("cat", tuple(parts), dim))
 
     def _exact(self, call: Call, args: Any) -> Any:
-        own, reads = call.value, _reads(call.args)
+        own, reads = call.value, call.reads
         tensors = [self.graph.calls[read].value for read in reads]
         alike = all(x.device == own.device and x.dtype in FLOATS for x in tensors) and own.dtype in FLOATS
         if call.op not in EXACT:
@@ -308,7 +308,7 @@ class Walk:
         target = self.graph.calls[args["self"][1]].value
         others = [
             x
-            for read in _reads(tuple(value for key, value in args.items() if key != "self"))
+            for read in (index for name, value in args.items() if name != "self" for index in nodes_in(value))
             for x in _tensors(self.graph.calls[read].value)
         ]
         is_torn = any(x.storage == target.storage and x != target for x in others)
@@ -325,7 +325,7 @@ class Walk:
 
     def _distrust(self, index: int, call: Call) -> None:
         if call.writes or call.op.startswith("higher_order."):
-            for read in _reads(call.args):
+            for read in call.reads:
                 for x in _tensors(self.graph.calls[read].value):
                     self.stale.update(self.owners.get(x.storage, ()))
         if call.random:
@@ -340,14 +340,6 @@ def require(holds: bool, otherwise: str) -> None:
     """Reject a certificate in which something does not hold."""
     if not holds:
         raise RejectedError(otherwise)
-
-
-def _reads(value: Any) -> list[int]:
-    if isinstance(value, tuple):
-        if value[:1] == ("node",):
-            return [value[1]]
-        return [place for item in value for place in _reads(item)]
-    return []
 
 
 def _is_argument(value: Any) -> bool:

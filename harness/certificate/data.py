@@ -30,6 +30,7 @@ Terms are referred to by their place in the certificate's table, symbols within 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,11 @@ class Call:
     random: bool = False
     place: Place = Place()
 
+    @functools.cached_property
+    def reads(self) -> list[int]:
+        """The calls that it reads, in the order of its arguments."""
+        return [index for _, value in self.args for index in nodes_in(value)]
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -121,6 +127,15 @@ class Certificate:
     refused: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     assumptions: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = field(default=())
+
+
+def nodes_in(argument: Any) -> list[int]:
+    """The calls that an argument refers to, in order."""
+    if not isinstance(argument, tuple) or not argument:
+        return []
+    if argument[0] == "node":
+        return [argument[1]]
+    return [index for item in argument[1:] for index in nodes_in(item)] if argument[0] == "list" else []
 
 
 def terms_in(value: Term) -> list[int]:

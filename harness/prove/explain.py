@@ -13,7 +13,6 @@ from typing import Any
 from harness.certificate.data import Call, Tensor
 from harness.prove import operators
 from harness.prove.canonical import Canonicalizer
-from harness.prove.export import node_arguments
 from harness.prove.terms import Table
 
 _MOST = 3
@@ -83,11 +82,11 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
-    starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(node_arguments(calls[i]))]
+    starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(calls[i].reads)]
     moves = {
         read
         for i in starts
-        for read in node_arguments(calls[i])
+        for read in calls[i].reads
         if calls[read].op != "input" and isinstance(side.values[read], int) and side.values[read] not in known
     }
     return sorted({*starts, *moves})
@@ -160,7 +159,7 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
         index = stack.pop()
         if index not in seen:
             seen.add(index)
-            stack.extend(node_arguments(calls[index]))
+            stack.extend(calls[index].reads)
             stack.extend(writer for writer in side.memory.writers(index) if writer <= root or index == root)
     return sorted(seen)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -274,21 +274,6 @@ def refuse(call: Call, what: str) -> RefusedError:
     place = call.place
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
-
-
-def node_arguments(call: Call) -> list[int]:
-    """The calls that a call reads."""
-    return list(nodes_in(call.args))
-
-
-def nodes_in(value: Any) -> Iterator[int]:
-    """The calls that arguments refer to."""
-    match value:
-        case ("node", int(index)):
-            yield index
-        case tuple():
-            for item in value:
-                yield from nodes_in(item)
 
 
 def _nested(caller: Node, module: GraphModule) -> Any:

@@ -245,10 +245,10 @@ def change_a_group(module: GraphModule, chance: random.Random, node: Node) -> bo
 
 def repeat(module: GraphModule, chance: random.Random, node: Node) -> bool:
     """A reader gets a call of its own."""
-    if _is_launch(node) or node.target is c10d.wait_tensor.default or str(node.target).split(".")[1].endswith("_"):
+    if _is_launch(node) or node.target in (c10d.wait_tensor.default, operator.getitem):
         return False
     users = list(node.users)
-    if not users or node.target is operator.getitem:
+    if not users or str(node.target).split(".")[1].endswith("_"):
         return False
     with module.graph.inserting_after(node):
         again = module.graph.call_function(node.target, node.args, node.kwargs)

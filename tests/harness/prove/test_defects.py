@@ -14,7 +14,7 @@ from harness.case import Parallelism
 from harness.graph.options import GraphOptions
 from harness.prove.answers import prove_graphs
 from harness.prove.export import RefusedError, export_graph
-from harness.prove.prove import _common_names
+from harness.prove.prove import _traced_reference
 from harness.systems.graph import step_graph
 from tests.harness.localize.defects import DEFECTS
 
@@ -29,13 +29,16 @@ CASE = replace(transformer_batch, parallelism=Parallelism(world_size=2))
 @functools.cache
 def sides():
     """The reference as data, and how to write down a candidate."""
-    reference, groups = step_graph(CASE, CASE.reference, torch.device("cpu"), GraphOptions())
+    reference = _traced_reference(CASE, torch.device("cpu"))
     candidate, candidate_groups = step_graph(CASE, CASE.candidate, torch.device("cpu"), GraphOptions())
-    names = _common_names(reference, candidate)
-    inputs = [node.meta["val"] for node in reference.module.graph.find_nodes(op="placeholder")]
-    outputs = ["loss", *(f"gradient of {name}" for name in reference.parameter_names)]
-    write = functools.partial(export_graph, names=names, inputs=inputs, outputs=outputs, groups=candidate_groups)
-    return export_graph(reference.module, names, inputs, outputs, groups), candidate.module, write
+    write = functools.partial(
+        export_graph,
+        names=reference.names,
+        inputs=reference.inputs,
+        outputs=reference.outputs,
+        groups=candidate_groups,
+    )
+    return reference.graph, candidate.module, write
 
 
 def shown(module):

@@ -31,7 +31,7 @@ Terms are referred to by their place in the certificate's table, symbols within 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,20 +141,26 @@ def nodes_in(argument: Any) -> list[int]:
 def terms_in(value: Term) -> list[int]:
     """The places of the terms that a term refers to, in order."""
     match value:
-        case ("view", place, *_):  # by far the commonest, and all else in it is numbers
-            return [place]
-        case ("cat", terms, _) | ("exact", _, _, _, terms):
-            return list(terms)
-        case ("input" | "constant" | "fresh" | "seed", *_):
-            return []
-    places: list[int] = []
+        case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "tensor", place, *rest):
+            return [place, *_symbols_in(rest)]
+        case ("cat", places, _) | ("exact", _, _, _, places):
+            return list(places)
+        case ("op" | "move", _, arguments, _, shape):
+            return [place for _, x in arguments for place in terms_in(x)] + _symbols_in(shape)
+        case ("list", *items):
+            return [place for x in items for place in terms_in(x)]
+        case ("rows", _) | ("size", *_):
+            return _symbols_in(value)
+    return []
 
-    def note(place: int) -> int:
-        places.append(place)
-        return place
 
-    _map(value, note)
-    return places
+def _symbols_in(sizes: Any) -> list[int]:
+    """The terms that sizes are made of."""
+    if not isinstance(sizes, (tuple, list)):
+        return []
+    if sizes and sizes[0] == "size":
+        return [symbol for _, *symbols in sizes[1:] for symbol in symbols]
+    return [symbol for size in sizes if isinstance(size, tuple) for symbol in _symbols_in(size)]
 
 
 def reads_of(terms: Iterable[Term], kinds: Sequence[str]) -> list[int]:
@@ -166,38 +172,3 @@ def reads_of(terms: Iterable[Term], kinds: Sequence[str]) -> list[int]:
             bits |= found[place]  # a term's own terms stand before it
         found.append(bits)
     return found
-
-
-def moved_term(value: Term, places: Mapping[int, int]) -> Term:
-    """The term when the terms that it refers to stand elsewhere."""
-    found: Term = _map(value, places.__getitem__)
-    return found
-
-
-def _map(value: Any, place: Callable[[int], int]) -> Any:
-    """A term, an argument or a size with each reference replaced."""
-    match value:
-        case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
-            return (kind, place(term), *(_map_sizes(x, place) for x in rest))
-        case ("tensor", term, *rest):
-            return ("tensor", place(term), *(_map_sizes(x, place) for x in rest))
-        case ("cat", terms, dim):
-            return ("cat", tuple(map(place, terms)), dim)
-        case ("exact", *operator, terms):
-            return ("exact", *operator, tuple(map(place, terms)))
-        case ("op" | "move" as kind, op, arguments, dtype, shape):
-            moved = tuple((name, _map(argument, place)) for name, argument in arguments)
-            return (kind, op, moved, dtype, _map_sizes(shape, place))
-        case ("list", *items):
-            return ("list", *(_map(item, place) for item in items))
-        case ("rows", sizes):
-            return ("rows", _map_sizes(sizes, place))
-        case ("size", *_):
-            return _map_sizes(value, place)
-    return value
-
-
-def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
-    if isinstance(value, tuple) and value and value[0] == "size":
-        return ("size", *((coefficient, *map(place, symbols)) for coefficient, *symbols in value[1:]))
-    return tuple(_map_sizes(item, place) for item in value) if isinstance(value, tuple) else value

@@ -8,12 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from harness.case import Case
-from harness.certificate.files import write_certificate
 from harness.errors import BitproofError, UsageError
 from harness.graph.options import GraphOptions, check_extra_passes
 from harness.prove.answers import NOT_PROVED, PROVED, REFUSED
 from harness.prove.assumptions import assumptions_of
-from harness.prove.certify import certificate_of
+from harness.prove.certify import certificate_of, write_certificate
 from harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 

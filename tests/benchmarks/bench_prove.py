@@ -77,8 +77,8 @@ def measure(name: str, flavor: str, layers: int, ranks: int, every_pass: bool, c
     )
     if certified:
         from harness.certificate.check import check
-        from harness.certificate.files import read_certificate, write_certificate
-        from harness.prove.certify import certificate_of
+        from harness.certificate.files import read_certificate
+        from harness.prove.certify import certificate_of, write_certificate
 
         clock = [time.process_time()]
         certificate = certificate_of(name, found.proof)

@@ -8,8 +8,11 @@ import pytest
 
 from cases import CASES
 from harness.case import Parallelism
+from harness.case.case_file import case_text
+from harness.cli import main
 from harness.execute.ahead import Task, prove_ahead
 from harness.records import ProofVerdict
+from harness.report import json as report_json
 
 pytestmark = [pytest.mark.ranks, pytest.mark.traces]
 
@@ -54,3 +57,26 @@ def test_a_proof_that_takes_too_long_or_whose_process_dies_leaves_its_cases_untr
         assert [outcome.verdict for outcome in found] == [ProofVerdict.NOT_TRIED] * 2
         assert all(outcome.reason.startswith(why) for outcome in found)
         assert all(outcome.reason.endswith("see logs/prove.log") for outcome in found)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_not_the_one_a_proof_assumes_is_the_first_line_of_the_run(tmp_path, capfd):
+    """Both sides call silu on equal tensors, which is all that a proof knows; the candidate's ranks have another."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\n\nlibrary = torch.library.Library('aten', 'IMPL')\n\n\n"
+        "def other_silu(module, context):\n"
+        "    library.impl('silu', lambda x: x * torch.sigmoid(x), 'CPU')\n    return module\n"
+    )
+    case = tmp_path / "case.json"
+    case.write_text(case_text(small("moe_seq", steps=1)))
+    options = ["--case", str(case), "--prove-first", "--no-control", "--device", "cpu"]
+    options += ["--extra-pass", f"{own}:other_silu", "--report-dir", str(tmp_path / "reports")]
+    assert main(["run", *options]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert any(line.startswith("moe_seq: PROVED: 19 of 19 outputs") for line in lines)
+    [loudest] = [line for line in lines if "PROVED EQUAL, YET DIFFERENT" in line]
+    assert "a kernel's bits depend on its arguments and their values" in loudest
+    assert "silu of layers.0" in loudest
+    [result] = report_json.read(tmp_path / "reports" / "latest" / "report.json").cases
+    assert (result.verdict, result.proof.verdict) == ("DIFFERENT", "PROVED")

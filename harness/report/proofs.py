@@ -67,8 +67,12 @@ def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
 
 def loudest(report: Report) -> list[str]:
     """The loudest lines of a report, a case each."""
-    told = (belied(r, report.options if r.options is None else r.options) for r in report.cases)
-    return [line for line in told if line]
+    return [line for line in (loudest_of(report, result) for result in report.cases) if line]
+
+
+def loudest_of(report: Report, result: CaseResult) -> str | None:
+    """The loudest line of one case of a report, where it has one."""
+    return belied(result, report.options if result.options is None else result.options)
 
 
 def _loud(result: CaseResult, why: str) -> str:

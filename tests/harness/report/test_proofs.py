@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from harness.records import BlamedCall, Divergence, ProofOutcome, ProofVerdict
-from harness.report import html, markdown, proofs, terminal, wire
+from harness.report import html, junit, markdown, proofs, terminal, wire
 from harness.report import json as report_json
 
 PROVED = ProofOutcome(verdict=ProofVerdict.PROVED, proved=44, seconds=5.25)
@@ -82,6 +82,7 @@ def test_a_proved_case_that_differs_is_the_first_line_and_names_call_and_assumpt
     assert printed(report).startswith(line)
     assert markdown.render(report).split("\n\n")[1] == f"## {line}"
     assert '<p class="loudest" role="alert">bad: PROVED EQUAL' in html.render(report)
+    assert f'message="{line}; DIFFERENT (grad, param), expected EQUAL; first at step 0' in junit.render(report)
 
 
 @pytest.mark.parametrize(

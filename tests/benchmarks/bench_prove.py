@@ -76,6 +76,7 @@ def measure(name: str, flavor: str, layers: int, ranks: int, every_pass: bool, c
         certificate={},
     )
     if certified:
+        print(f"[{told(row)}]", file=sys.stderr, flush=True)
         from harness.certificate.check import check
         from harness.certificate.files import read_certificate
         from harness.prove.certify import certificate_of, write_certificate

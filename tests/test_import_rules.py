@@ -20,6 +20,7 @@ FLOOR = {
     "harness.records",
     "harness.records.bisection",
     "harness.records.comparison",
+    "harness.records.proof",
     "harness.records.recording",
     "harness.records.result",
     "harness.ulps",

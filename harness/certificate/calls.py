@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from harness.certificate import windows
-from harness.certificate.data import Call, Graph, Tensor
+from harness.certificate.data import Call, Graph, Tensor, nodes_in
 from harness.certificate.rules import Terms
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -66,6 +66,7 @@ class Walk:
         self.stale: set[int] = set()
         self.flying: dict[int, tuple[int, int]] = {}
         self.symbols: dict[str, int] = {}
+        self.owners: dict[int, list[int]] = {}  # by storage, the calls so far whose values lie there
         self.generator = terms.find(("seed",))
         for index, call in enumerate(graph.calls):
             self.values.append(None)
@@ -84,6 +85,8 @@ class Walk:
             elif call.writes:
                 self._overwrite(index, call, value)
             self.values[index] = value
+            for x in _tensors(call.value):
+                self.owners.setdefault(x.storage, []).append(index)
         require(all(index < len(graph.calls) for index in refused), "a refused call is none of the graph")
 
     def read(self, index: int, until: int | None = None) -> Any:
@@ -98,7 +101,7 @@ class Walk:
         args, op = dict(call.args), call.op
         require(all(map(_is_argument, args.values())), f"{call.name} has an argument of no known kind")
         awaited = args[WAITS[op]][1] if op in WAITS else None
-        for source in _reads(call.args):
+        for source in call.reads:
             self.read(source, index)
             if source in self.flying and source != awaited:
                 raise RefusedError
@@ -176,7 +179,7 @@ class Walk:
         return self.terms.find(("cat", tuple(parts), dim))
 
     def _exact(self, call: Call, args: Any) -> Any:
-        own, reads = call.value, _reads(call.args)
+        own, reads = call.value, call.reads
         tensors = [self.graph.calls[read].value for read in reads]
         alike = all(x.device == own.device and x.dtype in FLOATS for x in tensors) and own.dtype in FLOATS
         if call.op not in EXACT:
@@ -305,7 +308,7 @@ class Walk:
         target = self.graph.calls[args["self"][1]].value
         others = [
             x
-            for read in _reads(tuple(value for key, value in args.items() if key != "self"))
+            for read in (index for name, value in args.items() if name != "self" for index in nodes_in(value))
             for x in _tensors(self.graph.calls[read].value)
         ]
         is_torn = any(x.storage == target.storage and x != target for x in others)
@@ -314,19 +317,17 @@ class Walk:
             raise RefusedError
 
     def _overwrite(self, index: int, call: Call, value: int) -> None:
-        for place, earlier in enumerate(self.graph.calls[:index]):
-            if any(x.storage == call.value.storage for x in _tensors(earlier.value)):
-                if earlier.value == call.value:
-                    self.values[place] = value if self.values[place] is not None else None
-                else:
-                    self.stale.add(place)
+        for place in self.owners.get(call.value.storage, ()):
+            if self.graph.calls[place].value != call.value:
+                self.stale.add(place)
+            elif self.values[place] is not None:
+                self.values[place] = value
 
     def _distrust(self, index: int, call: Call) -> None:
         if call.writes or call.op.startswith("higher_order."):
-            touched = {x.storage for read in _reads(call.args) for x in _tensors(self.graph.calls[read].value)}
-            for place, earlier in enumerate(self.graph.calls[:index]):
-                if any(x.storage in touched for x in _tensors(earlier.value)):
-                    self.stale.add(place)
+            for read in call.reads:
+                for x in _tensors(self.graph.calls[read].value):
+                    self.stale.update(self.owners.get(x.storage, ()))
         if call.random:
             self.generator = self.terms.find(("fresh", self.side, index, "generator", ()))
 
@@ -339,14 +340,6 @@ def require(holds: bool, otherwise: str) -> None:
     """Reject a certificate in which something does not hold."""
     if not holds:
         raise RejectedError(otherwise)
-
-
-def _reads(value: Any) -> list[int]:
-    if isinstance(value, tuple):
-        if value[:1] == ("node",):
-            return [value[1]]
-        return [place for item in value for place in _reads(item)]
-    return []
 
 
 def _is_argument(value: Any) -> bool:

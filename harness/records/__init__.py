@@ -12,6 +12,10 @@ from harness.records.bisection import (
     Probe,
 )
 from harness.records.comparison import Comparison
+from harness.records.proof import (
+    ProofOutcome,
+    ProofVerdict,
+)
 from harness.records.recording import (
     REQUIRED_KINDS,
     ROLES,
@@ -90,6 +94,8 @@ __all__ = [
     "PassReport",
     "PassSettings",
     "Probe",
+    "ProofOutcome",
+    "ProofVerdict",
     "Record",
     "Recording",
     "Report",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from harness.case import KINDS, Case, Kind
 from harness.case.shard import Shard
 from harness.checked import GROWING, That
+from harness.records.proof import ProofOutcome
 from harness.records.recording import ROLES, Key, Role
 from harness.ulps import Count, Histogram
 
@@ -290,6 +291,7 @@ class CaseResult:
     `baseline` has each side that was held against its baseline.
     `remarks` are what readers must know of how much the agreement of this case shows.
     `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
+    `proof` is what a proof said before the case ran, None where none was asked for.
     """
 
     case: Case
@@ -317,6 +319,7 @@ class CaseResult:
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     collectives: str | None = None
+    proof: ProofOutcome | None = None
 
     @property
     def where(self) -> str:

@@ -30,6 +30,7 @@ from harness.records import (
     KindName,
     Neighbour,
     PassReport,
+    ProofOutcome,
     Report,
     Role,
     Sample,
@@ -243,6 +244,7 @@ class CaseEntry:
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     collectives: str | None = None
+    proof: ProofOutcome | None = None
     case: WholeCase
 
     @staticmethod

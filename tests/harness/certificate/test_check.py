@@ -10,8 +10,8 @@ import torch
 from harness.certificate.calls import RejectedError
 from harness.certificate.check import check
 from harness.certificate.data import Answer
-from harness.certificate.files import read_certificate, write_certificate
-from harness.prove.certify import certificate_of
+from harness.certificate.files import read_certificate
+from harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.prove.graphs import aten, c10d, compare, randn
 

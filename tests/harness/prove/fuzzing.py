@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from harness.prove.answers import OutputAnswer, prove_graphs
 from harness.prove.evaluate import run_graph, same_bits
 from harness.prove.export import export_graph
 from tests.harness.prove.graphs import GROUPS, trace
-from tests.harness.prove.mutants import Mutation, inputs, mutate, step
+from tests.harness.prove.mutants import Mutation, copied, inputs, mutate, step
 
 NAMES = ["parameter w", "parameter v", "buffer counts", "input x"]
 OUTPUTS = ["loss", "total", "grad", "product", "joined"]
@@ -73,7 +72,7 @@ class Fuzzer:
         )
 
     def applies(self, mutation: Mutation, chance: random.Random, name: str) -> bool:
-        mutant = copy.deepcopy(self.module)
+        mutant = copied(self.module)
         [node] = [node for node in mutant.graph.nodes if node.name == name]
         return mutation(mutant, chance, node)
 

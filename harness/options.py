@@ -47,6 +47,7 @@ class RunOptions:
     itself (see `harness.systems.names`).
     `share_gpus` lets ranks share GPUs, over gloo, where there are fewer than ranks.
     With `profile` the first run of each system is profiled, into the run folder.
+    `kept_graphs` is the folder of prepared graphs that are kept from run to run, None where every one shall be traced.
     Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
     the folder `baseline_dir`.
     """
@@ -65,6 +66,7 @@ class RunOptions:
     baseline_dir: Path | None = None
     profile: bool = False
     share_gpus: bool = False
+    kept_graphs: Path | None = None
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""

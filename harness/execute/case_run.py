@@ -57,6 +57,7 @@ class CaseRun:
         self.seconds = CaseSeconds(trace=0.0, passes={}, reference=0.0, candidate=0.0, compare=0.0)
         self.passes: list[PassReport] = []
         self.memory: dict[str, float | None] = {}
+        self.kept_graph: bool | None = None
         self.remarks: list[str] = []
         if options.dump_graphs and "graph" not in (case.reference, case.candidate):
             self.remarks.append(
@@ -125,6 +126,7 @@ class CaseRun:
             stress=self._stress if arm == "stress" or (replay and replay.stressed) else None,
             names=dict(self.options.names) if role == "candidate" else {},
             profile=self._profile_dir(role) if self.options.profile and arm == "first" else None,
+            kept_graphs=self.options.kept_graphs,
         )
 
     def _ask(self, request: Request[A], say: Callable[[Event], Event] = lambda event: event) -> A:
@@ -290,9 +292,16 @@ class CaseRun:
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
             self.passes = graph.passes
+            self.kept_graph = graph.is_kept
 
     def _measured(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "memory": self.memory, "passes": self.passes, "logs": self._logs()}
+        return {
+            "seconds": self.seconds,
+            "memory": self.memory,
+            "passes": self.passes,
+            "kept_graph": self.kept_graph,
+            "logs": self._logs(),
+        }
 
     def _logs(self) -> list[str]:
         """Every log of the case, as a path within the run folder."""

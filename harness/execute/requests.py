@@ -80,6 +80,7 @@ class RunRequest(Request[RunAnswer]):
 
     `timeout` is what is left of `case_timeout`, in seconds. `later` is the run that will be asked for next: its program
     may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
+    `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be.
     """
 
     answer = RunAnswer
@@ -101,6 +102,7 @@ class RunRequest(Request[RunAnswer]):
     values: tuple[str, ...] = ()
     later: RunRequest | None = None
     profile: Path | None = None
+    kept_graphs: Path | None = None
 
     @property
     def about(self) -> str:

@@ -22,7 +22,10 @@ from harness.execute.stage import Place, Send, Stage
 from harness.execute.worker import Job, needs_program, options_of_rank, prepare_program
 from harness.machine.determinism import set_determinism
 from harness.options import OnEvent
+from harness.program.sources import Installation
 from harness.records import Event
+from harness.systems.graph_key import Shelf, shelf_of, traced_part
+from harness.systems.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from harness.systems.graph import GraphProgram
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
 class Runner:
     """Runs what is requested, and keeps the last stage. `hangup` is a descriptor that hangs up when nobody waits."""
 
-    def __init__(self, send: OnEvent, hangup: int | None = None) -> None:
+    def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
         self._send = send
+        self._made_of = made_of
         self._hangup = hangup
         self._stage: Stage | None = None
         self._staged: RunRequest | None = None
@@ -47,7 +51,7 @@ class Runner:
         self._leave(request, in_stage)
         if not in_stage:
             self._begin_later(request, seats)
-            return run_ranks(request, seats, self._send, self._hangup)
+            return run_ranks(request, seats, self._send, self._hangup, shelf=self._shelf(request))
         stage = self._stage or self._begin(request)
         self._is_ahead = False
         try:
@@ -75,7 +79,7 @@ class Runner:
         self._stage = self._staged = None
 
     def _begin(self, request: RunRequest) -> Stage:
-        maker = Maker()
+        maker = Maker(self._shelf(request))
         self._stage = Stage(maker.answer, log=request.trace_log, end=maker.end)
         self._staged = request
         return self._stage
@@ -87,6 +91,12 @@ class Runner:
             return
         self._is_ahead = True
         self._begin(later).tell(SeatedRunRequest(run=later, seats=seats, is_ahead=True))
+
+    def _shelf(self, request: RunRequest) -> Shelf | None:
+        """Where what this run finds out of its case is kept; nothing that others' code or a GPU had a part in is."""
+        is_ours = request.placement.device == "cpu" and not request.runs_user_code and request.system in BUILT_IN
+        is_read = is_ours and request.graph_options.dump_dir is None
+        return shelf_of(request.case, request.kept_graphs, self._made_of) if is_read else None
 
     def _leave(self, request: RunRequest, in_stage: bool) -> None:
         """End the stage of another case or, when one is needed, of another program."""
@@ -103,7 +113,8 @@ def _is_staged(request: RunRequest) -> bool:
 class Maker:
     """What a stage does: make the program at the first request, then run it at each."""
 
-    def __init__(self) -> None:
+    def __init__(self, shelf: Shelf | None = None) -> None:
+        self._shelf = shelf
         self._program: GraphProgram | None = None
         self._refusal: BaseException | None = None
 
@@ -135,11 +146,23 @@ class Maker:
         send(Event(event="prepare"))
         set_determinism(request.case.seed)
         options = options_of_rank(request.graph_options, seats.ranks[0])
-        program: GraphProgram = prepare_program(
-            request.case, torch.device("cpu"), options, lambda place: send(Place(place))
-        )
+        program = self._read()
+        if program is None:
+            case = request.case if self._shelf is None else traced_part(request.case)
+            program = prepare_program(case, torch.device("cpu"), options, lambda place: send(Place(place)))
+            if self._shelf is not None:
+                from harness.systems.kept_graph import keep_program
+
+                keep_program(self._shelf, program)
         send(Event(event="prepared"))
         return program
+
+    def _read(self) -> GraphProgram | None:
+        if self._shelf is None:
+            return None
+        from harness.systems.kept_graph import read_program
+
+        return read_program(self._shelf)
 
 
 def run_ranks(
@@ -149,6 +172,7 @@ def run_ranks(
     hangup: int | None,
     program: GraphProgram | None = None,
     prepare_seconds: float = 0.0,
+    shelf: Shelf | None = None,
 ) -> End:
     """Fork the ranks that have seats here from this very process, and watch them to their end."""
     job = Job(
@@ -169,6 +193,7 @@ def run_ranks(
         values=request.values_to_keep,
         is_first=request.is_first,
         profile=request.profile,
+        shelf=shelf,
     )
     send(Event(event="start"))
     end = Ranks(job, seats, request.log_of, send).run(hangup)

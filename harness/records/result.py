@@ -289,6 +289,7 @@ class CaseResult:
     `options`, where they are not the report's, are those of the run that the case was merged from.
     `baseline` has each side that was held against its baseline.
     `remarks` are what readers must know of how much the agreement of this case shows.
+    `kept_graph` says whether the graph was one that an earlier run had traced; None where no graph was made.
     `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
     """
 
@@ -317,6 +318,7 @@ class CaseResult:
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     collectives: str | None = None
+    kept_graph: bool | None = None
 
     @property
     def where(self) -> str:

@@ -243,6 +243,7 @@ class CaseEntry:
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     collectives: str | None = None
+    kept_graph: bool | None = None
     case: WholeCase
 
     @staticmethod

@@ -48,7 +48,8 @@ class GraphProgram:
     """A step ready to run on any rank. `code_hash` names the graph's code; it is equal on all ranks.
 
     `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
-    name, that all ranks must make in this order before they run it. `passes` are for the report.
+    name, that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier
+    run traced it (harness/systems/kept_graph.py).
     """
 
     module: GraphModule
@@ -59,6 +60,7 @@ class GraphProgram:
     groups: Mapping[str, Group]
     trace_seconds: float
     passes: list[PassReport]
+    is_kept: bool = False
 
     @property
     def chunked(self) -> dict[str, int] | None:
@@ -128,7 +130,7 @@ def prepare(
         run=run,
         parameter_names=joint.parameter_names,
         buffer_names=joint.buffer_names,
-        code_hash=_code_hash(module),
+        code_hash=code_hash(module),
         trace_seconds=trace_seconds,
         groups=context.groups.made(),
         passes=reports,
@@ -188,7 +190,7 @@ def group_table(mesh: Mesh) -> GroupTable:
     )
 
 
-def _code_hash(module: GraphModule) -> str:
+def code_hash(module: GraphModule) -> str:
     """The hash of the generated code, that of graph modules nested in it included."""
     codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from cases.chunking import moe_batch
+from harness.case import Case
 from harness.errors import RankError, TraceError
 from harness.execute import runs
 from harness.execute.accounts import End, PreparedGraph
@@ -23,7 +24,10 @@ from harness.execute.requests import RunRequest, Seats
 from harness.execute.runs import Runner
 from harness.execute.worker import prepare_program
 from harness.graph.options import GraphOptions
+from harness.program.sources import Installation, Sources
 from harness.records import PassReport
+from harness.systems import kept_graph
+from harness.systems.graph_key import Shelf
 from tests.harness.execute.test_requests import request
 
 pytestmark = pytest.mark.ranks
@@ -33,11 +37,19 @@ Prepare = Callable[..., Any]
 
 
 @contextmanager
-def runner(monkeypatch: pytest.MonkeyPatch, prepare: Prepare | None = None) -> Iterator[Callable[[RunRequest], Any]]:
+def runner(
+    monkeypatch: pytest.MonkeyPatch, prepare: Prepare | None = None, made_of: Installation | None = None
+) -> Iterator[Callable[[RunRequest], Any]]:
     """A runner whose ranks only tell which process forks them; a program is the process that makes it."""
 
     def run_ranks(
-        run: RunRequest, seats: Seats, send: Any, hangup: Any, program: Any = None, seconds: Any = 0.0
+        run: RunRequest,
+        seats: Seats,
+        send: Any,
+        hangup: Any,
+        program: Any = None,
+        seconds: Any = 0.0,
+        shelf: Any = None,
     ) -> End:
         told = {"forked_from": os.getpid(), "program": program}
         return End(graph=PreparedGraph(code_hash="", passes=[PassReport("toy", 0.0, 0, 0, facts=told)]))
@@ -45,7 +57,7 @@ def runner(monkeypatch: pytest.MonkeyPatch, prepare: Prepare | None = None) -> I
     monkeypatch.setattr(runs, "prepare_program", prepare or (lambda case, device, options, enter: os.getpid()))
     monkeypatch.setattr(runs, "set_determinism", lambda seed: None)  # a host has imported what that takes a second for
     monkeypatch.setattr(runs, "run_ranks", run_ranks)
-    own = Runner(lambda event: None)
+    own = Runner(lambda event: None, made_of=made_of)
 
     def run(asked: RunRequest) -> Any:
         graph = own.run(asked, SEATS).graph
@@ -107,6 +119,56 @@ def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(
     assert len({each["forked_from"] for each in found}) == 4
     assert plain["forked_from"] == os.getpid()
     assert ran == []
+
+
+def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is traced is the part of a case that the key has. A stage's own memory does not come back: files tell."""
+    made_of = Installation(Sources("files", ()), "others")
+
+    def prepare(case: Case, *arguments: Any) -> int:
+        (tmp_path / "traced").write_text(case.name)
+        return 7
+
+    def keep(shelf: Shelf, program: int) -> bool:
+        (tmp_path / "kept").write_text(shelf.key)
+        return True
+
+    monkeypatch.setattr(kept_graph, "keep_program", keep)
+    for found in (None, 8):
+        monkeypatch.setattr(kept_graph, "read_program", lambda shelf, found=found: found)
+        asked = request(tmp_path, timeout=60.0, kept_graphs=tmp_path)
+        with runner(monkeypatch, prepare, made_of) as run:
+            assert run(asked)["program"] == (found or 7)
+            told = {name: (tmp_path / name).exists() for name in ("traced", "kept")}
+            assert told == dict.fromkeys(told, found is None)
+            if found is None:
+                assert (tmp_path / "traced").read_text() == "traced"
+                assert '"source' in (tmp_path / "kept").read_text()
+                (tmp_path / "traced").unlink()
+                (tmp_path / "kept").unlink()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kept_graphs": None},
+        {"graph_options": GraphOptions(extra_passes=("a:b",))},
+        {"graph_options": GraphOptions(dump_dir=Path("graphs"))},
+    ],
+    ids=["not asked for", "a user's pass", "graphs are written down"],
+)
+def test_every_graph_is_traced_anew_where_others_code_makes_it_or_passes_are_to_be_seen(
+    values: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_graph, "read_program", lambda shelf: 8)
+    monkeypatch.setattr(kept_graph, "keep_program", lambda shelf, program: (tmp_path / "kept").touch())
+    made_of = Installation(Sources("files", ()), "others")
+    asked = request(tmp_path, **{"timeout": 60.0, "kept_graphs": tmp_path} | values)
+    with runner(monkeypatch, lambda *arguments: 7, made_of) as run:
+        assert run(asked)["program"] == 7
+    assert not (tmp_path / "kept").exists()
 
 
 def killed(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:

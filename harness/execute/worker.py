@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
     from harness.shared_memory import SharedMemory
-    from harness.systems.graph import GraphProgram
+    from harness.systems.graph import GraphProgram, TracedStep
     from reference.parallel.mesh import Mesh
 
     Observe = Callable[[Kind, str, torch.Tensor], None]
@@ -293,6 +293,24 @@ def needs_program(system: str) -> bool:
     return system == "graph"
 
 
+def trace_step(case: Case, device: torch.device, enter: Callable[[str], None]) -> TracedStep:
+    """Trace the case's training step, before any pass; `finish_program` makes a program of it. Switches are set."""
+    from harness.systems.graph import trace
+
+    _check_switches(device)
+    return trace(case, device, enter)
+
+
+def finish_program(
+    traced: TracedStep, case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None]
+) -> GraphProgram:
+    """Run the graph passes over what was traced, once in a process: they write into it. Switches are set."""
+    from harness.systems.graph import finish
+
+    _check_switches(device)
+    return finish(traced, case, device, options, enter)
+
+
 def prepare_program(
     case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None] = lambda place: None
 ) -> Any:
@@ -300,14 +318,17 @@ def prepare_program(
 
     Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
     """
-    import torch
-
     from harness.systems.graph import prepare
+
+    _check_switches(device)
+    return prepare(case, device, options, enter)
+
+
+def _check_switches(device: torch.device) -> None:
+    import torch
 
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
-
-    return prepare(case, device, options, enter)
 
 
 def model_sizes(case: Case) -> dict[str, int]:

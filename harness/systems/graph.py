@@ -32,8 +32,9 @@ from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
 from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
-from harness.graph.trace import StepGraph, trace_fixed_step, trace_joint_step
+from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
 from harness.records import PassReport
+from harness.systems.graph_key import step_part
 from reference.chunking import DIM_INDEX, chunk_modules
 from reference.data import TextStream, text_source
 from reference.parallel import rank_order_group
@@ -68,7 +69,14 @@ class GraphProgram:
         return next((entry.facts["calls"] for entry in self.passes if entry.name == "chunk"), None)
 
 
-@collector_paused()
+@dataclass(frozen=True)
+class TracedStep:
+    """A case's step as it was traced, before any pass, and the seconds that it took."""
+
+    joint: JointGraph
+    seconds: float
+
+
 def prepare(
     case: Case,
     device: torch.device,
@@ -81,12 +89,14 @@ def prepare(
 
     Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that has no place.
     """
-    options = options or GraphOptions()
-    extra_passes = []
-    for text in options.extra_passes:
-        enter(f"in loading extra pass {text}")
-        extra_passes.append(load_pass(parse_pass(text)))
+    return finish(trace(case, device, enter), case, device, options, enter)
+
+
+@collector_paused()
+def trace(case: Case, device: torch.device, enter: Callable[[str], None] = lambda place: None) -> TracedStep:
+    """Trace the case's step for tensors on `device`. Of the case `step_part` alone is looked at. Raises TraceError."""
     enter("in tracing")
+    case = step_part(case)
     start = time.perf_counter()
     mesh = Mesh(0, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"))
@@ -104,7 +114,27 @@ def prepare(
         gradient_seed=1 / case.parallelism.data_ranks,
         device=device,
     )
-    trace_seconds = time.perf_counter() - start
+    return TracedStep(joint, time.perf_counter() - start)
+
+
+@collector_paused()
+def finish(
+    traced: TracedStep,
+    case: Case,
+    device: torch.device,
+    options: GraphOptions | None = None,
+    enter: Callable[[str], None] = lambda place: None,
+) -> GraphProgram:
+    """Run the pipeline over a step, with the options' passes in it. Passes write into the traced graph: it serves once.
+
+    Raises what `prepare` raises.
+    """
+    options = options or GraphOptions()
+    extra_passes = []
+    for text in options.extra_passes:
+        enter(f"in loading extra pass {text}")
+        extra_passes.append(load_pass(parse_pass(text)))
+    joint = traced.joint
     context = PassContext(
         chunk_symbol=joint.chunk_symbol,
         chunking=case.chunking,
@@ -112,7 +142,7 @@ def prepare(
         guards=tuple(joint.guards),
         memory=case.memory,
         pipeline=case.pipeline,
-        groups=group_table(mesh),
+        groups=group_table(Mesh(0, case.parallelism)),
         module_calls=joint.module_calls,
     )
     passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
@@ -131,7 +161,7 @@ def prepare(
         parameter_names=joint.parameter_names,
         buffer_names=joint.buffer_names,
         code_hash=code_hash(module),
-        trace_seconds=trace_seconds,
+        trace_seconds=traced.seconds,
         groups=context.groups.made(),
         passes=reports,
     )

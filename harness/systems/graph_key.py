@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.capture.manifest import environment_variables
-from harness.case import AdamW, Batch, Case
+from harness.case import AdamW, Batch, Case, Chunking, Memory, Pipeline
 from harness.machine.determinism import read_switches
 from harness.program.sources import Installation
 
@@ -51,6 +51,12 @@ def traced_part(case: Case) -> Case:
         batch=replace(case.batch, data=Batch().data),
         optimizer=AdamW(),
     )
+
+
+def step_part(case: Case) -> Case:
+    """What of `traced_part` decides the step before any pass: of chunking the dim that is left open, and no pass."""
+    chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
+    return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 
 
 def shelf_of(case: Case, folder: Path | None, installation: Installation | None) -> Shelf | None:

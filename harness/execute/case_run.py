@@ -60,6 +60,7 @@ class CaseRun:
         self.kept_graph: bool | None = None
         self.remarks: list[str] = []
         self._firsts: dict[Role, Recording] = {}
+        self._control_steps = case.steps
         if options.dump_graphs and "graph" not in (case.reference, case.candidate):
             self.remarks.append(
                 "--dump-graphs wrote nothing: only the passes of the system graph are known, and neither "
@@ -108,7 +109,7 @@ class CaseRun:
         label = self._label(role)
         suffix = "" if arm == "first" else f".{arm}"
         return RunRequest(
-            case=self.case,
+            case=replace(self.case, steps=self._control_steps) if arm == "control" else self.case,
             system=system,
             arm=arm,
             placement=self.placement,
@@ -161,8 +162,9 @@ class CaseRun:
         self.seconds.compare = time.monotonic() - began
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
         needs_control = self.options.control == "always" or (
-            self.options.control == "when_different" and comparison.verdict == Verdict.DIFFERENT
+            self.options.control != "never" and comparison.verdict == Verdict.DIFFERENT
         )
+        self._control_steps = self._steps_of_control(comparison)
         for role in ROLES if needs_control else ():
             controls[role] = controls[role] or self._repeat("control", role)
         stresses = {role: self._repeat("stress", role) if self.options.stress else None for role in ROLES}
@@ -205,9 +207,27 @@ class CaseRun:
         """Run a system once more, and compare it with itself."""
         began = time.monotonic()
         self.record(role, arm)
-        found = compare(self._read_first(role), read_recording(self._recording(role, arm)), self.case)
+        first, case = self._read_first(role), self.case
+        if arm == "control" and self._control_steps < case.steps:
+            case = replace(case, steps=self._control_steps)
+            first = first.first_steps(case.steps)
+        found = compare(first, read_recording(self._recording(role, arm)), case)
         self.seconds.note(arm, role, time.monotonic() - began)
         return found
+
+    def _steps_of_control(self, comparison: Comparison) -> int:
+        """How many steps a second run takes: all, or those up to the first difference, where that is all one asks for.
+
+        A fault may strike later than that, and one that never strikes is an error.
+        """
+        first = comparison.first_divergence
+        if self.options.control != "up_to_difference" or first is None or self.options.inject is not None:
+            return self.case.steps
+        if first.step + 1 < self.case.steps:
+            self.remarks.append(
+                f"second runs took {first.step + 1} of {self.case.steps} steps: those up to the first difference"
+            )
+        return first.step + 1
 
     def _read_first(self, role: Role) -> Recording:
         """What the first run of one side recorded, read once."""

@@ -20,6 +20,7 @@ from harness.graph.options import GraphOptions
 from harness.localize.replay import Replay
 from harness.machine.devices import Placement
 from harness.records import Closeness, Drift
+from harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
 
@@ -124,7 +125,9 @@ class RunRequest(Request[RunAnswer]):
     @property
     def program(self) -> str:
         """What the program is made of that the ranks run: requests of which it is equal may share one."""
-        return json.dumps([self.case.to_dict(), self.system, self.graph_options.extra_passes], sort_keys=True)
+        return json.dumps(
+            [traced_part(self.case).to_dict(), self.system, self.graph_options.extra_passes], sort_keys=True
+        )
 
     @property
     def runs_user_code(self) -> bool:

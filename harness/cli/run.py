@@ -22,6 +22,7 @@ from harness.cli.options import (
     ExtraPass,
     Inject,
     MeetingIn,
+    NoKeptGraph,
     OnDevice,
     Reference,
     ReportDir,
@@ -30,6 +31,7 @@ from harness.cli.options import (
     WorldSize,
     check_seconds,
     chosen_baseline_dir,
+    kept_graphs_folder,
     make_changes,
 )
 from harness.commands.run import change_case, replay_options, run_and_report
@@ -54,6 +56,7 @@ def run_command(
     device: OnDevice = Device.AUTO,
     share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
+    no_kept_graph: NoKeptGraph = False,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     control: Annotated[
@@ -119,6 +122,7 @@ def run_command(
         device=device.value,
         share_gpus=share_gpus,
         collectives=collectives.value,
+        kept_graphs=kept_graphs_folder(no_kept_graph),
         timeout=timeout,
         control=_when_to_repeat(control, no_control),
         inject=inject,

@@ -12,11 +12,12 @@ from harness.records import MachineFacts, PassReport, Switch
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
-    """What the manifest and the report say of a prepared graph."""
+    """What the manifest and the report say of a prepared graph. `is_kept`: an earlier run traced it."""
 
     code_hash: str
     passes: list[PassReport] = field(default_factory=list)
     trace_seconds: float = 0.0
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

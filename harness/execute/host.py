@@ -32,6 +32,7 @@ from harness.execute.process import adopt_orphans, die_with_parent, end_children
 from harness.execute.requests import REQUESTS, Request
 from harness.execute.worker import preload
 from harness.machine.determinism import set_determinism
+from harness.program.sources import installation
 
 
 def main() -> None:
@@ -63,10 +64,11 @@ def main() -> None:
 
     set_determinism(0)  # imports 800 modules of torch, 0.7 s; forked ranks find them there
     warm_up()
+    made_of = installation()  # here, where what is loaded depends on nothing that was asked for
     gc.freeze()  # no process that is forked from here looks for garbage among what was imported
     gc.enable()
 
-    answerer = Answerer(send, hangup=0)
+    answerer = Answerer(send, hangup=0, made_of=made_of)
     try:
         for line in sys.stdin:
             request: Request[Any] = wire.read(line, *REQUESTS)

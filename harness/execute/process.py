@@ -92,10 +92,13 @@ def keep_to_one_core(rank: int, num_ranks: int) -> None:
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def redirect_output(log: Path) -> None:
-    """Send standard output and error of this process, C libraries included, to a log; input is empty from now on."""
+def redirect_output(log: Path, *, adds: bool = False) -> None:
+    """Send standard output and error of this process, C libraries included, to a log; input is empty from now on.
+
+    With `adds` what the log has stays: each process that writes into it then adds to it.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    _point(1, log)
+    _point(1, log, adds)
     os.dup2(1, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -121,7 +124,7 @@ def keep_short(log: Path) -> None:
         file.write(b"\n... the middle of this log is left out: it had grown too long ...\n" + end)
 
 
-def _point(fd: int, log: Path) -> None:
-    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+def _point(fd: int, log: Path, adds: bool) -> None:
+    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if adds else os.O_TRUNC), 0o644)
     os.dup2(opened, fd)
     os.close(opened)

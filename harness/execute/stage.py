@@ -62,9 +62,19 @@ _END_SECONDS = 2.0
 
 
 class Stage:
-    """One forked process, as the host sees it. `log` takes its output; without one that stays where it goes."""
+    """One forked process, as the one that forked it sees it. `log` takes its output, else that stays where it goes.
 
-    def __init__(self, answer: Answer, *, log: Path | None = None, end: Callable[[], None] = lambda: None) -> None:
+    With `adds_to_log` it writes behind what the log has.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        log: Path | None = None,
+        end: Callable[[], None] = lambda: None,
+        adds_to_log: bool = False,
+    ) -> None:
         """Fork. In there `answer` is called for each request, and `end` after the last."""
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
@@ -74,7 +84,7 @@ class Stage:
         if self._pid == 0:
             os.close(self._requests)
             os.close(self._answers)
-            _serve(answer, end, requests, answers, log, parent)
+            _serve(answer, end, requests, answers, log, parent, adds_to_log)
         os.close(requests)
         os.close(answers)
         keep_private(self._requests)
@@ -199,7 +209,13 @@ class Stage:
 
 
 def _serve(
-    answer: Answer, end: Callable[[], None], requests: int, answers: int, log: Path | None, parent: int
+    answer: Answer,
+    end: Callable[[], None],
+    requests: int,
+    answers: int,
+    log: Path | None,
+    parent: int,
+    adds_to_log: bool,
 ) -> NoReturn:
     """The forked process, from its first line to its exit. It never returns into the host's frames."""
     status = 1
@@ -211,7 +227,7 @@ def _serve(
         keep_private(requests)
         keep_private(answers)
         if log is not None:
-            redirect_output(log)
+            redirect_output(log, adds=adds_to_log)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=False)
         _answer_all(answer, requests, answers)

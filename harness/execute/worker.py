@@ -27,6 +27,8 @@ from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_sw
 from harness.machine.devices import Placement
 from harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from harness.machine.nccl import pin_nccl
+from harness.program.kept import keep, read_kept
+from harness.systems.graph_key import NO_MIXING, Shelf
 from harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
     from harness.shared_memory import SharedMemory
-    from harness.systems.graph import GraphProgram
+    from harness.systems.graph import GraphProgram, TracedStep
     from reference.parallel.mesh import Mesh
 
     Observe = Callable[[Kind, str, torch.Tensor], None]
@@ -60,8 +62,8 @@ class Job:
     write the values of tensors that fit these patterns. `names`, unless empty, stands for those that the system
     declares. `program` is the prepared graph when a stage could make it before forking, else each rank makes it
     by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU. `is_first` is false for controls and
-    replays, which check nothing again that does not depend on the run. `profile` is the folder for what each rank's
-    time went into.
+    replays, which check nothing again that does not depend on the run; nor does the first, where an earlier run of the
+    very same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
@@ -83,6 +85,7 @@ class Job:
     values: tuple[str, ...] = ()
     is_first: bool = True
     profile: Path | None = None
+    shelf: Shelf | None = None
 
     @property
     def steps(self) -> int:
@@ -152,7 +155,8 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
     remains = Remains()
     with stressed(job.stress, rank, device):
         with phase("make system"):
-            system = make_system(job, mesh, program, injector)
+            looks_for_mixing = checks_mixing(job, rank)
+            system = make_system(job, mesh, program, injector, looks_for_mixing)
         switches[AFTER_FACTORY] = read_switches()
         _forget_peak(device)
         began = time.perf_counter()
@@ -178,6 +182,8 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
         write_archive(job.part_of(rank), remains)
     if job.values:
         write_values(job.values_of(rank), recorder.values)
+    if looks_for_mixing:
+        _keep_no_mixing(job)
     with phase("wait for all ranks"):
         dist.barrier()  # a rank that left early would look to the others like one that died
     logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)
@@ -235,7 +241,7 @@ def _disturbance(injector: Injector) -> Any:
     return lambda group: OtherOrderGroup(group, fault.order, lambda: injector.step >= fault.step, injector.fire)
 
 
-def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> System:
+def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_for_mixing: bool = False) -> System:
     """Build the job's system, whose gradients the injector may tamper with.
 
     Raises UsageError for one that cannot be loaded or takes no steps.
@@ -247,8 +253,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> Syste
     if job.system in BUILT_IN:
         from reference.step import make_eager
 
-        is_checked = job.system == "eager_chunked" and mesh.rank == 0 and job.is_first
-        check = _mixing_check(job.case) if is_checked else None
+        check = _mixing_check(job.case) if looks_for_mixing else None
         return make_eager(job.case, mesh, mesh.device, job.system == "eager_chunked", injector.wrap, check)
     from harness.systems.user_system import UserSystem
 
@@ -259,6 +264,19 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> Syste
         made.wrap_gradients(injector.wrap)
     tamper = injector.ignore if can_wrap else injector.tamper
     return UserSystem(job.system, made, names=job.names, tamper=tamper, origin=factory.origin)
+
+
+def checks_mixing(job: Job, rank: int) -> bool:
+    """Whether this rank looks for mixing: one does, in a first run, unless an earlier one found none."""
+    if job.system != "eager_chunked" or rank != 0 or not job.is_first:
+        return False
+    return job.shelf is None or read_kept(job.shelf.folder, NO_MIXING, job.shelf.key) is not True
+
+
+def _keep_no_mixing(job: Job) -> None:
+    """Tell later runs of the same modules that they were looked at, and mix nothing."""
+    if job.shelf is not None and job.shelf.installation.sources.are_untouched():
+        keep(job.shelf.folder, NO_MIXING, job.shelf.key, True)
 
 
 def _mixing_check(case: Case) -> Any:
@@ -275,6 +293,24 @@ def needs_program(system: str) -> bool:
     return system == "graph"
 
 
+def trace_step(case: Case, device: torch.device, enter: Callable[[str], None]) -> TracedStep:
+    """Trace the case's training step, before any pass; `finish_program` makes a program of it. Switches are set."""
+    from harness.systems.graph import trace
+
+    _check_switches(device)
+    return trace(case, device, enter)
+
+
+def finish_program(
+    traced: TracedStep, case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None]
+) -> GraphProgram:
+    """Run the graph passes over what was traced, once in a process: they write into it. Switches are set."""
+    from harness.systems.graph import finish
+
+    _check_switches(device)
+    return finish(traced, case, device, options, enter)
+
+
 def prepare_program(
     case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None] = lambda place: None
 ) -> Any:
@@ -282,14 +318,17 @@ def prepare_program(
 
     Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
     """
-    import torch
-
     from harness.systems.graph import prepare
+
+    _check_switches(device)
+    return prepare(case, device, options, enter)
+
+
+def _check_switches(device: torch.device) -> None:
+    import torch
 
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
-
-    return prepare(case, device, options, enter)
 
 
 def model_sizes(case: Case) -> dict[str, int]:
@@ -331,7 +370,12 @@ def describe_program(program: GraphProgram | None) -> PreparedGraph | None:
     """What the manifest and the report say of a prepared graph; None when there is none."""
     if program is None:
         return None
-    return PreparedGraph(code_hash=program.code_hash, passes=program.passes, trace_seconds=program.trace_seconds)
+    return PreparedGraph(
+        code_hash=program.code_hash,
+        passes=program.passes,
+        trace_seconds=program.trace_seconds,
+        is_kept=program.is_kept,
+    )
 
 
 def _forget_peak(device: torch.device) -> None:

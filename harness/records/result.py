@@ -290,6 +290,7 @@ class CaseResult:
     `options`, where they are not the report's, are those of the run that the case was merged from.
     `baseline` has each side that was held against its baseline.
     `remarks` are what readers must know of how much the agreement of this case shows.
+    `kept_graph` says whether the graph was one that an earlier run had traced; None where no graph was made.
     `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
     `proof` is what a proof said before the case ran, None where none was asked for.
     """
@@ -320,6 +321,7 @@ class CaseResult:
     remarks: tuple[str, ...] = ()
     collectives: str | None = None
     proof: ProofOutcome | None = None
+    kept_graph: bool | None = None
 
     @property
     def where(self) -> str:

@@ -245,6 +245,7 @@ class CaseEntry:
     remarks: list[str] = field(default_factory=list)
     collectives: str | None = None
     proof: ProofOutcome | None = None
+    kept_graph: bool | None = None
     case: WholeCase
 
     @staticmethod

@@ -32,8 +32,9 @@ from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
 from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
-from harness.graph.trace import StepGraph, trace_fixed_step, trace_joint_step
+from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
 from harness.records import PassReport
+from harness.systems.graph_key import step_part
 from reference.chunking import DIM_INDEX, chunk_modules
 from reference.data import TextStream, text_source
 from reference.parallel import rank_order_group
@@ -48,7 +49,8 @@ class GraphProgram:
     """A step ready to run on any rank. `code_hash` names the graph's code; it is equal on all ranks.
 
     `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
-    name, that all ranks must make in this order before they run it. `passes` are for the report.
+    name, that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier
+    run traced it (harness/systems/kept_graph.py).
     """
 
     module: GraphModule
@@ -59,6 +61,7 @@ class GraphProgram:
     groups: Mapping[str, Group]
     trace_seconds: float
     passes: list[PassReport]
+    is_kept: bool = False
 
     @property
     def chunked(self) -> dict[str, int] | None:
@@ -66,7 +69,14 @@ class GraphProgram:
         return next((entry.facts["calls"] for entry in self.passes if entry.name == "chunk"), None)
 
 
-@collector_paused()
+@dataclass(frozen=True)
+class TracedStep:
+    """A case's step as it was traced, before any pass, and the seconds that it took."""
+
+    joint: JointGraph
+    seconds: float
+
+
 def prepare(
     case: Case,
     device: torch.device,
@@ -79,12 +89,14 @@ def prepare(
 
     Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that has no place.
     """
-    options = options or GraphOptions()
-    extra_passes = []
-    for text in options.extra_passes:
-        enter(f"in loading extra pass {text}")
-        extra_passes.append(load_pass(parse_pass(text)))
+    return finish(trace(case, device, enter), case, device, options, enter)
+
+
+@collector_paused()
+def trace(case: Case, device: torch.device, enter: Callable[[str], None] = lambda place: None) -> TracedStep:
+    """Trace the case's step for tensors on `device`. Of the case `step_part` alone is looked at. Raises TraceError."""
     enter("in tracing")
+    case = step_part(case)
     start = time.perf_counter()
     mesh = Mesh(0, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"))
@@ -102,7 +114,27 @@ def prepare(
         gradient_seed=1 / case.parallelism.data_ranks,
         device=device,
     )
-    trace_seconds = time.perf_counter() - start
+    return TracedStep(joint, time.perf_counter() - start)
+
+
+@collector_paused()
+def finish(
+    traced: TracedStep,
+    case: Case,
+    device: torch.device,
+    options: GraphOptions | None = None,
+    enter: Callable[[str], None] = lambda place: None,
+) -> GraphProgram:
+    """Run the pipeline over a step, with the options' passes in it. Passes write into the traced graph: it serves once.
+
+    Raises what `prepare` raises.
+    """
+    options = options or GraphOptions()
+    extra_passes = []
+    for text in options.extra_passes:
+        enter(f"in loading extra pass {text}")
+        extra_passes.append(load_pass(parse_pass(text)))
+    joint = traced.joint
     context = PassContext(
         chunk_symbol=joint.chunk_symbol,
         chunking=case.chunking,
@@ -110,7 +142,7 @@ def prepare(
         guards=tuple(joint.guards),
         memory=case.memory,
         pipeline=case.pipeline,
-        groups=group_table(mesh),
+        groups=group_table(Mesh(0, case.parallelism)),
         module_calls=joint.module_calls,
     )
     passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
@@ -128,8 +160,8 @@ def prepare(
         run=run,
         parameter_names=joint.parameter_names,
         buffer_names=joint.buffer_names,
-        code_hash=_code_hash(module),
-        trace_seconds=trace_seconds,
+        code_hash=code_hash(module),
+        trace_seconds=traced.seconds,
         groups=context.groups.made(),
         passes=reports,
     )
@@ -188,7 +220,7 @@ def group_table(mesh: Mesh) -> GroupTable:
     )
 
 
-def _code_hash(module: GraphModule) -> str:
+def code_hash(module: GraphModule) -> str:
     """The hash of the generated code, that of graph modules nested in it included."""
     codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()

@@ -26,7 +26,7 @@ def test_of_a_log_that_grows_too_long_its_beginning_and_end_stay_and_its_writer_
     monkeypatch.setattr(process, "KEPT_LOG_BYTES", 5)
     log = tmp_path / "rank0.log"
     process.keep_short(log)  # is not there yet
-    process._point(fd := os.open(os.devnull, os.O_WRONLY), log)
+    process._point(fd := os.open(os.devnull, os.O_WRONLY), log, adds=False)
     os.write(fd, b"first" + b"x" * 30 + b"right")
     process.keep_short(log)
     assert log.stat().st_size == 40

@@ -30,9 +30,10 @@ from harness.case import Case
 from harness.case.case_file import case_text, read_case
 from harness.certificate.calls import RejectedError
 from harness.certificate.check import check
-from harness.certificate.files import read_certificate, write_certificate
+from harness.certificate.files import read_certificate
 from harness.errors import BitproofError
 from harness.history.store import add_runs, read_nights
+from harness.prove.certify import write_certificate
 from harness.records import CaseResult, Report, Verdict
 from harness.report import json as report_json
 from tests.benchmarks.fuzz_certificates import example

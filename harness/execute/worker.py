@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
-    from harness.shared_memory import SharedMemory
+    from harness.shared_memory import Board, SharedMemory
     from harness.systems.graph import GraphProgram
     from reference.parallel.mesh import Mesh
 
@@ -102,8 +102,17 @@ class Job:
         return self.part_of(rank).with_suffix(".safetensors")
 
 
-def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory | None = None) -> None:
+def run_rank(
+    job: Job,
+    rank: int,
+    store: Store,
+    tell: Tell,
+    memory: SharedMemory | None = None,
+    board: Board | None = None,
+) -> None:
     """Run one rank to its end, and `tell` how far it is. Its named groups meet in `memory`, where there is some.
+
+    What it launches and waits for in them stands on the `board`.
 
     Whatever goes wrong is raised; process groups then stay as they are, for the caller to leave or to die with.
     """
@@ -144,6 +153,7 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
             memory=memory,
             native=native,
             disturb=_disturbance(injector),
+            board=board,
         )
     tell(Ready())
 

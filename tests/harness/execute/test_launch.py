@@ -417,13 +417,19 @@ def test_a_rank_that_is_killed_while_others_wait_in_shared_memory_is_blamed_and_
     assert time.monotonic() - began < 30, "nobody waits for a time to be up"
 
 
-def test_a_hang_in_shared_memory_is_shown_by_the_stacks_of_the_rank_that_hangs_and_of_one_that_waits(tmp_path):
-    result = run(tmp_path, toy("meeting_hanging"), collectives="shared", timeout=12.0)
+@pytest.mark.parametrize("collectives", ["shared", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_a_hang_is_shown_by_the_stacks_and_last_collectives_of_who_hangs_and_who_waits(tmp_path, collectives):
+    result = run(tmp_path, toy("meeting_hanging"), collectives=collectives, timeout=12.0)
     assert "found: ranks 0, 1 at step 2, unfinished" in result.error
     rank_0, rank_1 = result.error.partition("\n\n")[2].split("\n\n")
-    assert re.match(r"rank 0, logs/.*rank0\.log:\n  File .*shared_memory\.py\", line \d+ in wait\n", rank_0)
+    waits, has_waited = (f"all_reduce {n} of group fsdp, 24 bytes of float32" for n in (3, 2))
+    where = {"shared": "shared_memory", "gloo": "rank_order_group"}[collectives]
+    assert re.match(
+        rf"rank 0, logs/.*rank0\.log:\n  waits for {waits}\n  File .*{where}\.py\", line \d+ in wait\n", rank_0
+    )
     assert "in all_reduce" in rank_0
-    assert re.match(r"rank 1, logs/.*rank1\.log:\n  File .*toy_systems\.py\", line \d+ in hang_here\n", rank_1)
+    hung = r"File .*toy_systems\.py\", line \d+ in hang_here\n"
+    assert re.match(rf"rank 1, logs/.*rank1\.log:\n  has waited for {has_waited}\n  {hung}", rank_1)
 
 
 @pytest.mark.parametrize("kind", ["kill-rank", "raise"])

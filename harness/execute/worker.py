@@ -341,7 +341,12 @@ def describe_program(program: GraphProgram | None) -> PreparedGraph | None:
     """What the manifest and the report say of a prepared graph; None when there is none."""
     if program is None:
         return None
-    return PreparedGraph(code_hash=program.code_hash, passes=program.passes, trace_seconds=program.trace_seconds)
+    return PreparedGraph(
+        code_hash=program.code_hash,
+        generated_hash=program.generated_hash,
+        passes=program.passes,
+        trace_seconds=program.trace_seconds,
+    )
 
 
 def _forget_peak(device: torch.device) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
-    from harness.shared_memory import SharedMemory
+    from harness.shared_memory import Board, SharedMemory
     from harness.systems.graph import GraphProgram, TracedStep
     from reference.parallel.mesh import Mesh
 
@@ -105,8 +105,17 @@ class Job:
         return self.part_of(rank).with_suffix(".safetensors")
 
 
-def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory | None = None) -> None:
+def run_rank(
+    job: Job,
+    rank: int,
+    store: Store,
+    tell: Tell,
+    memory: SharedMemory | None = None,
+    board: Board | None = None,
+) -> None:
     """Run one rank to its end, and `tell` how far it is. Its named groups meet in `memory`, where there is some.
+
+    What it launches and waits for in them stands on the `board`.
 
     Whatever goes wrong is raised; process groups then stay as they are, for the caller to leave or to die with.
     """
@@ -147,6 +156,7 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
             memory=memory,
             native=native,
             disturb=_disturbance(injector),
+            board=board,
         )
     tell(Ready())
 
@@ -372,6 +382,7 @@ def describe_program(program: GraphProgram | None) -> PreparedGraph | None:
         return None
     return PreparedGraph(
         code_hash=program.code_hash,
+        generated_hash=program.generated_hash,
         passes=program.passes,
         trace_seconds=program.trace_seconds,
         is_kept=program.is_kept,

@@ -68,6 +68,11 @@ class GraphProgram:
         """How often a step runs each module that the chunk pass wrote in chunks; None when that pass did not run."""
         return next((entry.facts["calls"] for entry in self.passes if entry.name == "chunk"), None)
 
+    @property
+    def generated_hash(self) -> str | None:
+        """The hash of the code that a backend generated; None where the graph runs as it is."""
+        return next((entry.facts["generated_hash"] for entry in self.passes if entry.name == "backend"), None)
+
 
 @dataclass(frozen=True)
 class TracedStep:

@@ -457,13 +457,27 @@ def test_a_hung_rank_is_shown_by_its_stack(hanging):
     assert "harness/execute/host.py" not in stacks
 
 
-def test_a_hang_in_shared_memory_is_shown_by_the_stacks_of_the_rank_that_hangs_and_of_one_that_waits(hanging):
-    result = hanging["meeting_hanging"]
+@pytest.fixture
+def hung(request, hanging, tmp_path):
+    """What became of ranks that hang in a collective, over one transport."""
+    if request.param == "shared":  # where ranks of one machine meet unless they are told otherwise
+        return request.param, hanging["meeting_hanging"]
+    return request.param, run(tmp_path, toy("meeting_hanging"), collectives=request.param, timeout=12.0)
+
+
+@pytest.mark.parametrize("hung", ["shared", pytest.param("gloo", marks=pytest.mark.slow)], indirect=True)
+def test_a_hang_is_shown_by_the_stacks_and_last_collectives_of_who_hangs_and_who_waits(hung):
+    collectives, result = hung
     assert "found: ranks 0, 1 at step 2, unfinished" in result.error
     rank_0, rank_1 = result.error.partition("\n\n")[2].split("\n\n")
-    assert re.match(r"rank 0, logs/.*rank0\.log:\n  File .*shared_memory\.py\", line \d+ in wait\n", rank_0)
+    waits, has_waited = (f"all_reduce {n} of group fsdp, 24 bytes of float32" for n in (3, 2))
+    where = {"shared": "shared_memory", "gloo": "rank_order_group"}[collectives]
+    assert re.match(
+        rf"rank 0, logs/.*rank0\.log:\n  waits for {waits}\n  File .*{where}\.py\", line \d+ in wait\n", rank_0
+    )
     assert "in all_reduce" in rank_0
-    assert re.match(r"rank 1, logs/.*rank1\.log:\n  File .*toy_systems\.py\", line \d+ in hang_here\n", rank_1)
+    hung = r"File .*toy_systems\.py\", line \d+ in hang_here\n"
+    assert re.match(rf"rank 1, logs/.*rank1\.log:\n  has waited for {has_waited}\n  {hung}", rank_1)
 
 
 @pytest.mark.parametrize("kind", ["kill-rank", "raise"])

@@ -14,12 +14,13 @@ import time
 from typing import TYPE_CHECKING
 
 from harness.disturb.faults import parse_fault
+from harness.errors import UsageError
 from harness.execute.accounts import End
 from harness.execute.process import num_cores
 from harness.execute.ranks import Ranks
 from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats
 from harness.execute.stage import Place, Send, Stage
-from harness.execute.worker import Job, needs_program, options_of_rank, prepare_program
+from harness.execute.worker import Job, needs_program, options_of_rank, prepare_program, struck
 from harness.machine.determinism import set_determinism
 from harness.options import OnEvent
 from harness.records import Event
@@ -59,6 +60,8 @@ class Runner:
                 case_timeout=request.case_timeout,
                 hangup=self._hangup,
             )
+        except UsageError:  # the call was wrong, and the program is as it was
+            raise
         except BaseException:
             self.close()
             raise
@@ -122,8 +125,9 @@ class Maker:
         began = time.monotonic()
         if self._program is None:
             self._program = self._make(run, seats, send)
+        program = struck(self._program, parse_fault(run.inject) if run.inject else None, run.case)
         send(Place(""))
-        return run_ranks(run, seats, send, hangup, self._program, time.monotonic() - began)
+        return run_ranks(run, seats, send, hangup, program, time.monotonic() - began)
 
     def end(self) -> None:
         """Let go of the program."""

@@ -17,7 +17,7 @@ from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
 from harness.case import Case, Kind
-from harness.disturb.faults import Fault, Injector, SumOrder
+from harness.disturb.faults import CATALOGUE, Fault, Injector, Named
 from harness.disturb.stress import Stress, stressed
 from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
 from harness.execute.profile import phase, showing_digests
@@ -128,9 +128,10 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
     program = job.program
     if program is None and needs_program(job.system):
         program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
+        program = struck(program, job.fault, job.case)
     tell(Prepared(graph=describe_program(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
-    injector = Injector(job.fault, rank)
+    injector = Injector(job.fault, rank, job.case.parallelism.world_size)
     with phase("join groups"):
         backend, native, timeout = job.placement.backend, job.placement.native, job.collective_timeout
         if backend == "nccl":
@@ -148,9 +149,9 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
     tell(Ready())
 
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
-    observe = recorder.observe if job.profile is None else showing_digests(recorder.observe)
+    observe = injector.unseen(recorder.observe if job.profile is None else showing_digests(recorder.observe))
     remains = Remains()
-    with stressed(job.stress, rank, device):
+    with stressed(job.stress, rank, device), injector.at_work():
         with phase("make system"):
             system = make_system(job, mesh, program, injector)
         switches[AFTER_FACTORY] = read_switches()
@@ -227,12 +228,12 @@ def preload() -> None:
 
 def _disturbance(injector: Injector) -> Any:
     """What makes of each process group one that adds in a fault's order; None where no fault asks for that."""
-    fault = injector.fault
-    if not isinstance(fault, SumOrder):
+    order, fault = injector.sum_order, injector.fault
+    if order is None or fault is None:
         return None
     from reference.parallel.other_order_group import OtherOrderGroup
 
-    return lambda group: OtherOrderGroup(group, fault.order, lambda: injector.step >= fault.step, injector.fire)
+    return lambda group: OtherOrderGroup(group, order, lambda: injector.step >= fault.step, injector.fire)
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> System:
@@ -290,6 +291,19 @@ def prepare_program(
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
 
     return prepare(case, device, options, enter)
+
+
+def struck(program: Any, fault: Fault | None, case: Case) -> Any:
+    """The program with a fault of the catalogue in its graph, as a pass of its own; the program where it has none.
+
+    Raises UsageError where the graph has nothing of the kind that the fault strikes.
+    """
+    entry = CATALOGUE[fault.name] if isinstance(fault, Named) else None
+    if entry is None or entry.edit is None or program is None:
+        return program
+    from harness.systems.graph import strike_program
+
+    return strike_program(program, entry, case)
 
 
 def model_sizes(case: Case) -> dict[str, int]:

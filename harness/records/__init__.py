@@ -12,6 +12,12 @@ from harness.records.bisection import (
     Probe,
 )
 from harness.records.comparison import Comparison
+from harness.records.faults import (
+    FaultOutcome,
+    FaultsFound,
+    FaultStatus,
+    Score,
+)
 from harness.records.proof import (
     ProofOutcome,
     ProofVerdict,
@@ -83,6 +89,9 @@ __all__ = [
     "Divergence",
     "Drift",
     "Event",
+    "FaultOutcome",
+    "FaultStatus",
+    "FaultsFound",
     "GraphIdentity",
     "Histogram",
     "Key",
@@ -101,6 +110,7 @@ __all__ = [
     "Report",
     "Role",
     "Sample",
+    "Score",
     "Shard",
     "Step",
     "Switch",

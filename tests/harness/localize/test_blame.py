@@ -305,6 +305,17 @@ def test_a_view_that_the_reference_takes_by_another_operator_is_right() -> None:
     assert culprit is not None and culprit.candidate == 2
 
 
+def test_half_of_what_the_reference_splits_is_right_though_it_slices_elsewhere() -> None:
+    split, narrow = call("split x -> a b")._replace(view=True), call("slice w -> v")._replace(view=True)
+    reference = [narrow, split, call("mul a g -> c"), call("mul b g -> d")]
+    halves = [call("slice x -> a")._replace(view=True), call("slice x -> b")._replace(view=True)]
+    culprit = blamed(reference, [narrow, *halves, reference[2], call("mul b h -> D")], "D")
+    assert culprit is not None and (culprit.call.operator, culprit.candidate) == ("mul", 4)
+    wrong = [halves[0], call("slice x -> B")._replace(view=True)]
+    culprit = blamed(reference, [narrow, *wrong, reference[2], call("mul B g -> D")], "D")
+    assert culprit is not None and (culprit.call.operator, culprit.candidate) == ("slice", 2)
+
+
 def test_a_view_that_keeps_the_order_of_elements_is_passed_over_and_one_of_another_dtype_is_not() -> None:
     reference = [view("view z -> y"), call("mm a w -> b")]
     culprit = blamed(reference, [view("view a -> Q"), call("mm Q w -> B")], "B")

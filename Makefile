@@ -40,7 +40,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_digest.py
 	$(BIN)/python tests/benchmarks/bench_comparison.py
 	$(BIN)/python tests/benchmarks/bench_collectives.py
-	$(BIN)/python tests/benchmarks/bench_prove.py
+	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 
 fuzz: $(VENV)/ready         ## wrong and right rewrites for the prover, corrupted certificates for the checker, damaged files for readers
 	$(BIN)/python tests/benchmarks/fuzz_prove.py

@@ -3,11 +3,11 @@
     [--cases transformer_batch,moe_batch,moe_seq] [--flavor 671B] [--every-pass] [--no-certificate]
 
 By default DeepSeek-V3's published dimensions, 4 and all 61 layers (3 of them dense), 4 sequences of 4,096 tokens, the
-three chunkings, 8 ranks with ep 8 and 64 with ep 64: its tensors are fake, so nothing is computed. A configuration has
-a process of its own, so that its peak memory is its own. Told are seconds to trace the reference, to trace the
-candidate and run its passes, to write both down as data, to compare them (terms made and hashed, outputs answered), to
-make and write the certificate and to check it; and its bytes. Seconds are the process's own on its one thread, so that
-a busy machine does not blur them.
+three chunkings, 8 ranks with ep 8 and 64 with ep 64, which takes half an hour; `make bench` asks for a part. Tensors
+are fake, so nothing is computed. A configuration has a process of its own, so that its peak memory is its own. Told are
+seconds to trace the reference, to trace the candidate and run its passes, to write both down as data, to compare them
+(terms made and hashed, outputs answered), to make and write the certificate and to check it; and its bytes. Seconds are
+the process's own on its one thread, so that a busy machine does not blur them.
 
 Goals, on 2 cores: every output PROVED; 10 minutes and 8 GiB for tracing, passes and proof; 60 seconds to compare; and
 microseconds a call at the most layers at most 1.3 times those at the fewest, in the whole and in comparing. Returns 1

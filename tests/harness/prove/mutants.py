@@ -280,26 +280,46 @@ MUTATIONS: dict[str, Mutation] = {
 }
 
 
-# -- a step to mutate ---------------------------------------------------------------------------------
+# -- steps to mutate ----------------------------------------------------------------------------------
+# Three small ones, for what a mutant costs grows with its calls. Together they have what real steps have: gathers,
+# reductions, a buffer, halves, casts, gradients that add.
 
 
-def step(w: Tensor, v: Tensor, counts: Tensor, x: Tensor) -> list[Tensor]:
-    """A small chunked step with what real ones have: gathers, reductions, a buffer, halves, gradients that add."""
-    gathered = c10d.wait_tensor(c10d.all_gather_into_tensor(w.bfloat16(), 2, "pairs")).float()  # (8, 6)
+def _gathered(w: Tensor) -> Tensor:
+    return c10d.wait_tensor(c10d.all_gather_into_tensor(w.bfloat16(), 2, "pairs")).float()  # (8, 6)
+
+
+def chunks(w: Tensor, v: Tensor, counts: Tensor, x: Tensor) -> list[Tensor]:
+    """A forward in halves, which a buffer counts."""
+    weight = _gathered(w)
     halves = []
     for part in torch.split(x, [4, 4]):
-        rows = part.contiguous()
-        norm = rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
-        hidden = torch.nn.functional.silu(norm @ gathered.t())  # (4, 8)
+        norm = part * (part.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+        hidden = torch.nn.functional.silu(norm @ weight.t())  # (4, 8)
         counts.add_(hidden.sum(0) * 0.5)
         halves.append(hidden @ v)
     joined = torch.cat(halves) + x
-    loss = (joined * joined).sum()
-    grads = [(h.t() @ h).reshape(-1)[:24].view(4, 6) for h in (joined[:4], joined[4:])]
+    return [(joined * joined).sum(), joined.view(4, 12) + v.reshape(4, 12)]
+
+
+def gradients(w: Tensor, v: Tensor, counts: Tensor, x: Tensor) -> list[Tensor]:
+    """Gradients of halves, each reduced, and added."""
+    grads = [(h.t() @ h).reshape(-1)[:24].view(4, 6) for h in (x[:4] + v[:4], x[4:] * v[4:])]
     reduced = [c10d.wait_tensor(c10d.reduce_scatter_tensor(g.clone(), "sum", 2, "pairs")) for g in grads]
-    total = (reduced[0] + reduced[1]) + w[:2] * v[:2]
-    product = joined.exp()[:, :4] - joined[:, 2:] * 1.5
-    return [loss, total, reduced[0] * 2.0 + w[2:], product.t() @ v, joined.view(4, 12) + v.reshape(4, 12)]
+    counts.mul_((x * v).sum(1))
+    return [(reduced[0] + reduced[1]) + w[:2] * v[:2], reduced[0] * 2.0 + w[2:]]
+
+
+def products(w: Tensor, v: Tensor, counts: Tensor, x: Tensor) -> list[Tensor]:
+    """Elementwise operators, slices and products of what was gathered."""
+    weight = _gathered(w)
+    joined = torch.cat([x[:4] * weight[:4], x[4:] * weight[4:]])
+    product = joined.exp()[:, :4] - (joined[:, 2:] + v[:, :4]) * 1.5
+    counts.add_((joined - v).float().sum(1))
+    return [product.t() @ v, (joined + v).bfloat16().float().t() @ weight]
+
+
+STEPS = (chunks, gradients, products)
 
 
 def inputs(seed: int, ranks: int = 4) -> list[list[Tensor]]:

@@ -42,6 +42,15 @@ def test_every_output_is_proved(name):
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer_batch", "moe_batch", "moe_seq"])
+@pytest.mark.parametrize("world_size", [4, 8, 16, 32, 64])
+def test_every_output_is_proved_on_any_number_of_ranks(name, world_size):
+    case = replace(small(name), parallelism=Parallelism(world_size=world_size, ep=2))
+    found = prove_case(case, evaluate=False)
+    assert (found.verdict, found.proof.count("PROVED")) == ("PROVED", 19)
+
+
 def test_terms_are_computed_and_one_with_other_bits_than_the_graphs_is_refused_loudly(monkeypatch):
     own = prove.same_bits
     monkeypatch.setattr(prove, "same_bits", lambda x, y: own(x, y) and x.dim() > 0)  # the loss is a scalar

@@ -22,7 +22,7 @@ from harness.execute.process import num_cores
 from harness.execute.ranks import Ranks
 from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats
 from harness.execute.stage import Place, Send, Stage
-from harness.execute.worker import Job, finish_program, needs_program, options_of_rank, struck, trace_step
+from harness.execute.worker import Job, needs_program, options_of_rank, struck
 from harness.machine.determinism import set_determinism
 from harness.options import OnEvent
 from harness.program.sources import Installation
@@ -31,6 +31,10 @@ from harness.systems.graph_key import Shelf, shelf_of, step_part
 from harness.systems.registry import BUILT_IN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from harness.case import Case
+    from harness.graph.options import GraphOptions
     from harness.systems.graph import GraphProgram, TracedStep
 
 
@@ -176,12 +180,10 @@ class Tracer:
         return self._finishing
 
     def _trace(self, run: RunRequest, send: Send) -> None:
-        import torch
-
         if self._traced is None:
             send(Event(event="prepare"))
             set_determinism(run.case.seed)
-            self._traced = trace_step(run.case, torch.device("cpu"), lambda place: send(Place(place)))
+            self._traced = trace_step(run.case, lambda place: send(Place(place)))
             gc.freeze()
 
     def _leave(self) -> None:
@@ -222,20 +224,36 @@ class Finisher:
         self._program = None
 
     def _made(self, run: RunRequest, seats: Seats, send: Send) -> GraphProgram:
-        import torch
-
         if self._program is not None:
             return self._program
         assert self._traced is not None, "a stage traces where it read no program"
         set_determinism(run.case.seed)
         options = options_of_rank(run.graph_options, seats.ranks[0])
-        program = finish_program(self._traced, run.case, torch.device("cpu"), options, lambda place: send(Place(place)))
+        program = finish_program(self._traced, run.case, options, lambda place: send(Place(place)))
         if self._shelf is not None:
             from harness.systems.kept_graph import keep_program
 
             keep_program(self._shelf, program)
         send(Event(event="prepared"))
         return program
+
+
+def trace_step(case: Case, enter: Callable[[str], None]) -> TracedStep:
+    """Trace the case's training step, before any pass. Switches are set before: by them torch chooses operators."""
+    import torch
+
+    from harness.systems.graph import trace
+
+    return trace(case, torch.device("cpu"), enter)
+
+
+def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
+    """Run the graph passes over what was traced: once in a process, as they write into it."""
+    import torch
+
+    from harness.systems.graph import finish
+
+    return finish(traced, case, torch.device("cpu"), options, enter)
 
 
 def _read(shelf: Shelf | None) -> GraphProgram | None:

@@ -27,8 +27,7 @@ from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_sw
 from harness.machine.devices import Placement
 from harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from harness.machine.nccl import pin_nccl
-from harness.program.kept import keep, read_kept
-from harness.systems.graph_key import NO_MIXING, Shelf
+from harness.systems.graph_key import Shelf
 from harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
     from harness.shared_memory import Board, SharedMemory
-    from harness.systems.graph import GraphProgram, TracedStep
+    from harness.systems.graph import GraphProgram
     from reference.parallel.mesh import Mesh
 
     Observe = Callable[[Kind, str, torch.Tensor], None]
@@ -193,8 +192,8 @@ def run_rank(
         write_archive(job.part_of(rank), remains)
     if job.values:
         write_values(job.values_of(rank), recorder.values)
-    if looks_for_mixing:
-        _keep_no_mixing(job)
+    if looks_for_mixing and job.shelf is not None:
+        job.shelf.keep_no_mixing()
     with phase("wait for all ranks"):
         dist.barrier()  # a rank that left early would look to the others like one that died
     logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)
@@ -279,15 +278,8 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
 def checks_mixing(job: Job, rank: int) -> bool:
     """Whether this rank looks for mixing: one does, in a first run, unless an earlier one found none."""
-    if job.system != "eager_chunked" or rank != 0 or not job.is_first:
-        return False
-    return job.shelf is None or read_kept(job.shelf.folder, NO_MIXING, job.shelf.key) is not True
-
-
-def _keep_no_mixing(job: Job) -> None:
-    """Tell later runs of the same modules that they were looked at, and mix nothing."""
-    if job.shelf is not None and job.shelf.installation.sources.are_untouched():
-        keep(job.shelf.folder, NO_MIXING, job.shelf.key, True)
+    is_asked_for = job.system == "eager_chunked" and rank == 0 and job.is_first
+    return is_asked_for and not (job.shelf and job.shelf.has_no_mixing())
 
 
 def _mixing_check(case: Case) -> Any:
@@ -304,24 +296,6 @@ def needs_program(system: str) -> bool:
     return system == "graph"
 
 
-def trace_step(case: Case, device: torch.device, enter: Callable[[str], None]) -> TracedStep:
-    """Trace the case's training step, before any pass; `finish_program` makes a program of it. Switches are set."""
-    from harness.systems.graph import trace
-
-    _check_switches(device)
-    return trace(case, device, enter)
-
-
-def finish_program(
-    traced: TracedStep, case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None]
-) -> GraphProgram:
-    """Run the graph passes over what was traced, once in a process: they write into it. Switches are set."""
-    from harness.systems.graph import finish
-
-    _check_switches(device)
-    return finish(traced, case, device, options, enter)
-
-
 def prepare_program(
     case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None] = lambda place: None
 ) -> Any:
@@ -329,17 +303,14 @@ def prepare_program(
 
     Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
     """
-    from harness.systems.graph import prepare
-
-    _check_switches(device)
-    return prepare(case, device, options, enter)
-
-
-def _check_switches(device: torch.device) -> None:
     import torch
+
+    from harness.systems.graph import prepare
 
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
+
+    return prepare(case, device, options, enter)
 
 
 def struck(program: Any, fault: Fault | None, case: Case) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from harness.capture.manifest import environment_variables
 from harness.case import AdamW, Batch, Case, Chunking, Memory, Pipeline
 from harness.machine.determinism import read_switches
+from harness.program.kept import keep, read_kept
 from harness.program.sources import Installation
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
@@ -32,6 +33,15 @@ class Shelf:
     folder: Path
     key: str
     installation: Installation
+
+    def has_no_mixing(self) -> bool:
+        """Whether an earlier run looked at the modules that eager runs in chunks, and found that none mixes."""
+        return read_kept(self.folder, NO_MIXING, self.key) is True
+
+    def keep_no_mixing(self) -> None:
+        """Tell later runs so, unless somebody edited meanwhile what was looked at."""
+        if self.installation.sources.are_untouched():
+            keep(self.folder, NO_MIXING, self.key, True)
 
 
 def traced_part(case: Case) -> Case:

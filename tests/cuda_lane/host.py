@@ -19,9 +19,9 @@ DEVICES = "BITPROOF_LANE_DEVICES"
 
 
 def trace_for_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """`prepare_program`, for the devices of the lane instead of the one that it is told."""
+    """What finishes a program: all of `prepare_program`, for the devices of the lane."""
 
-    def prepared(case: Any, device: Any, options: Any, enter: Callable[[str], None] = lambda place: None) -> Any:
+    def prepared(traced: Any, case: Any, options: Any, enter: Callable[[str], None] = lambda place: None) -> Any:
         from harness.errors import PassError
         from tests.cuda_lane.operators import current_device
         from tests.cuda_lane.to_cpu import map_to_cpu
@@ -47,11 +47,12 @@ def main() -> None:
     from tests.cuda_lane import stand_in
 
     stand_in.load()
-    from harness.execute import runs
+    from harness.execute import runs, worker
     from tests.cuda_lane import operators
 
     operators.install()
-    runs.prepare_program = trace_for_cuda(runs.prepare_program)
+    runs.trace_step = lambda case, enter: "each device's, when the program is finished"
+    runs.finish_program = trace_for_cuda(worker.prepare_program)
     sys.path.pop(0)
     runpy.run_path(str(ROOT / "harness" / "program" / "start.py"), run_name="__main__")
 

@@ -61,7 +61,7 @@ def runner(
         assert traced == "traced"
         return prepare(*arguments) if prepare else os.getpid()
 
-    monkeypatch.setattr(runs, "trace_step", trace or (lambda case, device, enter: "traced"))
+    monkeypatch.setattr(runs, "trace_step", trace or (lambda case, enter: "traced"))
     monkeypatch.setattr(runs, "finish_program", finish)
     monkeypatch.setattr(runs, "set_determinism", lambda seed: None)  # a host has imported what that takes a second for
     monkeypatch.setattr(runs, "run_ranks", run_ranks)
@@ -114,7 +114,7 @@ def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(
     """The pass counts how often it ran in this process: always once."""
     ran: list[int] = []
 
-    def prepare(case: Any, device: Any, options: GraphOptions, enter: Any) -> int:
+    def prepare(case: Any, options: GraphOptions, enter: Any) -> int:
         ran.append(0)
         return len(ran)
 
@@ -177,18 +177,18 @@ def test_every_graph_is_traced_anew_where_others_code_makes_it_or_passes_are_to_
     assert not (tmp_path / "kept").exists()
 
 
-def killed(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+def killed(case: Any, options: Any, enter: Callable[[str], None]) -> None:
     enter("in extra pass mine")
     print("a last word", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leaves(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+def leaves(case: Any, options: Any, enter: Callable[[str], None]) -> None:
     enter("in extra pass mine")
     os._exit(0)
 
 
-def closes(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+def closes(case: Any, options: Any, enter: Callable[[str], None]) -> None:
     enter("in extra pass mine")
     os.closerange(3, 4096)
     time.sleep(60)
@@ -235,7 +235,7 @@ def test_what_a_stage_raises_is_raised_as_it_is_and_an_exit_is_no_end_of_the_hos
 def test_a_pass_that_loops_is_ended_in_time_and_named_with_its_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def loops_forever(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+    def loops_forever(case: Any, options: Any, enter: Callable[[str], None]) -> None:
         enter("in extra pass loops_forever")
         while True:
             time.sleep(0.01)

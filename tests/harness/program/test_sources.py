@@ -12,6 +12,9 @@ import pytest
 from harness.program import sources
 from harness.program.sources import installation, note, read_sources
 
+LOADED = ("sys", "harness", "harness.program", "harness.program.sources")
+"""What a process has loaded that looks at its files in time."""
+
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -71,7 +74,7 @@ def test_a_file_that_came_or_went_shows_and_compiled_python_does_not(own: Path) 
 
 def test_a_process_that_did_not_look_at_its_start_vouches_for_nothing(own: Path) -> None:
     assert installation() is None
-    note()
+    note(LOADED)
     found = installation()
     assert found is not None and found.sources == read_sources() and found == installation()
 
@@ -83,11 +86,17 @@ def test_a_module_of_others_counts_by_its_file_and_one_that_changed_since_the_st
     file.write_text("")
     module.__file__ = str(file)
     monkeypatch.setattr(sources.time, "time", lambda: file.stat().st_ctime + 10)
-    note()
+    note(LOADED)
     without = installation()
     monkeypatch.setitem(sys.modules, "somebodys", module)
     with_it = installation()
     assert without is not None and with_it is not None and with_it.others != without.others
     monkeypatch.setattr(sources.time, "time", lambda: file.stat().st_ctime - 10)
-    note()
+    note(LOADED)
+    assert installation() is None
+
+
+@pytest.mark.parametrize("module", ["torch", "reference.step", "harness.execute.runs"])
+def test_a_process_that_looks_only_after_it_imported_something_vouches_for_nothing(module: str, own: Path) -> None:
+    note((*LOADED, module))
     assert installation() is None

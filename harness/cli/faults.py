@@ -23,8 +23,15 @@ from harness.cli.options import (
 )
 from harness.commands.run import change_case, replay_options
 
-DEFAULT_CASES = ("moe_seq", "transformer_batch", "blocks_batch_offload", "blocks_batch_bucketed_float32")
-"""Where nothing is selected: each fault goes into the first of them in which it can strike."""
+DEFAULT_CASES = (
+    "moe_seq",
+    "transformer_batch",
+    "experts_seq_sight",
+    "blocks_batch_sight",
+    "blocks_batch_offload",
+    "blocks_batch_bucketed_float32",
+)
+"""Where nothing is selected: each fault goes into the first of them that should see it."""
 
 
 @app.command("faults")

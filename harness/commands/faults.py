@@ -44,8 +44,14 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
 def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
     """A line a row: name, family, what is wrong, and what a case needs for it."""
     for entry in entries:
-        needs = "; ".join(need.says for need in entry.all_needs)
+        needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
         yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")
+
+
+def homes(entry: Entry, cases: Sequence[Case]) -> list[Case]:
+    """The cases in which a fault can strike: those that should see it first, in their order."""
+    able = [case for case in cases if not entry.unmet(case)]
+    return sorted(able, key=lambda case: bool(entry.hidden(case)))
 
 
 def faults(
@@ -59,8 +65,8 @@ def faults(
 ) -> int:
     """Put faults into cases, show and write what came of each, and return the exit status.
 
-    A fault goes into the first of the cases in which it can strike, or, with `everywhere`, into each. 0 where every
-    fault was killed and no equivalent flagged, 1 where not, 3 where something could not be judged.
+    A fault goes into the first of the cases that should see it, or, with `everywhere`, into each where it can strike.
+    0 where every fault was killed and no equivalent flagged, 1 where not, 3 where something could not be judged.
     """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
@@ -69,9 +75,10 @@ def faults(
         results: list[CaseResult] = []
         try:
             with interrupts.let_in(), open_desk(cases, run_dir, options) as desk, make_progress(1) as progress:
-                left = list(entries)
+                plan = {entry.name: homes(entry, cases) for entry in entries}
+                found.outcomes += [_nowhere(entry) for entry in entries if not plan[entry.name]]
                 for case in cases:
-                    mine = [entry for entry in left if not entry.unmet(case)]
+                    mine = [x for x in entries if case in (plan[x.name] if everywhere else plan[x.name][:1])]
                     if not mine:
                         continue
                     placement = desk.place(case)
@@ -83,12 +90,11 @@ def faults(
                         for entry in mine:
                             outcome = runs.outcome(entry)
                             print(line_of(outcome), flush=True)
-                            if outcome.status == "not struck" and not everywhere and case is not cases[-1]:
-                                continue
-                            found.outcomes.append(outcome)
-                            if not everywhere:
-                                left.remove(entry)
-                found.outcomes += [_nowhere(entry) for entry in (left if not everywhere else ())]
+                            later = [x for x in plan[entry.name] if cases.index(x) > cases.index(case)]
+                            if outcome.status == "not struck" and later and not everywhere:
+                                plan[entry.name] = later
+                            else:
+                                found.outcomes.append(outcome)
         except interrupts.STOPS:
             found.problem = "interrupted"
         interrupts.too_late()

@@ -125,7 +125,9 @@ class FaultRuns:
             expected=tuple(map(_tell_site, sites)),
         )
         if first is None:
-            return outcome
+            hidden = entry.hidden(self.case)
+            reason = f"this case cannot see it: it needs {'; '.join(hidden)}" if hidden and entry.is_fault else None
+            return replace(outcome, reason=reason)
         call, problem = self._blamed(run, first, candidate)
         key = Key(first.step, first.kind, first.name, first.rank)
         assert self._reference is not None

@@ -56,6 +56,7 @@ class Search:
             first = self._with_bits(first)
         logs = {role: self._logs(role) for role in ROLES}
         differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
+        first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
         culprit = find_culprit(logs["reference"], logs["candidate"], differing)
         if culprit is None:
             return first

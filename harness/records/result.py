@@ -119,7 +119,8 @@ class Divergence:
 
     `pass_` is the pass that first changes bits, where somebody looked for it. `between` is None for a reference and a
     candidate. Where one system parts from itself it says which, such as "reference against itself"; what is told of
-    the two sides is then about its first and its second run.
+    the two sides is then about its first and its second run. `holds` is the one other record of the reference, such as
+    "grad b", that the candidate's tensor is, bit for bit: two were exchanged, or one stored twice.
     """
 
     step: int
@@ -130,6 +131,7 @@ class Divergence:
     call: BlamedCall | None = None
     pass_: str | None = None
     between: str | None = None
+    holds: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,7 @@ class FlatDivergence:
     output_reference_bits: str | None = None
     output_candidate_bits: str | None = None
     between: str | None = None
+    holds: str | None = None
     neighbours: list[Neighbour] | None = None
     histogram: Histogram | None = None
     samples: list[FlatSample] | None = None
@@ -193,7 +194,7 @@ class FlatDivergence:
 
 
 _UNKNOWN = TensorDifference()
-_PLACE = ("step", "rank", "kind", "name", "pass_", "between")
+_PLACE = ("step", "rank", "kind", "name", "pass_", "between", "holds")
 _FLAT = {"rank": "operator_rank", "ranks": "operator_ranks"}
 _FIELDS = {item.name for item in fields(FlatDivergence)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults.entry import BLOCKS, CHUNKED, SDPA, Entry, Family, Site
+from harness.disturb.faults.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Entry, Family, Site
 
 if TYPE_CHECKING:
     from harness.disturb.faults.surgeon import Surgeon
@@ -18,7 +18,7 @@ def _first_half_twice(g: Surgeon) -> list[Site]:
     node = g.require(g.halves(1), "halves of activations")
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
-    return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice")]
+    return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice"), *g.readers(node)]
 
 
 def _joined_in_reverse(g: Surgeon) -> list[Site]:
@@ -103,6 +103,7 @@ def _gradient_halves_exchanged(g: Surgeon) -> list[Site]:
     first.args, second.args = second.args, first.args
     sites = [*g.sites(first, "split"), *g.sites(second, "split")]
     sites += [*g.readers(first), *g.readers(second), g.site(first, "clone"), g.site(second, "clone")]
+    sites += [site for node in (first, second) for user in node.users for site in g.readers(user)]
     return [*sites, *g.chunk_root(first, "split", "slice")]  # a reshape of what is not contiguous is a clone
 
 
@@ -162,6 +163,7 @@ ENTRIES = (
         source="ours; blind wherever every row of a batch has the same positions",
         edit=_other_positions,
         needs=(BLOCKS,),
+        sees=(POSITIONS,),
     ),
     Entry(
         name="chunk-1-adds-chunk-0s-residual",

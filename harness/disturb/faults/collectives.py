@@ -210,7 +210,8 @@ ENTRIES = (
             says=f"sums over ranks are taken {says}",
             source=ORDERS,
             order=order,
-            needs=(ranks(least), FLOAT32),
+            needs=(ranks(least),),
+            sees=(FLOAT32,),
             kinds=("grad",),
             sites=(Site("*", "backward", "*", "reduce_scatter_tensor"),),
         )

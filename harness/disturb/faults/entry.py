@@ -72,6 +72,7 @@ BUCKETS = Need(lambda case: case.pipeline.bucket, "a case that buckets its colle
 RECOMPUTES = Need(lambda case: case.memory.policy != "none", "a memory policy that recomputes")
 OFFLOADS = Need(lambda case: case.memory.policy == "offload", "the memory policy offload")
 SDPA = Need(lambda case: case.model.attention == "sdpa", "attention by SDPA")
+POSITIONS = Need(lambda case: case.batch.data == "adversarial", "rows with positions of their own")
 FLOAT32 = Need(lambda case: case.precision.compute == "float32", "a step computed in float32")
 BFLOAT16 = Need(lambda case: case.precision.compute == "bfloat16", "a step computed in bfloat16")
 
@@ -97,10 +98,11 @@ TamperCall = Callable[["TamperedCall"], Any]
 class Entry:
     """One row. `says` is what is wrong, in a sentence; `source` is who met it, or why it is thinkable.
 
-    `kinds` are those of which the first record that differs may be. `sites` are the places that blame may name; an
-    edit, which knows the nodes it touched, returns its own. `operators` are the operators whose calls are tampered
-    with. `rank` is the one rank that is wrong: -1 for the last, None for all. `is_fault` is false for a rewrite that
-    keeps every bit.
+    `needs` is what a case must have for the fault to strike, `sees` what it must have besides for anybody to see it:
+    where it lacks that, inputs or roundings hide the fault. `kinds` are those of which the first record that differs
+    may be. `sites` are the places that blame may name; an edit, which knows the nodes it touched, returns its own.
+    `operators` are the operators whose calls are tampered with. `rank` is the one rank that is wrong: -1 for the last,
+    None for all. `is_fault` is false for a rewrite that keeps every bit.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Entry:
     operators: tuple[str, ...] = ()
     order: str | None = None
     needs: tuple[Need, ...] = ()
+    sees: tuple[Need, ...] = ()
     kinds: tuple[Kind, ...] = ("loss", "grad")
     sites: tuple[Site, ...] = ()
     rank: int | None = None
@@ -133,6 +136,10 @@ class Entry:
     def unmet(self, case: Case) -> list[str]:
         """What a case lacks for the fault to strike, in words; nothing where it applies."""
         return [need.says for need in self.all_needs if not need.holds(case)]
+
+    def hidden(self, case: Case) -> list[str]:
+        """What a case lacks for the fault to be seen, in words; nothing where it should be."""
+        return [need.says for need in self.sees if not need.holds(case)]
 
     def rank_of(self, world_size: int) -> int | None:
         """The one rank that is wrong, None where all are."""

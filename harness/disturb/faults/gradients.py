@@ -224,7 +224,7 @@ ENTRIES = (
         says="gradients are divided by the number of ranks after their reduction, not before",
         source="fairscale #565: dividing before or after; exact, and so unseen, by a power of two",
         edit=_averaged_last,
-        needs=(ODD_RANKS,),
+        sees=(ODD_RANKS,),
         kinds=("grad",),
     ),
     Entry(

@@ -24,6 +24,7 @@ def _again(g: Surgeon, name: str) -> Call:
 def _both(g: Surgeon, node: Call, *operators: str) -> list[Site]:
     """A recomputed call's places: it repeats forward, for backward."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
+    sites += [g.site(read, name) for read in node.all_input_nodes[:1] for name in operators]  # what is new lies there
     return [*sites, *(site._replace(direction="backward") for site in sites)]
 
 
@@ -63,7 +64,8 @@ def _counted_again(g: Surgeon) -> list[Site]:
     node = g.find("add_", r".*moe")
     first = g.require(g.recomputed(), "recomputed calls")
     g.make_before(first, node.target, *node.args)
-    return [*g.sites(node), g.site(node)._replace(direction="backward")]
+    sites = [*g.sites(node), g.site(node.args[1], "add_")]
+    return [*sites, *(site._replace(direction="backward") for site in sites)]
 
 
 def _routed_otherwise(g: Surgeon) -> list[Site]:

@@ -217,7 +217,8 @@ ENTRIES = (
         says="counts are kept in bfloat16, which has no odd number above 256",
         source="ours; blind wherever no expert gets more than 256 tokens",
         edit=_counted_in_bfloat16,
-        needs=(EXPERTS, MANY_ROWS),
+        needs=(EXPERTS,),
+        sees=(MANY_ROWS,),
         kinds=("buffer",),
     ),
     Entry(
@@ -225,7 +226,8 @@ ENTRIES = (
         says="counts are kept in eight bits",
         source="ours; blind wherever no expert gets more than 255 tokens",
         edit=_counted_in_bytes,
-        needs=(EXPERTS, MANY_ROWS),
+        needs=(EXPERTS,),
+        sees=(MANY_ROWS,),
         kinds=("buffer",),
     ),
     Entry(
@@ -263,14 +265,16 @@ ENTRIES = (
         says="weights are scaled and then divided by their sum, not the other way round",
         source="ours: two exact-looking operations in another order",
         edit=_scaled_first,
-        needs=(EXPERTS, FLOAT32),
+        needs=(EXPERTS,),
+        sees=(FLOAT32,),
     ),
     Entry(
         name="experts-summed-from-the-other-end",
         says="a token's experts are summed from the last slot to the first",
         source="ours: another order of three summands",
         edit=_summed_from_the_end,
-        needs=(EXPERTS, FLOAT32),
+        needs=(EXPERTS,),
+        sees=(FLOAT32,),
     ),
     Entry(
         name="router-in-bfloat16",
@@ -284,7 +288,8 @@ ENTRIES = (
         says="router scores are computed in float64",
         source="Megatron-LM's router dtype fp64, where the reference has float32",
         edit=_router_through("float64"),
-        needs=(EXPERTS, FLOAT32),
+        needs=(EXPERTS,),
+        sees=(FLOAT32,),
     ),
     Entry(
         name="expert-groups-ignored",

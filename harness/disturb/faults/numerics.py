@@ -183,14 +183,14 @@ ENTRIES = (
         says="1 / sqrt(x) stands for rsqrt(x)",
         source="ours: a decomposition; in bfloat16 it hides for 20 steps",
         edit=_root_in_two_steps,
-        needs=(FLOAT32,),
+        sees=(FLOAT32,),
     ),
     Entry(
         name="norm-weight-multiplied-first",
         says="x (r w) stands for (x r) w in a norm",
         source="ours: a fusion that reassociates",
         edit=_weight_first,
-        needs=(FLOAT32,),
+        sees=(FLOAT32,),
     ),
     Entry(
         name="silu-in-two-roundings",
@@ -216,7 +216,7 @@ ENTRIES = (
         says="two products and their difference in a rotation are rounded once too seldom",
         source="ours: contraction to a fused multiply-add; in bfloat16 it hides for 20 steps",
         edit=_contracted,
-        needs=(FLOAT32,),
+        sees=(FLOAT32,),
     ),
     Entry(
         name="rotated-backwards",
@@ -235,7 +235,8 @@ ENTRIES = (
         says="router scores are 1 / (1 + exp(-x))",
         source="ours: a decomposition",
         edit=_replaced("sigmoid", r".*router", "sigmoid_by_exp", "neg", "exp", "add", "reciprocal", "div", "mul"),
-        needs=(EXPERTS, FLOAT32),
+        needs=(EXPERTS,),
+        sees=(FLOAT32,),
     ),
     Entry(
         name="other-softmax-scale",
@@ -280,7 +281,7 @@ ENTRIES = (
         says="a product is taken row by row",
         source="the same: a product of one row has another kernel",
         edit=_replaced("mm", r".*(attention|feed_forward|experts).*", "mm_rowwise", "cat", "unbind", "unsqueeze"),
-        needs=(FLOAT32,),
+        sees=(FLOAT32,),
     ),
     Entry(
         name="product-in-tf32",
@@ -307,7 +308,7 @@ ENTRIES = (
         says="a norm's weight gradient is summed from the last row to the first",
         source="ours: another order of a reduction",
         edit=_summed_backwards,
-        needs=(FLOAT32,),
+        sees=(FLOAT32,),
         kinds=("grad",),
     ),
     Entry(

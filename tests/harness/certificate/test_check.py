@@ -35,7 +35,9 @@ def parts(w, x):
 
 def whole(w, x):
     y = w * x
-    both = gathered(torch.cat([y.bfloat16().float().view(-1), w.view(-1)])).view(2, -1)
+    narrow = aten._to_copy.default(y, dtype=torch.bfloat16, layout=torch.strided, device=torch.device("cpu"))
+    copied = aten.clone.default(w, memory_format=torch.contiguous_format)
+    both = gathered(torch.cat([narrow.float().view(-1), copied.view(-1)])).view(2, -1)
     ys, ws = aten.split_with_sizes_copy(both, [24, 24], 1)
     loss = (ys.view(8, 6).t() @ ws.view(8, 6)).sum(0)
     w.add_(x * w)

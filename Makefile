@@ -67,7 +67,7 @@ cuda-kernels: $(VENV)/ready .triton/ready  ## what Inductor and Triton generate 
 sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fails where one that must does not
 	$(BIN)/python tests/benchmarks/sum_orders.py -k bucketing
 
-nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-wheel-lane cuda-kernels sum-orders lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-wheel-lane sum-orders lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

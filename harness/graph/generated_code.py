@@ -8,7 +8,8 @@ changes no bit and is not the same twice:
 
 1. comments, which name the temporary folder and the files in it, and the order in which graphs were compiled;
 2. that folder, wherever else it is named;
-3. the index of the device that is compiled for: each rank compiles for its own.
+3. the index of the device that is compiled for: each rank compiles for its own;
+4. how symbols of sizes that depend on data are numbered: a process counts on. They are numbered as they appear.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _INDEX = (
 )
 """How generated code names a device."""
 
+_SYMBOL = re.compile(r"\bu\d+\b")
+
 _COMMENT = re.compile(r"^\s*# .*$", re.MULTILINE)
 """A line of comment, in code that is text within code too. C++ says `#include`, without a space."""
 
@@ -42,4 +45,5 @@ def _decisive(source: str, folder: Path, index: int | None) -> str:
     source = _COMMENT.sub("", source.replace(str(folder), ""))
     for pattern in _INDEX if index is not None else ():
         source = re.sub(pattern.format(index), "0", source)
-    return ast.unparse(ast.parse(source))
+    numbers: dict[str, str] = {}
+    return _SYMBOL.sub(lambda found: numbers.setdefault(found[0], f"u{len(numbers)}"), ast.unparse(ast.parse(source)))

@@ -15,12 +15,13 @@ x = tl.load(p + {offset})
 ''', device_str='cuda')
 def call(args):
     x = empty((4, {index_like}), device='cuda:{index}')
+    y = empty(({rows}, {others}, {rows}))
     with torch.cuda._DeviceGuard({index}):
         raw_stream{index} = get_raw_stream({index})
         stream{index} = raw_stream{index}
         kernel.run(x, stream=stream{index}, cache='{folder}')
 """
-SAME = {"number": 0, "name": "caa", "index": 0, "offset": 0, "index_like": 3}
+SAME = {"number": 0, "name": "caa", "index": 0, "offset": 0, "index_like": 3, "rows": "u0", "others": "u1"}
 
 
 def hashed(folder, index=None, **changes):
@@ -31,12 +32,15 @@ def hashed(folder, index=None, **changes):
     return hash_generated(folder, values["index"])
 
 
-@pytest.mark.parametrize("changes", [{}, {"number": 7}, {"name": "cbb"}, {"index": 3}, {"index": 7, "name": "cbb"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"number": 7}, {"name": "cbb"}, {"index": 3}, {"index": 7, "name": "cbb"}, {"rows": "u12", "others": "u7"}],
+)
 def test_folders_names_comments_and_the_devices_index_are_left_out(tmp_path, changes):
     assert hashed(tmp_path / "one") == hashed(tmp_path / "other", **changes)
 
 
-@pytest.mark.parametrize("changes", [{"offset": 1}, {"index_like": 4}])
+@pytest.mark.parametrize("changes", [{"offset": 1}, {"index_like": 4}, {"others": "u0"}])
 def test_whatever_else_is_generated_is_not(tmp_path, changes):
     assert hashed(tmp_path / "one") != hashed(tmp_path / "other", **changes)
 

@@ -35,13 +35,14 @@ Site = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 
-How = Literal["computes", "reads", "adds", "lacks"]
+How = Literal["computes", "reads", "adds", "lacks", "abandons"]
 
 HOW: dict[How, str] = {
     "computes": "gives another output from the same inputs",
     "reads": "reads other inputs, each of them right by itself",
     "adds": "is a call that the reference does not make",
     "lacks": "is a call of the reference that the candidate does not make",
+    "abandons": "is launched, and never waited for",
 }
 
 HOW_ITSELF: dict[How, str] = {
@@ -49,6 +50,7 @@ HOW_ITSELF: dict[How, str] = {
     "reads": "reads other inputs, though no operator call before it gave another output",
     "adds": "is a call that another run of the system does not make",
     "lacks": "is a call that another run of the system does not make",
+    "abandons": HOW["abandons"],
 }
 """The same, where reference and candidate are two runs of one system."""
 
@@ -58,7 +60,8 @@ class Culprit:
     """The call to blame, on the lowest of the `ranks` on which it differs.
 
     `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
-    make the call, or in which its partner is not known.
+    make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
+    given otherwise.
     """
 
     how: How
@@ -66,6 +69,7 @@ class Culprit:
     ranks: tuple[int, ...]
     candidate: int | None
     reference: int | None
+    arguments: str = ""
 
     @property
     def rank(self) -> int:
@@ -98,7 +102,17 @@ def find_culprit(
         if missing is not None:
             return missing
     how: How = "computes" if same_inputs else "reads" if partner is not None else "adds"
-    return Culprit(how=how, call=call, ranks=ranks, candidate=index, reference=partner)
+    if call.collective and not call.outputs:
+        how = "abandons"
+    arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
+    return Culprit(how=how, call=call, ranks=ranks, candidate=index, reference=partner, arguments=arguments)
+
+
+def _unlike_arguments(call: Call, partner: Call) -> str:
+    """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
+    theirs = dict(partner.scalars)
+    unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
+    return ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
 
 
 def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) -> Culprit | None:
@@ -110,6 +124,9 @@ def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) ->
     index = min(indices.values())
     ranks = tuple(sorted(rank for rank, other in indices.items() if other == index))
     call = logs[ranks[0]].reference.log[index]
+    for number, mine in enumerate(logs[ranks[0]].calls if call.collective else ()):
+        if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
+            return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index)
     return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
 
 
@@ -118,7 +135,7 @@ def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
     call = culprit.call
     return BlamedCall(
         operator=call.operator,
-        how=told[culprit.how],
+        how=told[culprit.how] + (f", with {culprit.arguments}" if culprit.arguments else ""),
         module=call.place.module,
         direction=call.place.direction,
         chunk=call.place.chunk,

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.errors import cut
 from harness.localize.calls import Call, Place
 from harness.records import BlamedCall, Neighbour
 
@@ -112,7 +113,8 @@ def _unlike_arguments(call: Call, partner: Call) -> str:
     """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
-    return ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
+    told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
+    return cut(told, 300)
 
 
 def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) -> Culprit | None:

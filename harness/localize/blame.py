@@ -15,7 +15,8 @@
    blame, nor is the collective; the rank that sent them is. What only packs right values for a collective, as a
    bucket does, has values that the reference has nowhere, and computes nothing: then the collective is to blame,
    unless a tensor that differs holds another right value, as one that was packed in the wrong place does.
-4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed.
+4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed. What packs, and
+   the collective of a bucket, are the answer only where no other call is: the reference has a bucket's values nowhere.
 5. Where the answer only reads another right value than its partner does, or where there is no root, a
    call may be missing: the first call of the reference, in the history of the value that the candidate
    should have had, whose output the candidate has nowhere and whose inputs it has.
@@ -93,7 +94,8 @@ def find_culprit(
     roots = _roots(logs, differing)
     if not roots:
         return _first_missing(logs, {rank: [wanted for wanted, _ in pairs] for rank, pairs in differing.items()})
-    index, first_rank = min((index, rank) for rank, index in roots)
+    computing = {(rank, index) for rank, index in roots if not logs[rank].is_packing(index)}
+    index, first_rank = min((index, rank) for rank, index in computing or roots)
     log = logs[first_rank]
     call = log.calls[index]
     partner, same_inputs = log.reference.partner(call, log.turn(index))
@@ -260,6 +262,11 @@ class _Log:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
         operator = self.calls[index].operator.partition(".")[0]
         return operator in _PACKING and all(map(self.only_packs, self.bad_producers(index)))
+
+    def is_packing(self, index: int) -> bool:
+        """Whether a call only packs right values, or is the collective of such."""
+        earlier = self.bad_producers(index)
+        return self.only_packs(index) or (bool(earlier) and all(map(self.only_packs, earlier)))
 
     def first_missing(self, wanted: Iterable[str]) -> int | None:
         """In the reference's log, the first call whose output this log has nowhere and whose inputs it has."""

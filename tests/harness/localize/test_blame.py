@@ -385,3 +385,12 @@ def test_what_reads_a_collective_too_early_is_blamed_on_the_collective_and_not_o
     assert culprit == Culprit(how="abandons", call=launched, ranks=(0,), candidate=1, reference=1)
     culprit = blamed(reference, [made, early], "C")
     assert culprit is not None and (culprit.how, culprit.reference) == ("lacks", 1)
+
+
+def test_a_bucket_of_gathers_is_not_blamed_for_what_a_later_call_computes() -> None:
+    gather = [call("all_gather u -> v", collective=True), call("all_gather w -> x", collective=True)]
+    reference = [*gather, call("mm v y -> a"), call("mul a x -> b")]
+    packed = [call("cat u w -> p"), call("all_gather p -> q", collective=True), call("split q -> r s")]
+    packed += [call("view r -> v"), call("view s -> x")]
+    culprit = blamed(reference, [*packed, call("mm v y -> A"), call("mul A s -> B")], "B")
+    assert culprit is not None and (culprit.call.operator, culprit.how) == ("mm", "computes")

@@ -16,7 +16,7 @@ from harness.machine.devices import lease_gpus
 from harness.options import RunOptions
 from harness.program import interrupts
 from harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
-from harness.report.faults import line_of, render_json, render_markdown, tell
+from harness.report.faults import headline, line_of, render_json, render_markdown, tell
 from harness.report.progress import make_progress
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from harness.report.write import finish_run, prepare_run_dir
@@ -136,6 +136,7 @@ def _finish(
         environment=environment(options.device),
         cases=complete_results,
         options=tuple(replay),
+        remarks=(f"bitproof faults: {headline(found.outcomes)}",),
     )
     print("\n".join(["", *tell(found)]))
     _drop_empty_logs(run_dir)

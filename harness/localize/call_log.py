@@ -103,6 +103,7 @@ class CallRecorder(TorchDispatchMode):
         lanes = num_lanes(function, args, kwargs)
         read = _read(function, args, kwargs)
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
+        scalars = _scalars(function, args, kwargs)
         result = function(*args, **kwargs)
         place, node, source = self._place(name)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
@@ -127,6 +128,7 @@ class CallRecorder(TorchDispatchMode):
                     tuple(value for _, value in aliases),
                     is_view(function),
                     producers,
+                    scalars,
                 )
             )
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
@@ -209,6 +211,23 @@ def _in_place_results(function: Any) -> tuple[str, ...]:
         return ()
     names = [argument.name for argument in schema_of(function).arguments]
     return tuple(name for name in names if name == "tensors" or (name.startswith("output") and "split" not in name))
+
+
+def _scalars(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
+    """The arguments that are numbers, words or lists of these, by name, as texts; left-out ones as their defaults."""
+    given = _defaults(function) | _given(function, args, kwargs) if schema_of(function) else {}
+    return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
+
+
+@functools.cache
+def _defaults(function: Any) -> dict[str, object]:
+    return {argument.name: argument.default_value for argument in schema_of(function).arguments}
+
+
+def _is_scalar(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_is_scalar, value))
+    return isinstance(value, (bool, int, float, str))
 
 
 def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -20,8 +20,18 @@ def _alike_parts(g: Surgeon, split: Call) -> list[tuple[Call, Call]]:
         (one, other)
         for i, one in enumerate(parts)
         for other in parts[i + 1 :]
-        if sizes[one.args[1]] == sizes[other.args[1]]
+        if sizes[one.args[1]] == sizes[other.args[1]] and _total(one) is not _total(other)
     ]
+
+
+def _total(node: Call) -> Call:
+    """The sum that a bucket's part goes into: both chunks' gradients of one parameter may change places unseen."""
+    for _ in range(4):
+        users = list(node.users)
+        if not users or "add" in node.name:
+            break
+        node = users[0]
+    return node
 
 
 def _through(g: Surgeon, nodes: list[Call], depth: int = 4) -> list[Site]:

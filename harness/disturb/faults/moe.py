@@ -47,8 +47,8 @@ def _others_counted(g: Surgeon) -> list[Site]:
 
 def _counted_in_bfloat16(g: Surgeon) -> list[Site]:
     node = _count(g)
-    sites = g.sites(node, "copy_", "_to_copy", "add")
     buffer, counts = node.args
+    sites = [*g.sites(node, "copy_", "_to_copy", "add"), g.site(counts, "_to_copy"), g.site(counts, "add")]
     narrow = [g.make_before(node, "aten._to_copy.default", x, dtype=g.dtype("bfloat16")) for x in (buffer, counts)]
     total = g.make_before(node, "aten.add.Tensor", *narrow)
     g.instead(node, "aten.copy_.default", buffer, total)
@@ -57,8 +57,9 @@ def _counted_in_bfloat16(g: Surgeon) -> list[Site]:
 
 def _counted_in_bytes(g: Surgeon) -> list[Site]:
     node = _count(g)
-    g.before(node, node.args[1], g.kernel("narrowed_to_bytes"))
-    return g.sites(node, "_to_copy")
+    counts = node.args[1]
+    g.before(node, counts, g.kernel("narrowed_to_bytes"))
+    return [*g.sites(node, "_to_copy"), g.site(counts, "_to_copy")]
 
 
 def _group_counted(g: Surgeon) -> list[Site]:

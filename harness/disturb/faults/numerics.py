@@ -181,7 +181,7 @@ ENTRIES = (
     Entry(
         name="reciprocal-root-in-two-steps",
         says="1 / sqrt(x) stands for rsqrt(x)",
-        source="ours: a decomposition; in bfloat16 it hides for 20 steps",
+        source="ours: a decomposition; on a CPU it hides for steps even in float32",
         edit=_root_in_two_steps,
         sees=(FLOAT32,),
     ),

@@ -238,8 +238,12 @@ class Surgeon:
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
 
     def sites(self, node: Node, *operators: str) -> list[Site]:
-        """A node's own place, with its own operator and with others."""
-        return [self.site(node), *(self.site(node, name) for name in operators)]
+        """A node's own place, with its own operator, and with others that an edit puts there.
+
+        What an edit makes says nothing of where it belongs, so the place of what it reads is as good.
+        """
+        places = [node, *(read for read in node.all_input_nodes[:1] if read.op == "call_function")]
+        return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
 
     def readers(self, node: Node) -> list[Site]:
         """The places of those that read a node, through views too."""

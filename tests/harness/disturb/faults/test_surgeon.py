@@ -102,10 +102,15 @@ def test_instead_takes_a_calls_place_and_bypass_leaves_it_out():
 
 def test_a_site_is_where_a_node_belongs():
     g = surgeon(small())
-    assert g.sites(g.find("silu"), "relu") == [
-        Site("layers.0.moe", "forward", 1, "silu"),
-        Site("layers.0.moe", "forward", 1, "relu"),
-    ]
+    here = Site("layers.0.moe", "forward", 1, "silu")
+    assert set(g.sites(g.find("silu"), "relu")) == {here, here._replace(operator="relu")}
+
+
+def test_what_an_edit_puts_in_may_also_lie_where_what_it_reads_does():
+    g = surgeon(small())
+    here, before = Site("layers.0", "forward", None, "add"), Site("layers.0", "forward", None, "sub")
+    assert g.sites(g.find("add"), "sub") == [here, before, before]
+    assert Site("layers.0.moe", "forward", 0, "stack") in g.sites(g.joins()[0], "stack")
 
 
 def forget_the_sum(g: Surgeon) -> list[Site]:

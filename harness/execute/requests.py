@@ -168,6 +168,8 @@ class SeatedRunRequest(Request[End]):
     """A run of which only the ranks that have `seats` start here: others have ranks too, and join what all recorded.
 
     `is_ahead` asks a stage for the run's program alone, and not to answer: what goes wrong with it, the run tells.
+    `asked_at` is when a stage was asked, by this machine's monotonic clock: it may be busy ahead of the run for longer,
+    while the run's time passes.
     """
 
     answer = End
@@ -175,6 +177,7 @@ class SeatedRunRequest(Request[End]):
     run: RunRequest
     seats: Seats
     is_ahead: bool = False
+    asked_at: float | None = None
 
     @property
     def about(self) -> str:

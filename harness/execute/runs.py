@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.disturb.faults import parse_fault
-from harness.errors import UsageError
+from harness.errors import RankError, UsageError
 from harness.execute.accounts import End
 from harness.execute.process import num_cores
 from harness.execute.ranks import Ranks
@@ -63,7 +63,7 @@ class Runner:
         self._is_ahead = False
         try:
             end = stage.ask(
-                SeatedRunRequest(run=request, seats=seats),
+                SeatedRunRequest(run=request, seats=seats, asked_at=time.monotonic()),
                 self._send,
                 what=f"the program of {request.system}",
                 timeout=request.timeout,
@@ -136,11 +136,12 @@ class Tracer:
             return None
         if self._refusal is not None:
             raise self._refusal
-        began, run = time.monotonic(), request.run
+        run = request.run
         finishing = self._stage_for(run, send)
-        spent = time.monotonic() - began
+        now = time.monotonic()
+        spent = now - (request.asked_at or now)
         send(Place(""))  # the other process is watched from here
-        asked = replace(request, run=replace(run, timeout=max(0.0, run.timeout - spent)))
+        asked = replace(request, run=replace(run, timeout=max(0.0, run.timeout - spent)), asked_at=now)
         try:
             end = finishing.ask(
                 asked,
@@ -150,6 +151,10 @@ class Tracer:
                 case_timeout=run.case_timeout,
                 hangup=hangup,
             )
+        except RankError:  # it hangs, or is gone: nothing is left to wait for
+            finishing.kill()
+            self._finishing = None
+            raise
         except BaseException:
             self._leave()
             raise

@@ -132,7 +132,7 @@ class _Writer:
 def _read(plain: Json) -> GraphModule:
     graph = Graph()
     nodes: list[Node] = []
-    attributes: dict[str, Any] = {name: _read(nested) for name, nested in plain["nested"].items()}
+    attributes = {name: _read(nested) for name, nested in plain["nested"].items()}
     places = [(Origin(*place[:3]), place[3]) for place in plain["places"]]
     for op, name, target, place, args, kwargs in plain["nodes"]:
         if op not in ("placeholder", "get_attr", "call_function", "output"):

@@ -105,7 +105,7 @@ def test_an_interrupted_bisection_says_so_and_keeps_what_it_knows(
 def test_what_the_blamed_pass_did_is_pointed_at(tmp_path: Path) -> None:
     bench = Bench(tmp_path, defect_of("bucket"))
     found = searched(bench).found
-    assert bench.asked[1].graph_options.dump_dir == tmp_path / "graphs" / "batch"
+    assert bench.runs("graph")[0].graph_options.dump_dir == tmp_path / "graphs" / "batch"
     assert all(run.graph_options.dump_dir is None for run in bench.runs("graph")[1:])
     diff = tmp_path / "graphs" / "batch" / "05-bucket.diff"
     diff.parent.mkdir(parents=True)

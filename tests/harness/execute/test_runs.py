@@ -348,6 +348,30 @@ def test_ahead_of_a_users_pass_the_step_is_traced_and_the_pass_waits_for_its_tur
         assert run(mine)["program"] == 7
 
 
+def test_a_pass_that_loops_behind_a_step_that_was_traced_ahead_is_named_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracing takes of the run's time, also where it began before the run was asked for."""
+
+    def trace(*arguments: Any) -> str:
+        time.sleep(2.5)
+        return "traced"
+
+    def loops(case: Any, options: Any, enter: Callable[[str], None]) -> None:
+        enter("in extra pass loops")
+        time.sleep(60)
+
+    plain = request(tmp_path, timeout=60.0)
+    mine = replace(plain, graph_options=GraphOptions(extra_passes=("a:b",)), timeout=4.0, case_timeout=4.0)
+    monkeypatch.setattr(runs, "num_cores", lambda: 2)
+    monkeypatch.setattr("harness.execute.stage._MARGIN", 1.5)
+    with runner(monkeypatch, loops, trace=trace) as run:
+        run(replace(plain, system="eager", later=mine))
+        with pytest.raises(RankError) as error:
+            run(mine)
+    assert error.value.found == "the passes had not finished: in extra pass loops"
+
+
 def test_a_step_is_traced_once_for_all_programs_of_it_and_anew_for_another_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,11 +40,12 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_digest.py
 	$(BIN)/python tests/benchmarks/bench_comparison.py
 	$(BIN)/python tests/benchmarks/bench_collectives.py
-	$(BIN)/python tests/benchmarks/bench_prove.py
+	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 
-fuzz: $(VENV)/ready         ## 10,000 wrong and right rewrites for the prover, 10,000 corrupted certificates for the checker
+fuzz: $(VENV)/ready         ## wrong and right rewrites for the prover, corrupted certificates for the checker, damaged files for readers
 	$(BIN)/python tests/benchmarks/fuzz_prove.py
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
+	$(BIN)/python tests/benchmarks/fuzz_readers.py
 
 cuda-wheel: .venv-torch-$(CUDA_TORCH)/ready  ## the lane of a CUDA build of torch, on the CPU
 	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__ + " is no build for CUDA"'

@@ -42,11 +42,13 @@ class RunOptions:
 
     `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
     writes every graph after every pass into the run folder. `control` says when each system runs a second
-    time, to tell noise from defects; `stress` lets each run once more, under it.
+    time, to tell noise from defects: with "up_to_difference" only where two systems differ, and as many steps as show
+    it; `stress` lets each run once more, under it.
     `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
     itself (see `harness.systems.names`).
     `share_gpus` lets ranks share GPUs, over gloo, where there are fewer than ranks.
     With `profile` the first run of each system is profiled, into the run folder.
+    `kept_graphs` is the folder of prepared graphs that are kept from run to run, None where every one shall be traced.
     Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
     the folder `baseline_dir`.
     """
@@ -54,7 +56,7 @@ class RunOptions:
     device: DeviceRequest = "auto"
     collectives: CollectivesRequest = "auto"
     timeout: float = 600.0
-    control: Literal["always", "when_different", "never"] = "always"
+    control: Literal["always", "when_different", "up_to_difference", "never"] = "always"
     inject: str | None = None
     extra_passes: tuple[str, ...] = ()
     dump_graphs: bool = False
@@ -65,6 +67,7 @@ class RunOptions:
     baseline_dir: Path | None = None
     profile: bool = False
     share_gpus: bool = False
+    kept_graphs: Path | None = None
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""

@@ -1,7 +1,9 @@
 """What holds for every test: it forks and starts Python under the marker `ranks` alone, and leaves torch as it was."""
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,14 @@ import pytest
 
 # Read when torch loads: sums must not hang on the machine's cores, and the workers share them.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+# Graphs that one test's command traced serve the commands of others, in all workers, which inherit this; a user's own
+# are neither read nor written.
+GRAPHS = "BITPROOF_TEST_GRAPHS"
+if GRAPHS not in os.environ:
+    os.environ[GRAPHS] = f"{os.getpid()}:{tempfile.mkdtemp(prefix='bitproof-test-graphs-')}"
+OWNER, _, KEPT_GRAPHS = os.environ[GRAPHS].partition(":")
+os.environ["BITPROOF_CACHE"] = KEPT_GRAPHS
 
 ROOT = Path(__file__).parent.parent
 # What traces whole steps, or computes as long: some seconds a test, where the others take a hundredth of one.
@@ -66,6 +76,12 @@ class Watch:
 
 WATCH = Watch()
 sys.addaudithook(WATCH)
+
+
+def pytest_unconfigure() -> None:
+    """Remove the graphs, in the process that made their folder."""
+    if str(os.getpid()) == OWNER:
+        shutil.rmtree(KEPT_GRAPHS, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

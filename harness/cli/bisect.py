@@ -18,6 +18,7 @@ from harness.cli.options import (
     ExtraPass,
     Inject,
     MeetingIn,
+    NoKeptGraph,
     OnDevice,
     Reference,
     ReportDir,
@@ -26,6 +27,7 @@ from harness.cli.options import (
     WorldSize,
     check_seconds,
     find_case,
+    kept_graphs_folder,
     make_changes,
 )
 from harness.commands.run import replay_options
@@ -42,6 +44,7 @@ def bisect_command(
     device: OnDevice = Device.AUTO,
     share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
+    no_kept_graph: NoKeptGraph = False,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     extra_pass: ExtraPass = None,
@@ -67,6 +70,7 @@ def bisect_command(
         device=device.value,
         share_gpus=share_gpus,
         collectives=collectives.value,
+        kept_graphs=kept_graphs_folder(no_kept_graph),
         timeout=timeout,
         inject=inject,
         extra_passes=tuple(extra_pass or ()),

@@ -14,6 +14,7 @@ from harness.cli.app import selected_cases
 from harness.commands.run import Changes, change_case, check_data, named_case
 from harness.errors import UsageError
 from harness.graph.options import SYNTAX
+from harness.program.kept import default_folder
 
 
 class Device(StrEnum):
@@ -85,6 +86,10 @@ ExtraPass = Annotated[
     ),
 ]
 Data = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Text to train on instead of the default.")]
+NoKeptGraph = Annotated[
+    bool,
+    typer.Option("--no-kept-graph", help="Trace every graph anew, and keep none: see BITPROOF_CACHE in the documents."),
+]
 ReportDir = Annotated[Path, typer.Option("--report-dir", metavar="DIR", help="Folder that holds a folder a run.")]
 BaselineDir = Annotated[
     Path | None,
@@ -97,6 +102,11 @@ BaselineDir = Annotated[
 def make_changes(*, data: Path | None = None, **values: Any) -> Changes:
     """What a command line changes about a case. Raises UsageError for a file of data that is not there."""
     return Changes(data=check_data(data), **values)
+
+
+def kept_graphs_folder(no_kept_graph: bool) -> Path | None:
+    """The folder of graphs that are kept from run to run, None where none shall be."""
+    return None if no_kept_graph else default_folder()
 
 
 def find_case(name: str, changes: Changes) -> Case:

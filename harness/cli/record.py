@@ -16,6 +16,7 @@ from harness.cli.options import (
     Data,
     Device,
     MeetingIn,
+    NoKeptGraph,
     OnDevice,
     ReportDir,
     ShareGpus,
@@ -24,6 +25,7 @@ from harness.cli.options import (
     check_seconds,
     chosen_baseline_dir,
     find_case,
+    kept_graphs_folder,
     make_changes,
 )
 
@@ -55,6 +57,7 @@ def record_command(
     device: OnDevice = Device.AUTO,
     share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
+    no_kept_graph: NoKeptGraph = False,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for the run.")
@@ -70,6 +73,7 @@ def record_command(
         device=device.value,
         share_gpus=share_gpus,
         collectives=collectives.value,
+        kept_graphs=kept_graphs_folder(no_kept_graph),
         timeout=timeout,
         values=parse_values(values or ()),
     )

@@ -19,6 +19,7 @@ from harness.cli.options import (
     ExtraPass,
     Inject,
     MeetingIn,
+    NoKeptGraph,
     OnDevice,
     Reference,
     ReportDir,
@@ -27,6 +28,7 @@ from harness.cli.options import (
     WorldSize,
     check_seconds,
     find_case,
+    kept_graphs_folder,
     make_changes,
 )
 from harness.commands.run import Changes, replay_options
@@ -42,6 +44,7 @@ def shrink_command(
     device: OnDevice = Device.AUTO,
     share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
+    no_kept_graph: NoKeptGraph = False,
     early_grad_accumulation: EarlyGradAccumulation = False,
     inject: Inject = None,
     extra_pass: ExtraPass = None,
@@ -69,6 +72,7 @@ def shrink_command(
         device=device.value,
         share_gpus=share_gpus,
         collectives=collectives.value,
+        kept_graphs=kept_graphs_folder(no_kept_graph),
         inject=inject,
         extra_passes=tuple(extra_pass or ()),
     )

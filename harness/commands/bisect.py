@@ -37,7 +37,7 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
     check_extra_passes(options.extra_passes, case)
     if options.inject is not None:
         check_fault(parse_fault(options.inject), case)
-    options = replace(options, control="when_different")
+    options = replace(options, control="up_to_difference")
     if follows():
         return follow_rank_0(case, options, report_dir)
     with interrupts.raising(), interrupts.held():

@@ -89,7 +89,7 @@ class _Shrinking:
 
     def run(self, start: Trial) -> int:
         """All of it; returns the exit status."""
-        first = self._watched(start, "when_different", "first")
+        first = self._watched(start, "up_to_difference", "first")
         symptom = symptom_of(first)
         if symptom is None:
             return refuse(first)

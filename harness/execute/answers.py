@@ -43,18 +43,22 @@ from harness.localize.replay import archive_of, read_value
 from harness.machine.determinism import first_changed, tell_changes
 from harness.machine.gpus import num_gpus
 from harness.options import OnEvent
+from harness.program.sources import Installation
 from harness.records import Closeness, GraphIdentity, PassSettings
 
 A = TypeVar("A")
 
 
 class Answerer:
-    """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when nobody waits any more."""
+    """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when nobody waits any more.
 
-    def __init__(self, send: OnEvent, hangup: int | None = None) -> None:
+    `made_of` is what this process is made of, where graphs may be kept for other processes that are made of the same.
+    """
+
+    def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
         self._send = send
         self._hangup = hangup
-        self._runner = Runner(send, hangup)
+        self._runner = Runner(send, hangup, made_of)
 
     def answer(self, request: Request[A]) -> A:
         """One request's answer. Raises what goes wrong."""

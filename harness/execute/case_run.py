@@ -57,7 +57,10 @@ class CaseRun:
         self.seconds = CaseSeconds(trace=0.0, passes={}, reference=0.0, candidate=0.0, compare=0.0)
         self.passes: list[PassReport] = []
         self.memory: dict[str, float | None] = {}
+        self.kept_graph: bool | None = None
         self.remarks: list[str] = []
+        self._firsts: dict[Role, Recording] = {}
+        self._control_steps = case.steps
         if options.dump_graphs and "graph" not in (case.reference, case.candidate):
             self.remarks.append(
                 "--dump-graphs wrote nothing: only the passes of the system graph are known, and neither "
@@ -106,7 +109,7 @@ class CaseRun:
         label = self._label(role)
         suffix = "" if arm == "first" else f".{arm}"
         return RunRequest(
-            case=self.case,
+            case=replace(self.case, steps=self._control_steps) if arm == "control" else self.case,
             system=system,
             arm=arm,
             placement=self.placement,
@@ -125,6 +128,7 @@ class CaseRun:
             stress=self._stress if arm == "stress" or (replay and replay.stressed) else None,
             names=dict(self.options.names) if role == "candidate" else {},
             profile=self._profile_dir(role) if self.options.profile and arm == "first" else None,
+            kept_graphs=self.options.kept_graphs,
         )
 
     def _ask(self, request: Request[A], say: Callable[[Event], Event] = lambda event: event) -> A:
@@ -141,20 +145,30 @@ class CaseRun:
         for role in ROLES if self.options.profile else ():
             self._profile_dir(role).mkdir(parents=True, exist_ok=True)
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
+        self._read_first("reference")  # before a candidate runs that could rewrite it
+        # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
+        is_ahead = (
+            self.options.control == "always" and self.case.candidate == "graph" and self.case.reference != "graph"
+        )
+        controls: dict[Role, Comparison | None] = dict.fromkeys(ROLES)
+        if is_ahead:
+            controls["reference"] = self._repeat("control", "reference")
         self._note("candidate", self.record("candidate", "first"))
         if self.options.profile:
             self._join_profiles()
         began = time.monotonic()
         self._on_event(Event(event="compare", case=self.case.name))
-        recordings = {role: read_recording(self._recording(role, "first")) for role in ROLES}
+        recordings = {role: self._read_first(role) for role in ROLES}
         comparison = compare(recordings["reference"], recordings["candidate"], self.case)
         self.seconds.compare = time.monotonic() - began
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
         needs_control = self.options.control == "always" or (
-            self.options.control == "when_different" and comparison.verdict == Verdict.DIFFERENT
+            self.options.control != "never" and comparison.verdict == Verdict.DIFFERENT
         )
-        controls = self._repeat("control", recordings) if needs_control else dict.fromkeys(ROLES)
-        stresses = self._repeat("stress", recordings) if self.options.stress else dict.fromkeys(ROLES)
+        self._control_steps = self._steps_of_control(comparison)
+        for role in ROLES if needs_control else ():
+            controls[role] = controls[role] or self._repeat("control", role)
+        stresses = {role: self._repeat("stress", role) if self.options.stress else None for role in ROLES}
         judgement = judge(
             self.case,
             comparison,
@@ -190,17 +204,37 @@ class CaseRun:
         self.seconds.closeness = time.monotonic() - began
         return found
 
-    def _repeat(
-        self, arm: Literal["control", "stress"], recordings: dict[Role, Recording]
-    ) -> dict[Role, Comparison | None]:
-        """Run each system once more, and compare it with itself."""
-        found: dict[Role, Comparison | None] = {}
-        for role in ROLES:
-            began = time.monotonic()
-            self.record(role, arm)
-            found[role] = compare(recordings[role], read_recording(self._recording(role, arm)), self.case)
-            self.seconds.note(arm, role, time.monotonic() - began)
+    def _repeat(self, arm: Literal["control", "stress"], role: Role) -> Comparison:
+        """Run a system once more, and compare it with itself."""
+        began = time.monotonic()
+        self.record(role, arm)
+        first, case = self._read_first(role), self.case
+        if arm == "control" and self._control_steps < case.steps:
+            case = replace(case, steps=self._control_steps)
+            first = first.first_steps(case.steps)
+        found = compare(first, read_recording(self._recording(role, arm)), case)
+        self.seconds.note(arm, role, time.monotonic() - began)
         return found
+
+    def _steps_of_control(self, comparison: Comparison) -> int:
+        """How many steps a second run takes: all, or those up to the first difference, where that is all one asks for.
+
+        A fault may strike later than that, and one that never strikes is an error.
+        """
+        first = comparison.first_divergence
+        if self.options.control != "up_to_difference" or first is None or self.options.inject is not None:
+            return self.case.steps
+        if first.step + 1 < self.case.steps:
+            self.remarks.append(
+                f"second runs took {first.step + 1} of {self.case.steps} steps: those up to the first difference"
+            )
+        return first.step + 1
+
+    def _read_first(self, role: Role) -> Recording:
+        """What the first run of one side recorded, read once."""
+        if role not in self._firsts:
+            self._firsts[role] = self.recording(role)
+        return self._firsts[role]
 
     @property
     def _stress(self) -> Stress:
@@ -290,9 +324,16 @@ class CaseRun:
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
             self.passes = graph.passes
+            self.kept_graph = graph.is_kept
 
     def _measured(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "memory": self.memory, "passes": self.passes, "logs": self._logs()}
+        return {
+            "seconds": self.seconds,
+            "memory": self.memory,
+            "passes": self.passes,
+            "kept_graph": self.kept_graph,
+            "logs": self._logs(),
+        }
 
     def _logs(self) -> list[str]:
         """Every log of the case, as a path within the run folder."""

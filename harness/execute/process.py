@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from pathlib import Path
 
+MAX_LOG_BYTES = 64 << 20
+"""How long a log may become; then KEPT_LOG_BYTES of its beginning and of its end are left."""
+KEPT_LOG_BYTES = 1 << 20
+
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _private: set[int] = set()
 
 
@@ -30,16 +36,42 @@ def close_private() -> None:
         close_kept(fd)
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the thread that started it ends; elsewhere nothing happens.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask Linux to send this process a signal when the thread that started it ends; elsewhere nothing happens.
 
     `parent` is that process: it may have died before we could ask.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Ask Linux to make this process the parent of all below it whose parents end, whatever session they are in."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> set[int]:
+    """The processes whose parent this one is; none where the system does not tell."""
+    try:
+        return {
+            int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+        }
+    except OSError:
+        return set()
+
+
+def end_children(*, but: set[int]) -> None:
+    """End every child but some, and what these leave behind, which a process that adopts orphans is handed in turn."""
+    while found := children() - but:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def num_cores() -> int:
@@ -60,17 +92,39 @@ def keep_to_one_core(rank: int, num_ranks: int) -> None:
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def redirect_output(log: Path) -> None:
-    """Send standard output and error of this process, C libraries included, to a log; input is empty from now on."""
+def redirect_output(log: Path, *, adds: bool = False) -> None:
+    """Send standard output and error of this process, C libraries included, to a log; input is empty from now on.
+
+    With `adds` what the log has stays: each process that writes into it then adds to it.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    _point(1, log)
+    _point(1, log, adds)
     os.dup2(1, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
 
 
-def _point(fd: int, log: Path) -> None:
-    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+def keep_short(log: Path) -> None:
+    """Leave the beginning and the end of a log that has grown beyond MAX_LOG_BYTES, while it is written.
+
+    Every writer appends, so that what it writes next follows the end that was left.
+    """
+    try:
+        size = log.stat().st_size
+    except OSError:  # not there yet, or no more
+        return
+    if size <= MAX_LOG_BYTES:
+        return
+    with log.open("r+b") as file:
+        file.seek(size - KEPT_LOG_BYTES)
+        end = file.read(KEPT_LOG_BYTES)
+        file.truncate(KEPT_LOG_BYTES)
+        file.seek(KEPT_LOG_BYTES)
+        file.write(b"\n... the middle of this log is left out: it had grown too long ...\n" + end)
+
+
+def _point(fd: int, log: Path, adds: bool) -> None:
+    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if adds else os.O_TRUNC), 0o644)
     os.dup2(opened, fd)
     os.close(opened)

@@ -37,10 +37,19 @@ from harness.execute.failures import (
     blame,
     failure_of_exception,
     failure_of_exit,
+    failure_of_garbage,
     log_name,
     stack_of,
 )
-from harness.execute.process import close_private, die_with_parent, keep_to_one_core, redirect_output
+from harness.execute.process import (
+    children,
+    close_private,
+    die_with_parent,
+    end_children,
+    keep_short,
+    keep_to_one_core,
+    redirect_output,
+)
 from harness.execute.profile import profiled
 from harness.execute.requests import Seats
 from harness.execute.worker import Job, run_rank
@@ -95,7 +104,7 @@ class Ranks:
 
         Raises SystemExit when the file descriptor `hangup` hangs up: then nobody waits for the result.
         """
-        began = time.monotonic()
+        began, others = time.monotonic(), children()
         if self.seats.server is None:  # a FileStore waits forever for a folder that is not there
             Path(self.seats.store).parent.mkdir(parents=True, exist_ok=True)
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +117,7 @@ class Ranks:
             return self._watch(began, hangup)
         finally:
             self._kill()
+            end_children(but=others)  # what a system started, and left to us
             if self.memory is not None:
                 self.memory.close()
             self.board.close()
@@ -142,6 +152,8 @@ class Ranks:
                         selector.unregister(event.fd)
                         event.data.is_silent = True
                 self._reap(began)
+                for rank in self.ranks:
+                    keep_short(rank.log)
                 limit = self._limit_of_grace()
                 if limit is not None and time.monotonic() >= limit:
                     break
@@ -160,7 +172,12 @@ class Ranks:
             while content := os.read(rank.pipe, 1 << 16):
                 *lines, rank.received = (rank.received + content).split(b"\n")
                 for line in lines:
-                    self._take(rank, wire.read(line, *ACCOUNTS), began)
+                    try:
+                        account = wire.read(line, *ACCOUNTS)
+                    except ValueError as error:  # whatever a system does to descriptors, a rank's account is its own
+                        rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
+                    else:
+                        self._take(rank, account, began)
             return False
         return True
 
@@ -270,6 +287,7 @@ def _run_child(
     """The forked rank, from its first line to its exit. It never returns into the host's frames."""
     status = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(host)
         close_private()
         if seats.server is None:  # where others serve the store, they also say which cores a rank may have

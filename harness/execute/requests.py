@@ -20,6 +20,7 @@ from harness.graph.options import GraphOptions
 from harness.localize.replay import Replay
 from harness.machine.devices import Placement
 from harness.records import Closeness, Drift
+from harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
 
@@ -80,6 +81,7 @@ class RunRequest(Request[RunAnswer]):
 
     `timeout` is what is left of `case_timeout`, in seconds. `later` is the run that will be asked for next: its program
     may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
+    `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be.
     """
 
     answer = RunAnswer
@@ -101,6 +103,7 @@ class RunRequest(Request[RunAnswer]):
     values: tuple[str, ...] = ()
     later: RunRequest | None = None
     profile: Path | None = None
+    kept_graphs: Path | None = None
 
     @property
     def about(self) -> str:
@@ -122,7 +125,9 @@ class RunRequest(Request[RunAnswer]):
     @property
     def program(self) -> str:
         """What the program is made of that the ranks run: requests of which it is equal may share one."""
-        return json.dumps([self.case.to_dict(), self.system, self.graph_options.extra_passes], sort_keys=True)
+        return json.dumps(
+            [traced_part(self.case).to_dict(), self.system, self.graph_options.extra_passes], sort_keys=True
+        )
 
     @property
     def runs_user_code(self) -> bool:

@@ -17,7 +17,7 @@ from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
 from harness.case import Case, Kind
-from harness.disturb.faults import Fault, Injector, SumOrder
+from harness.disturb.faults import CATALOGUE, Fault, Injector, Named
 from harness.disturb.stress import Stress, stressed
 from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
 from harness.execute.profile import phase, showing_digests
@@ -27,6 +27,7 @@ from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_sw
 from harness.machine.devices import Placement
 from harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from harness.machine.nccl import pin_nccl
+from harness.systems.graph_key import Shelf
 from harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Job:
     write the values of tensors that fit these patterns. `names`, unless empty, stands for those that the system
     declares. `program` is the prepared graph when a stage could make it before forking, else each rank makes it
     by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU. `is_first` is false for controls and
-    replays, which check nothing again that does not depend on the run. `profile` is the folder for what each rank's
-    time went into.
+    replays, which check nothing again that does not depend on the run; nor does the first, where an earlier run of the
+    very same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into.
     Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
@@ -83,6 +84,7 @@ class Job:
     values: tuple[str, ...] = ()
     is_first: bool = True
     profile: Path | None = None
+    shelf: Shelf | None = None
 
     @property
     def steps(self) -> int:
@@ -137,9 +139,10 @@ def run_rank(
     program = job.program
     if program is None and needs_program(job.system):
         program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
+        program = struck(program, job.fault, job.case)
     tell(Prepared(graph=describe_program(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
-    injector = Injector(job.fault, rank)
+    injector = Injector(job.fault, rank, job.case.parallelism.world_size)
     with phase("join groups"):
         backend, native, timeout = job.placement.backend, job.placement.native, job.collective_timeout
         if backend == "nccl":
@@ -158,11 +161,12 @@ def run_rank(
     tell(Ready())
 
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
-    observe = recorder.observe if job.profile is None else showing_digests(recorder.observe)
+    observe = injector.unseen(recorder.observe if job.profile is None else showing_digests(recorder.observe))
     remains = Remains()
-    with stressed(job.stress, rank, device):
+    with stressed(job.stress, rank, device), injector.at_work():
         with phase("make system"):
-            system = make_system(job, mesh, program, injector)
+            looks_for_mixing = checks_mixing(job, rank)
+            system = make_system(job, mesh, program, injector, looks_for_mixing)
         switches[AFTER_FACTORY] = read_switches()
         _forget_peak(device)
         began = time.perf_counter()
@@ -188,6 +192,8 @@ def run_rank(
         write_archive(job.part_of(rank), remains)
     if job.values:
         write_values(job.values_of(rank), recorder.values)
+    if looks_for_mixing and job.shelf is not None:
+        job.shelf.keep_no_mixing()
     with phase("wait for all ranks"):
         dist.barrier()  # a rank that left early would look to the others like one that died
     logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)
@@ -237,15 +243,15 @@ def preload() -> None:
 
 def _disturbance(injector: Injector) -> Any:
     """What makes of each process group one that adds in a fault's order; None where no fault asks for that."""
-    fault = injector.fault
-    if not isinstance(fault, SumOrder):
+    order, fault = injector.sum_order, injector.fault
+    if order is None or fault is None:
         return None
     from reference.parallel.other_order_group import OtherOrderGroup
 
-    return lambda group: OtherOrderGroup(group, fault.order, lambda: injector.step >= fault.step, injector.fire)
+    return lambda group: OtherOrderGroup(group, order, lambda: injector.step >= fault.step, injector.fire)
 
 
-def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> System:
+def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_for_mixing: bool = False) -> System:
     """Build the job's system, whose gradients the injector may tamper with.
 
     Raises UsageError for one that cannot be loaded or takes no steps.
@@ -257,8 +263,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> Syste
     if job.system in BUILT_IN:
         from reference.step import make_eager
 
-        is_checked = job.system == "eager_chunked" and mesh.rank == 0 and job.is_first
-        check = _mixing_check(job.case) if is_checked else None
+        check = _mixing_check(job.case) if looks_for_mixing else None
         return make_eager(job.case, mesh, mesh.device, job.system == "eager_chunked", injector.wrap, check)
     from harness.systems.user_system import UserSystem
 
@@ -269,6 +274,12 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector) -> Syste
         made.wrap_gradients(injector.wrap)
     tamper = injector.ignore if can_wrap else injector.tamper
     return UserSystem(job.system, made, names=job.names, tamper=tamper, origin=factory.origin)
+
+
+def checks_mixing(job: Job, rank: int) -> bool:
+    """Whether this rank looks for mixing: one does, in a first run, unless an earlier one found none."""
+    is_asked_for = job.system == "eager_chunked" and rank == 0 and job.is_first
+    return is_asked_for and not (job.shelf and job.shelf.has_no_mixing())
 
 
 def _mixing_check(case: Case) -> Any:
@@ -300,6 +311,19 @@ def prepare_program(
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
 
     return prepare(case, device, options, enter)
+
+
+def struck(program: Any, fault: Fault | None, case: Case) -> Any:
+    """The program with a fault of the catalogue in its graph, as a pass of its own; the program where it has none.
+
+    Raises UsageError where the graph has nothing of the kind that the fault strikes.
+    """
+    entry = CATALOGUE[fault.name] if isinstance(fault, Named) else None
+    if entry is None or entry.edit is None or program is None:
+        return program
+    from harness.systems.graph import strike_program
+
+    return strike_program(program, entry, case)
 
 
 def model_sizes(case: Case) -> dict[str, int]:
@@ -346,6 +370,7 @@ def describe_program(program: GraphProgram | None) -> PreparedGraph | None:
         generated_hash=program.generated_hash,
         passes=program.passes,
         trace_seconds=program.trace_seconds,
+        is_kept=program.is_kept,
     )
 
 

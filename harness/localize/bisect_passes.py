@@ -235,8 +235,8 @@ def shared_reference(recording: Recording, case: Case) -> Recording:
     manifest = recording.manifest
     if manifest.graph is not None:
         raise RecordingError("a reference that has passes must be recorded for each prefix", found=manifest.system)
+    recording = recording.first_steps(case.steps)
     pipeline = manifest.case["pipeline"] | {"until": case.pipeline.until}
-    return Recording(
-        replace(manifest, steps=case.steps, case=manifest.case | {"steps": case.steps, "pipeline": pipeline}),
-        {key: record for key, record in recording.records.items() if key.step < case.steps},
+    return replace(
+        recording, manifest=replace(recording.manifest, case=recording.manifest.case | {"pipeline": pipeline})
     )

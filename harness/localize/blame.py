@@ -292,6 +292,8 @@ class _Reference:
             self._directions[call.operator].add(call.place.direction)
             if call.view:
                 self._views[call.outputs].add(call.place)
+                for value in call.outputs:  # one of several: the half that a split gives, another view may take
+                    self._views[value,].add(call.place)
 
     def knows(self, call: Call) -> bool:
         """Whether the reference has this call's outputs where they belong."""

@@ -5,7 +5,7 @@ nodes have the same operators. Where a call belongs is told
 
     by a graph's node, while a graph runs (`GraphRunner`)
     by the module hooks' stack, in eager forward
-    by autograd's node and the forward call that made it, in eager backward
+    by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
     as "update", outside the function that computes gradients; of a system that shows no such function, after the
         first backward, where neither backward nor a module's forward runs
     by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
@@ -54,6 +54,9 @@ from harness.torch_compat import (
 
 IDENTITIES = {"detach", "alias", "lift_fresh"}
 
+_SEEDS = {"full_like", "ones_like", "scalar_tensor", "full", "ones"}
+"""Names of operators that make a gradient to begin with: called outside of every module, after forward."""
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _CAPTURE = os.path.dirname(capture.__file__) + os.sep
 
@@ -76,7 +79,9 @@ class CallRecorder(TorchDispatchMode):
         """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
         return True
 
-    def __init__(self, place: Callable[[], tuple[Place, str | None, str | None]], keep: tuple[int, int] | None) -> None:
+    def __init__(
+        self, place: Callable[[str], tuple[Place, str | None, str | None]], keep: tuple[int, int] | None
+    ) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.kept: Tensor | None = None
@@ -99,7 +104,7 @@ class CallRecorder(TorchDispatchMode):
         read = _read(function, args, kwargs)
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
         result = function(*args, **kwargs)
-        place, node, source = self._place()
+        place, node, source = self._place(name)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
             result = tree_map_only(torch.ScriptObject, _finish, result)
         written = _written(function, args, kwargs)
@@ -251,8 +256,8 @@ class Places:
         self._has_gradients = False
         self._is_lost = False
 
-    def __call__(self) -> tuple[Place, str | None, str | None]:
-        """The place, the node's name, and the user's line."""
+    def __call__(self, name: str) -> tuple[Place, str | None, str | None]:
+        """The place of the running call of an operator of this name, the node's name, and the user's line."""
         if self.node is not None:
             self._has_gradients = True
             place, source = place_of(self.node)
@@ -268,6 +273,8 @@ class Places:
         if autograd_node is not None:
             self._has_gradients = True
             return self._backward(sequence_number_of(autograd_node)), None, line
+        if name in _SEEDS and self._numbers and not self._running:
+            return Place(None, "backward"), None, line
         return self._forward(), None, line
 
     def _is_untold(self) -> bool:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import harness  # noqa: F401
 
 del sys.path[0]
+from harness.program import sources  # noqa: E402
 from harness.program.own_packages import claim  # noqa: E402
 
 claim()  # here, so that processes which `multiprocessing` spawns from ours do it too
@@ -25,4 +26,5 @@ if __name__ == "__main__":
     gc.disable()  # until the module enables it: what it imports is no garbage, and looking takes a sixth of the time
     if not os.environ.get("PYTHONSAFEPATH"):
         sys.path.insert(0, os.getcwd())  # a user's modules, as for `python -m`
+    sources.note()
     importlib.import_module(sys.argv.pop(1)).main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from harness.case import Kind
@@ -129,6 +129,11 @@ class Recording:
 
     manifest: Manifest
     records: dict[Key, Record] = field(default_factory=dict)
+
+    def first_steps(self, steps: int) -> Recording:
+        """What a run of fewer steps leaves."""
+        manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
+        return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 
     def losses(self, rank: int = 0) -> list[str]:
         """One rank's losses as hexadecimal floats, in step order."""

@@ -14,7 +14,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from harness.case import Case
+from harness.disturb.faults.entry import Entry
+from harness.disturb.faults.strike import strike
 from harness.errors import UsageError
 from harness.graph.backends import compile_for
 from harness.graph.collector import collector_paused
@@ -32,8 +34,9 @@ from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
 from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
-from harness.graph.trace import StepGraph, trace_fixed_step, trace_joint_step
+from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
 from harness.records import PassReport
+from harness.systems.graph_key import step_part
 from reference.chunking import DIM_INDEX, chunk_modules
 from reference.data import TextStream, text_source
 from reference.parallel import rank_order_group
@@ -48,7 +51,8 @@ class GraphProgram:
     """A step ready to run on any rank. `code_hash` names the graph's code; it is equal on all ranks.
 
     `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
-    name, that all ranks must make in this order before they run it. `passes` are for the report.
+    name, that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier
+    run traced it (harness/systems/kept_graph.py).
     """
 
     module: GraphModule
@@ -59,6 +63,7 @@ class GraphProgram:
     groups: Mapping[str, Group]
     trace_seconds: float
     passes: list[PassReport]
+    is_kept: bool = False
 
     @property
     def chunked(self) -> dict[str, int] | None:
@@ -71,7 +76,14 @@ class GraphProgram:
         return next((entry.facts["generated_hash"] for entry in self.passes if entry.name == "backend"), None)
 
 
-@collector_paused()
+@dataclass(frozen=True)
+class TracedStep:
+    """A case's step as it was traced, before any pass, and the seconds that it took."""
+
+    joint: JointGraph
+    seconds: float
+
+
 def prepare(
     case: Case,
     device: torch.device,
@@ -84,12 +96,14 @@ def prepare(
 
     Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that has no place.
     """
-    options = options or GraphOptions()
-    extra_passes = []
-    for text in options.extra_passes:
-        enter(f"in loading extra pass {text}")
-        extra_passes.append(load_pass(parse_pass(text)))
+    return finish(trace(case, device, enter), case, device, options, enter)
+
+
+@collector_paused()
+def trace(case: Case, device: torch.device, enter: Callable[[str], None] = lambda place: None) -> TracedStep:
+    """Trace the case's step for tensors on `device`. Of the case `step_part` alone is looked at. Raises TraceError."""
     enter("in tracing")
+    case = step_part(case)
     start = time.perf_counter()
     mesh = Mesh(0, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"))
@@ -107,7 +121,27 @@ def prepare(
         gradient_seed=1 / case.parallelism.data_ranks,
         device=device,
     )
-    trace_seconds = time.perf_counter() - start
+    return TracedStep(joint, time.perf_counter() - start)
+
+
+@collector_paused()
+def finish(
+    traced: TracedStep,
+    case: Case,
+    device: torch.device,
+    options: GraphOptions | None = None,
+    enter: Callable[[str], None] = lambda place: None,
+) -> GraphProgram:
+    """Run the pipeline over a step, with the options' passes in it. Passes write into the traced graph: it serves once.
+
+    Raises what `prepare` raises.
+    """
+    options = options or GraphOptions()
+    extra_passes = []
+    for text in options.extra_passes:
+        enter(f"in loading extra pass {text}")
+        extra_passes.append(load_pass(parse_pass(text)))
+    joint = traced.joint
     context = PassContext(
         chunk_symbol=joint.chunk_symbol,
         chunking=case.chunking,
@@ -115,7 +149,7 @@ def prepare(
         guards=tuple(joint.guards),
         memory=case.memory,
         pipeline=case.pipeline,
-        groups=group_table(mesh),
+        groups=group_table(Mesh(0, case.parallelism)),
         module_calls=joint.module_calls,
     )
     passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
@@ -133,11 +167,26 @@ def prepare(
         run=run,
         parameter_names=joint.parameter_names,
         buffer_names=joint.buffer_names,
-        code_hash=_code_hash(module),
-        trace_seconds=trace_seconds,
+        code_hash=code_hash(module),
+        trace_seconds=traced.seconds,
         groups=context.groups.made(),
         passes=reports,
     )
+
+
+def strike_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProgram:
+    """The program with a fault in its finished graph; `program` stays as it is. Raises UsageError: see `strike`."""
+    start, num_nodes = time.perf_counter(), len(program.module.graph.nodes)
+    module, sites = strike(entry, program.module, case)
+    report = PassReport(
+        name=f"fault {entry.name}",
+        seconds=time.perf_counter() - start,
+        nodes_before=num_nodes,
+        nodes_after=len(module.graph.nodes),
+        facts={"sites": [list(site) for site in sites]},
+    )
+    passes = [*program.passes, report]
+    return replace(program, module=module, run=module, code_hash=code_hash(module), passes=passes)
 
 
 def step_graph(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
@@ -193,7 +242,7 @@ def group_table(mesh: Mesh) -> GroupTable:
     )
 
 
-def _code_hash(module: GraphModule) -> str:
+def code_hash(module: GraphModule) -> str:
     """The hash of the generated code, that of graph modules nested in it included."""
     codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()

@@ -1,19 +1,22 @@
 """How long `bitproof run` of the three cases takes, how much memory, and where the time goes.
 
     python tests/benchmarks/bench_run.py [--control] [--runs N]
-    python tests/benchmarks/bench_run.py --inner-loop [--runs N] [--beside PYTHON]
+    python tests/benchmarks/bench_run.py --inner-loop [--runs N] [--beside PYTHON] [--extra-pass FILE:FUNCTION]
 
 With --inner-loop the command is the one that somebody who writes a pass gives all day, moe_seq on 2 ranks for 2 steps,
-timed from its start to its exit; PYTHON is that of another checkout, whose command is run in turn with ours.
-Budgets, on 2 cores: 8 s for the inner loop, of which 0.5 s after the verdict. For the three cases 120 s from process
-start to report, 10 GiB in all processes together, and a comparison (recording included) that costs 10% or less of the
-two systems' step time.
+timed from its start to its exit, with its graph traced anew and with the graph that an earlier run kept; PYTHON is that
+of another checkout, whose command is run in turn with ours (a release that keeps no graphs traces both times). With
+--extra-pass the command has a pass of one's own, and no graph is ever kept.
+Budgets, on 2 cores: 8 s for the inner loop, 5 s with a kept graph, 0.5 s of it after the verdict. For the three cases
+120 s from process start to report, 10 GiB in all processes together, and a comparison (recording included) that costs
+10% or less of the two systems' step time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -35,10 +38,12 @@ def main() -> None:
     parser.add_argument("--control", action="store_true", help="run every system twice")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--inner-loop", action="store_true", help="time one small case, from command to exit")
+    parser.add_argument("--extra-pass", metavar="FILE:FUNCTION", help="put a pass into the inner loop's candidate")
     parser.add_argument("--beside", action="append", default=[], metavar="PYTHON", help="run another checkout's, too")
     options = parser.parse_args()
     if options.inner_loop:
-        time_inner_loop([sys.executable, *options.beside], options.runs)
+        more = ("--extra-pass", options.extra_pass) if options.extra_pass else ()
+        time_inner_loop([sys.executable, *options.beside], options.runs, more)
         return
     runs = [measure(options.control) for _ in range(options.runs)]
     for run in runs:
@@ -53,32 +58,50 @@ def main() -> None:
     print(f"\nstart of the command and the host (import of torch), ends of ranks: {middle['wall'] - accounted:.1f} s")
 
 
-def time_inner_loop(pythons: list[str], num_runs: int) -> None:
+def time_inner_loop(pythons: list[str], num_runs: int, more: tuple[str, ...]) -> None:
     """Print the medians of the inner loop's phases for each Python, their runs taken in turn."""
-    runs = [(python, inner_loop(python)) for _ in range(num_runs) for python in pythons]
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = [(python, graph) for python in pythons for graph in (("anew",) if more else ("anew", "kept"))]
+        for python, graph in kinds:
+            if graph == "kept":
+                inner_loop(python, more, kept_in(folder, python))
+        runs = []
+        for turn in range(num_runs):
+            for python, graph in kinds:
+                cache = kept_in(folder, python) if graph == "kept" else Path(folder) / f"{turn}-{len(runs)}"
+                runs.append((python, graph, inner_loop(python, more, cache)))
     rows = []
-    for python in pythons:
-        own = [phases for ran, phases in runs if ran == python]
+    for python, graph in kinds:
+        own = [phases for *kind, phases in runs if kind == [python, graph]]
         medians = {name: statistics.median(phases[name] for phases in own) for name in own[0]}
         spread = f"{min(phases['all'] for phases in own):.2f} to {max(phases['all'] for phases in own):.2f}"
-        rows.append({"python": python, **medians, "all, from to": spread})
-    print(f"bitproof {' '.join(INNER_LOOP)}, medians of {num_runs} in seconds:")
+        rows.append({"python": python, "graph": graph, **medians, "all, from to": spread})
+    print(f"bitproof {' '.join([*INNER_LOOP, *more])}, medians of {num_runs} in seconds:")
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
 
 
-def inner_loop(python: str) -> dict[str, float]:
+def kept_in(folder: str, python: str) -> Path:
+    """Where a Python's runs find the graphs of its earlier ones."""
+    return Path(folder) / python.replace("/", "_")
+
+
+def inner_loop(python: str, more: tuple[str, ...], cache: Path) -> dict[str, float]:
     """One run of the inner loop: seconds until ranks start, until the verdict, after it, and of the whole command."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [python, "-m", "harness", *INNER_LOOP, "--report-dir", folder]
-        began, at = time.monotonic(), {"start ranks": 0.0, "EQUAL in": 0.0}
+        command = [python, "-m", "harness", *INNER_LOOP, *more, "--report-dir", folder]
+        began, at = time.monotonic(), {"start ranks": 0.0, " in ": 0.0}
         # In the folder, lest Python take our packages for those of another checkout.
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+        environment = os.environ | {"BITPROOF_CACHE": str(cache)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 for mark in at:
-                    at[mark] = at[mark] or (time.monotonic() - began if mark in line else 0.0)
+                    is_verdict = mark == "start ranks" or ("moe_seq: " in line and "cases)" in line)
+                    at[mark] = at[mark] or (time.monotonic() - began if mark in line and is_verdict else 0.0)
         ended = time.monotonic() - began
-    assert process.returncode == 0 and all(at.values()), "a benchmark of a failing run measures nothing"
+    assert process.returncode == (1 if more else 0) and all(at.values()), (
+        "a benchmark of a failing run measures nothing"
+    )
     starting, verdict = at.values()
     return {
         "until ranks": starting,

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from cases.chunking import moe_batch
+from cases.chunking import moe_batch, moe_seq
+from harness.case import Batch, Pipeline
 from harness.errors import RankError, TraceError
 from harness.execute import runs
 from harness.execute.accounts import End, PreparedGraph
@@ -23,7 +24,10 @@ from harness.execute.requests import RunRequest, Seats
 from harness.execute.runs import Runner
 from harness.execute.worker import prepare_program
 from harness.graph.options import GraphOptions
+from harness.program.sources import Installation, Sources
 from harness.records import PassReport
+from harness.systems import kept_graph
+from harness.systems.graph_key import Shelf
 from tests.harness.execute.test_requests import request
 
 pytestmark = pytest.mark.ranks
@@ -33,19 +37,35 @@ Prepare = Callable[..., Any]
 
 
 @contextmanager
-def runner(monkeypatch: pytest.MonkeyPatch, prepare: Prepare | None = None) -> Iterator[Callable[[RunRequest], Any]]:
-    """A runner whose ranks only tell which process forks them; a program is the process that makes it."""
+def runner(
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Prepare | None = None,
+    made_of: Installation | None = None,
+    trace: Prepare | None = None,
+) -> Iterator[Callable[[RunRequest], Any]]:
+    """A runner whose ranks only tell which process forks them; a program is the process that finishes it."""
 
     def run_ranks(
-        run: RunRequest, seats: Seats, send: Any, hangup: Any, program: Any = None, seconds: Any = 0.0
+        run: RunRequest,
+        seats: Seats,
+        send: Any,
+        hangup: Any,
+        program: Any = None,
+        seconds: Any = 0.0,
+        shelf: Any = None,
     ) -> End:
         told = {"forked_from": os.getpid(), "program": program}
         return End(graph=PreparedGraph(code_hash="", passes=[PassReport("toy", 0.0, 0, 0, facts=told)]))
 
-    monkeypatch.setattr(runs, "prepare_program", prepare or (lambda case, device, options, enter: os.getpid()))
+    def finish(traced: Any, *arguments: Any) -> Any:
+        assert traced == "traced"
+        return prepare(*arguments) if prepare else os.getpid()
+
+    monkeypatch.setattr(runs, "trace_step", trace or (lambda case, enter: "traced"))
+    monkeypatch.setattr(runs, "finish_program", finish)
     monkeypatch.setattr(runs, "set_determinism", lambda seed: None)  # a host has imported what that takes a second for
     monkeypatch.setattr(runs, "run_ranks", run_ranks)
-    own = Runner(lambda event: None)
+    own = Runner(lambda event: None, made_of=made_of)
 
     def run(asked: RunRequest) -> Any:
         graph = own.run(asked, SEATS).graph
@@ -76,11 +96,11 @@ def test_a_program_is_made_and_run_in_a_stage_and_everything_else_in_the_host(
     assert control == first, "one stage serves a case's runs of one program"
 
 
-def test_a_stage_ends_with_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_ends_with_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = request(tmp_path, timeout=60.0)
     with runner(monkeypatch) as run:
         first = run(graph)["forked_from"]
-        run(replace(graph, case=moe_batch, system="eager"))
+        run(replace(graph, case=moe_seq, system="eager"))
         with pytest.raises(ProcessLookupError):
             os.kill(first, 0)
         last = run(graph)["forked_from"]
@@ -94,7 +114,7 @@ def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(
     """The pass counts how often it ran in this process: always once."""
     ran: list[int] = []
 
-    def prepare(case: Any, device: Any, options: GraphOptions, enter: Any) -> int:
+    def prepare(case: Any, options: GraphOptions, enter: Any) -> int:
         ran.append(0)
         return len(ran)
 
@@ -109,18 +129,66 @@ def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(
     assert ran == []
 
 
-def killed(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_of = Installation(Sources("files", ()), "others")
+
+    def trace(*arguments: Any) -> str:
+        (tmp_path / "traced").touch()
+        return "traced"
+
+    def keep(shelf: Shelf, program: int) -> bool:
+        (tmp_path / "kept").write_text(shelf.key)
+        return True
+
+    monkeypatch.setattr(kept_graph, "keep_program", keep)
+    for found in (None, 8):
+        monkeypatch.setattr(kept_graph, "read_program", lambda shelf, found=found: found)
+        asked = request(tmp_path, timeout=60.0, kept_graphs=tmp_path)
+        with runner(monkeypatch, lambda *arguments: 7, made_of, trace) as run:
+            assert run(asked)["program"] == (found or 7)
+            told = {name: (tmp_path / name).exists() for name in ("traced", "kept")}
+            assert told == dict.fromkeys(told, found is None)
+            if found is None:
+                assert '"source' in (tmp_path / "kept").read_text()
+                (tmp_path / "traced").unlink()
+                (tmp_path / "kept").unlink()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kept_graphs": None},
+        {"graph_options": GraphOptions(extra_passes=("a:b",))},
+        {"graph_options": GraphOptions(dump_dir=Path("graphs"))},
+    ],
+    ids=["not asked for", "a user's pass", "graphs are written down"],
+)
+def test_every_graph_is_traced_anew_where_others_code_makes_it_or_passes_are_to_be_seen(
+    values: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_graph, "read_program", lambda shelf: 8)
+    monkeypatch.setattr(kept_graph, "keep_program", lambda shelf, program: (tmp_path / "kept").touch())
+    made_of = Installation(Sources("files", ()), "others")
+    asked = request(tmp_path, **{"timeout": 60.0, "kept_graphs": tmp_path} | values)
+    with runner(monkeypatch, lambda *arguments: 7, made_of) as run:
+        assert run(asked)["program"] == 7
+    assert not (tmp_path / "kept").exists()
+
+
+def killed(case: Any, options: Any, enter: Callable[[str], None]) -> None:
     enter("in extra pass mine")
     print("a last word", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leaves(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+def leaves(case: Any, options: Any, enter: Callable[[str], None]) -> None:
     enter("in extra pass mine")
     os._exit(0)
 
 
-def closes(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+def closes(case: Any, options: Any, enter: Callable[[str], None]) -> None:
     enter("in extra pass mine")
     os.closerange(3, 4096)
     time.sleep(60)
@@ -142,7 +210,7 @@ def test_a_stage_that_dies_is_named_with_its_place_and_its_last_words(
             run(request(tmp_path, timeout=60.0))
         assert error.value.what == f"the process that makes the program of graph {how}, in extra pass mine"
         assert error.value.traceback == ("a last word" if prepare is killed else None)
-        monkeypatch.setattr(runs, "prepare_program", lambda *arguments: 7)
+        monkeypatch.setattr(runs, "finish_program", lambda *arguments: 7)
         assert run(request(tmp_path, timeout=60.0))["program"] == 7, "the next run has a stage of its own"
 
 
@@ -167,7 +235,7 @@ def test_what_a_stage_raises_is_raised_as_it_is_and_an_exit_is_no_end_of_the_hos
 def test_a_pass_that_loops_is_ended_in_time_and_named_with_its_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def loops_forever(case: Any, device: Any, options: Any, enter: Callable[[str], None]) -> None:
+    def loops_forever(case: Any, options: Any, enter: Callable[[str], None]) -> None:
         enter("in extra pass loops_forever")
         while True:
             time.sleep(0.01)
@@ -191,7 +259,8 @@ def test_a_pass_that_loops_is_ended_in_time_and_named_with_its_stack(
 
 def test_a_caller_that_hangs_up_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
-    monkeypatch.setattr(runs, "prepare_program", lambda *arguments: time.sleep(60))
+    monkeypatch.setattr(runs, "trace_step", lambda *arguments: time.sleep(60))
+    monkeypatch.setattr(runs, "set_determinism", lambda seed: None)
     own = Runner(lambda event: None, hangup=reader)
     os.close(writer)
     asked = request(tmp_path, timeout=60.0)
@@ -246,16 +315,57 @@ def test_what_goes_wrong_ahead_of_a_run_is_told_by_that_run(tmp_path: Path, monk
     assert "TraceError: no" in (tmp_path / "logs" / "trace.log").read_text()
 
 
-@pytest.mark.parametrize(("cores", "extra"), [(1, ()), (2, ("a:b",))], ids=["one core", "a user's pass"])
-def test_nothing_is_made_ahead_on_one_core_or_by_a_users_code(
-    cores: int, extra: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = request(tmp_path, timeout=60.0, graph_options=GraphOptions(extra_passes=extra))
-    monkeypatch.setattr(runs, "num_cores", lambda: cores)
+def test_nothing_is_made_ahead_on_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = request(tmp_path, timeout=60.0)
+    monkeypatch.setattr(runs, "num_cores", lambda: 1)
     with runner(monkeypatch) as run:
-        run(replace(graph, system="eager", graph_options=GraphOptions(), later=graph))
+        run(replace(graph, system="eager", later=graph))
         assert not has_children()
         assert run(graph)["program"]
+
+
+def test_ahead_of_a_users_pass_the_step_is_traced_and_the_pass_waits_for_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trace(*arguments: Any) -> str:
+        (tmp_path / "traced").touch()
+        return "traced"
+
+    def prepare(*arguments: Any) -> int:
+        (tmp_path / "ran").touch()
+        return 7
+
+    plain = request(tmp_path, timeout=60.0)
+    mine = replace(plain, graph_options=GraphOptions(extra_passes=("a:b",)))
+    monkeypatch.setattr(runs, "num_cores", lambda: 2)
+    with runner(monkeypatch, prepare, trace=trace) as run:
+        run(replace(plain, system="eager", later=mine))
+        limit = time.monotonic() + 60
+        while not (tmp_path / "traced").exists():
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        assert not (tmp_path / "ran").exists()
+        assert run(mine)["program"] == 7
+
+
+def test_a_step_is_traced_once_for_all_programs_of_it_and_anew_for_another_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trace(*arguments: Any) -> str:
+        with (tmp_path / "traced").open("a") as told:
+            told.write("once ")
+        return "traced"
+
+    graph = request(tmp_path, timeout=60.0)
+    until = replace(graph, case=replace(graph.case, name="another", pipeline=Pipeline(until="clean_up"), steps=1))
+    mine = replace(graph, graph_options=GraphOptions(extra_passes=("a:b",)))
+    wide = replace(graph, case=replace(graph.case, batch=Batch(sequences=8)))
+    with runner(monkeypatch, trace=trace) as run:
+        found = [run(asked)["program"] for asked in (graph, until, mine, mine, graph)]
+        assert len(set(found)) == 5, "passes write into what was traced, so each program has a process"
+        assert (tmp_path / "traced").read_text() == "once "
+        run(wide)
+        assert (tmp_path / "traced").read_text() == "once once "
 
 
 def test_what_is_made_for_a_run_that_never_comes_is_not_waited_for(
@@ -267,7 +377,7 @@ def test_what_is_made_for_a_run_that_never_comes_is_not_waited_for(
         run(replace(graph, system="eager", later=graph))
         assert has_children()
         began = time.monotonic()
-        run(replace(graph, case=moe_batch, system="eager"))
+        run(replace(graph, case=moe_seq, system="eager"))
         assert time.monotonic() - began < 1.5, "an idle stage is given two seconds to end by itself"
         assert not has_children()
 

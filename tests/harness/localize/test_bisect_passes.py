@@ -354,3 +354,32 @@ def test_a_reference_with_a_graph_is_not_shared_between_prefixes() -> None:
     assert str(error.value) == (
         "RecordingError: a reference that has passes must be recorded for each prefix\n  found: graph"
     )
+
+
+# -- how long second runs are ----------------------------------------------------------------------------
+
+
+def result_and_steps(tmp_path: Path, inject: str | None = None, **values: Any) -> tuple[CaseResult, list[int]]:
+    """What a case comes to whose systems differ, and how many steps its second runs took."""
+    bench = Bench(tmp_path, defect_of("clean_up"), **values)
+    options = replace(OPTIONS, control="up_to_difference", inject=inject)
+    result = CaseRun(CASE, Placement(), bench, options, lambda event: None).result()
+    return result, [asked.case.steps for asked in bench.asked if asked.arm == "control"]
+
+
+def test_second_runs_of_a_search_take_the_steps_that_show_the_first_difference(tmp_path: Path) -> None:
+    result, steps = result_and_steps(tmp_path)
+    assert (result.verdict, steps) == (Verdict.DIFFERENT, [2, 2])
+    assert result.control == {"reference": "EQUAL", "candidate": "EQUAL"}
+    assert result.remarks[-1] == "second runs took 2 of 4 steps: those up to the first difference"
+
+
+def test_noise_shows_in_as_few_steps(tmp_path: Path) -> None:
+    result, steps = result_and_steps(tmp_path, is_noisy=True, bad_step=3)
+    assert (result.verdict, steps) == (Verdict.NONDETERMINISTIC, [1, 1])
+
+
+def test_a_fault_that_strikes_later_is_waited_for(tmp_path: Path) -> None:
+    result, steps = result_and_steps(tmp_path, inject="flip-bit:rank=0,step=3,grad=weight")
+    assert (result.verdict, steps) == (Verdict.DIFFERENT, [4, 4])
+    assert not any("second runs" in remark for remark in result.remarks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.localize.blame import Culprit, find_culprit, neighbours_of
 from harness.localize.calls import Call, Place
-from harness.records import Neighbour
+from harness.localize.search import held_as
+from harness.records import Key, Manifest, Neighbour, Record, Recording
 
 FORWARD = Place("layers.0", "forward")
 BACKWARD = Place("layers.0", "backward")
@@ -305,6 +306,17 @@ def test_a_view_that_the_reference_takes_by_another_operator_is_right() -> None:
     assert culprit is not None and culprit.candidate == 2
 
 
+def test_half_of_what_the_reference_splits_is_right_though_it_slices_elsewhere() -> None:
+    split, narrow = call("split x -> a b")._replace(view=True), call("slice w -> v")._replace(view=True)
+    reference = [narrow, split, call("mul a g -> c"), call("mul b g -> d")]
+    halves = [call("slice x -> a")._replace(view=True), call("slice x -> b")._replace(view=True)]
+    culprit = blamed(reference, [narrow, *halves, reference[2], call("mul b h -> D")], "D")
+    assert culprit is not None and (culprit.call.operator, culprit.candidate) == ("mul", 4)
+    wrong = [halves[0], call("slice x -> B")._replace(view=True)]
+    culprit = blamed(reference, [narrow, *wrong, reference[2], call("mul B g -> D")], "D")
+    assert culprit is not None and (culprit.call.operator, culprit.candidate) == ("slice", 2)
+
+
 def test_a_view_that_keeps_the_order_of_elements_is_passed_over_and_one_of_another_dtype_is_not() -> None:
     reference = [view("view z -> y"), call("mm a w -> b")]
     culprit = blamed(reference, [view("view a -> Q"), call("mm Q w -> B")], "B")
@@ -333,3 +345,17 @@ def test_a_call_that_leads_only_to_tensors_that_agree_is_not_blamed() -> None:
     ]
     culprit = blamed(reference, candidate, "S")
     assert culprit is not None and culprit.call.operator == "neg"
+
+
+def recording(**digests: str) -> Recording:
+    """Gradients of step 0 on rank 0, by name."""
+    manifest = Manifest(case={}, system="toy", world_size=1, steps=1)
+    keys = {Key(0, "grad", name, 0): Record(digest, "float32", (2,)) for name, digest in digests.items()}
+    return Recording(manifest, keys)
+
+
+def test_a_gradient_that_was_exchanged_with_another_is_told_by_the_others_name() -> None:
+    reference, candidate = recording(a="1", b="2", c="3"), recording(a="2", b="1", c="4")
+    assert held_as(reference, candidate, Key(0, "grad", "a", 0)) == "grad b"
+    assert held_as(reference, candidate, Key(0, "grad", "c", 0)) is None
+    assert held_as(recording(a="1", b="2", c="2"), candidate, Key(0, "grad", "a", 0)) is None, "two hold the same"

@@ -1,0 +1,186 @@
+"""A finished graph as JSON values, and the graph that such values say.
+
+    module = graph_of(plain_of(module))    the same nodes, the same code, the same places
+
+Data alone: a target is a name that is looked up among torch's operators and a few of Python's functions, so reading
+runs no code that was read. Of a node's metadata only its place is kept (module, direction, source line, chunk): what
+passes need besides, such as fake values, a finished graph needs no more.
+
+Refused, as UnkeptError: what has no such form. Graph attributes that are tensors, calls of other functions, symbols
+among arguments, a node with a foreign place.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from harness.errors import BitproofError
+from harness.graph.origin import META_KEY, Origin
+from harness.graph.writer import CHUNK_KEY
+from harness.torch_compat import HigherOrderOperator, OpOverload
+
+Json = Any
+"""What `json` writes and reads as it is: None, bool, int, float, str, and lists and dicts of them."""
+
+_ARITHMETIC = (
+    *("getitem", "add", "sub", "mul", "neg", "floordiv", "truediv", "mod", "pow"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_"),
+)
+_OF_SIZES = ("sym_max", "sym_min", "sym_int", "sym_float", "sym_not")
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"operator.{name}": getattr(operator, name) for name in _ARITHMETIC},
+    **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES},
+}
+"""What a graph calls beside operators: arithmetic on sizes, and parts of results."""
+
+_NAMES = {function: name for name, function in _FUNCTIONS.items()}
+_CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+"""Kinds of torch's own constants, by which `torch.bfloat16` is {"dtype": "bfloat16"}."""
+
+
+class UnkeptError(BitproofError):
+    """A graph, or what was read for one, that has no form as plain values."""
+
+
+def plain_of(module: GraphModule) -> Json:
+    """A graph as JSON values, nested graphs included. Raises UnkeptError where there is no such form."""
+    return _Writer(module).written()
+
+
+def graph_of(plain: Json) -> GraphModule:
+    """The graph that values say. Raises UnkeptError for values that say none."""
+    try:
+        return _read(plain)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UnkeptError("what was read says no graph", found=f"{type(error).__name__}: {error}") from error
+
+
+class _Writer:
+    """Writes one graph. Places repeat, so each is written once, and nodes have its number."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.index = {node: number for number, node in enumerate(module.graph.nodes)}
+        self.places: dict[tuple[Any, ...], int] = {}
+        self.nested: dict[str, Json] = {}
+
+    def written(self) -> Json:
+        nodes = [self._node(node) for node in self.module.graph.nodes]
+        return {"nodes": nodes, "places": [list(place) for place in self.places], "nested": self.nested}
+
+    def _node(self, node: Node) -> Json:
+        return [node.op, node.name, self._target(node), self._place(node), *map(self._value, (node.args, node.kwargs))]
+
+    def _target(self, node: Node) -> str:
+        if node.op == "get_attr":
+            self._attribute(node)
+        if node.op in ("placeholder", "output", "get_attr"):
+            return str(node.target)
+        target: Any = node.target
+        if node.op == "call_function":
+            if target in _NAMES:
+                return _NAMES[target]
+            name = f"higher_order.{target.name()}" if isinstance(target, HigherOrderOperator) else str(target)
+            if isinstance(target, (HigherOrderOperator, OpOverload)) and _operator(name) is target:
+                return name
+        raise UnkeptError(f"node {node.name} calls what is no operator", found=f"{node.op} {target}")
+
+    def _attribute(self, node: Node) -> None:
+        name = str(node.target)
+        if name in self.nested:
+            return
+        value = getattr(self.module, name, None)
+        if not isinstance(value, GraphModule):
+            raise UnkeptError(f"node {node.name} reads what is no graph", found=f"{name}, a {type(value).__name__}")
+        self.nested[name] = plain_of(value)
+
+    def _place(self, node: Node) -> int | None:
+        if "bitproof" in node.meta:
+            raise UnkeptError(f"node {node.name} has a foreign place")
+        origin = node.meta.get(META_KEY)
+        place = (*origin, node.meta.get(CHUNK_KEY)) if isinstance(origin, Origin) else None
+        return None if place is None else self.places.setdefault(place, len(self.places))
+
+    def _value(self, value: Any) -> Json:
+        """An argument. Lists are lists and every other container an object of one key, which names its kind."""
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, Node):
+            return {"node": self.index[value]}
+        if isinstance(value, list):
+            return [self._value(item) for item in value]
+        if isinstance(value, slice):
+            return {"slice": [self._value(part) for part in (value.start, value.stop, value.step)]}
+        if type(value) is tuple:
+            return {"tuple": [self._value(item) for item in value]}
+        if isinstance(value, dict) and all(type(key) is str for key in value):
+            return {"dict": {key: self._value(item) for key, item in value.items()}}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        for kind, of in _CONSTANTS.items():
+            if isinstance(value, of):
+                return {kind: str(value).removeprefix("torch.")}
+        raise UnkeptError("an argument has no form as data", found=f"{value!r}, a {type(value).__name__}")
+
+
+def _read(plain: Json) -> GraphModule:
+    graph = Graph()
+    nodes: list[Node] = []
+    attributes: dict[str, Any] = {name: _read(nested) for name, nested in plain["nested"].items()}
+    places = [(Origin(*place[:3]), place[3]) for place in plain["places"]]
+    for op, name, target, place, args, kwargs in plain["nodes"]:
+        if op not in ("placeholder", "get_attr", "call_function", "output"):
+            raise UnkeptError("what was read says no graph", found=f"a node that is a {op}")
+        if op != "call_function" and not target.isidentifier():  # torch writes it into code as it is
+            raise UnkeptError("what was read says no graph", found=f"a name that is none: {target!r}")
+        if op == "get_attr" and target not in attributes:
+            raise UnkeptError("what was read says no graph", found=f"attribute {target}, which is not there")
+        callee = _operator(target) if op == "call_function" else target
+        node = graph.create_node(op, callee, _value(args, nodes), _value(kwargs, nodes), name=name)
+        if place is not None:
+            node.meta[META_KEY], chunk = places[place]
+            if chunk is not None:
+                node.meta[CHUNK_KEY] = chunk
+        nodes.append(node)
+    return GraphModule(attributes, graph)
+
+
+def _value(plain: Json, nodes: Sequence[Node]) -> Any:
+    if isinstance(plain, list):
+        return [_value(item, nodes) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    [(kind, value)] = plain.items()
+    match kind:
+        case "node":
+            return nodes[value]
+        case "slice":
+            return slice(*(_value(part, nodes) for part in value))
+        case "tuple":
+            return tuple(_value(item, nodes) for item in value)
+        case "dict":
+            return {key: _value(item, nodes) for key, item in value.items()}
+        case "device":
+            return torch.device(value)
+    constant = getattr(torch, value)
+    if not isinstance(constant, _CONSTANTS[kind]):
+        raise UnkeptError("what was read says no graph", found=f"{kind} {value}")
+    return constant
+
+
+def _operator(name: str) -> Any:
+    """The operator or function of a name. Raises UnkeptError, or what looking it up raises, where there is none."""
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, (HigherOrderOperator, OpOverload)):
+        raise UnkeptError("what was read says no graph", found=f"{name}, which is no operator")
+    return found

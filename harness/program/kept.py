@@ -1,0 +1,125 @@
+"""Results that are kept on disk under a key of all that decides them, and believed only when they prove whole.
+
+A file is the sha256 of its content and the content: the key's whole text and the value, as JSON. It is used when the
+hash is right and the key is the very one that is asked for. Nothing that is read is executed. The folder, and each file
+in it, must be the user's own and closed to everybody else's writing; without that nothing is read and nothing kept. So
+a result can be forged by those alone who could as well change what computes it.
+
+A file appears whole or not at all. The folder stays small: what was used longest ago goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import stat
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+ENVIRONMENT_VARIABLE = "BITPROOF_CACHE"
+MAX_FILES = 200
+MAX_BYTES = 1 << 28
+
+_HASH_BYTES = 32
+_OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def default_folder() -> Path | None:
+    """Where results are kept by default: $BITPROOF_CACHE, else bitproof in the user's cache; None without a home."""
+    if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
+        return Path(chosen).absolute()
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches).absolute() / "bitproof"
+    with contextlib.suppress(RuntimeError):
+        return Path.home() / ".cache" / "bitproof"
+    return None
+
+
+def read_kept(folder: Path, kind: str, key: str) -> Any:
+    """The value of this kind that was kept under `key`; None where there is none that can be believed."""
+    file = _file(folder, kind, key)
+    try:
+        if not _is_own(folder):
+            return None
+        with file.open("rb") as opened:
+            if not _is_closed(os.fstat(opened.fileno())):
+                raise ValueError("others may write it, or it is another user's")
+            content = opened.read()
+        told, packed = content[:_HASH_BYTES], content[_HASH_BYTES:]
+        if hashlib.sha256(packed).digest() != told:
+            raise ValueError("its hash is not that of its content")
+        found = json.loads(zlib.decompress(packed))
+        if found["key"] != key:
+            raise ValueError("it was kept under another key")
+        os.utime(file)
+        return found["value"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, zlib.error, RecursionError) as error:
+        logger.warning("%s is not used: %s", file, error)
+        return None
+
+
+def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
+    """Keep a value that JSON can carry; whether it was. Where that fails, a later call computes it once more."""
+    file = _file(folder, kind, key)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_own(folder):
+            return False
+        packed = zlib.compress(json.dumps({"key": key, "value": value}).encode(), 1)
+        handle, partial = tempfile.mkstemp(dir=folder, prefix=".partial-")  # 0600, by its contract
+        try:
+            with open(handle, "wb") as opened:
+                opened.write(hashlib.sha256(packed).digest() + packed)
+            os.replace(partial, file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+        _make_room(folder)
+    except (OSError, TypeError, ValueError) as error:
+        logger.warning("%s was not kept: %s", file, error)
+        return False
+    return True
+
+
+def _file(folder: Path, kind: str, key: str) -> Path:
+    return folder / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether the folder is a real one that nobody else may write into."""
+    with contextlib.suppress(FileNotFoundError):
+        told = os.lstat(folder)
+        if stat.S_ISDIR(told.st_mode) and _is_closed(told):
+            return True
+        logger.warning("nothing is kept in %s: it is no folder of this user's alone", folder)
+    return False
+
+
+def _is_closed(told: os.stat_result) -> bool:
+    return told.st_uid == os.geteuid() and not told.st_mode & _OPEN_TO_OTHERS
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what was used longest ago, and what writers that were killed left behind."""
+    with os.scandir(folder) as entries:
+        files = sorted(
+            ((entry.stat(follow_symlinks=False), entry.path) for entry in entries),
+            key=lambda found: found[0].st_mtime,
+            reverse=True,
+        )
+    size = 0
+    for number, (told, path) in enumerate(files):
+        size += told.st_size
+        if number >= MAX_FILES or size > MAX_BYTES:
+            with contextlib.suppress(OSError):
+                os.unlink(path)

@@ -1,0 +1,99 @@
+"""The key under which a graph is kept: everything that decides what tracing and the passes make of a case.
+
+Of a case tracing is shown `traced_part` alone, so that what the key leaves out cannot matter. The rest is what the
+process is made of (harness/program/sources.py), its versions, flags and switches, and the environment variables that
+numeric libraries read.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.capture.manifest import environment_variables
+from harness.case import AdamW, Batch, Case, Chunking, Memory, Pipeline
+from harness.machine.determinism import read_switches
+from harness.program.kept import keep, read_kept
+from harness.program.sources import Installation
+
+GRAPH, NO_MIXING = "graph", "no-mixing"
+"""Kinds of what is kept: a prepared graph; that no module that eager runs in chunks mixes what those hold apart."""
+
+_FORM = 1
+"""Of what is kept; another form is another key."""
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Where a case's graph is kept: the folder, its key, and what must be untouched until it is made."""
+
+    folder: Path
+    key: str
+    installation: Installation
+
+    def has_no_mixing(self) -> bool:
+        """Whether an earlier run looked at the modules that eager runs in chunks, and found that none mixes."""
+        return read_kept(self.folder, NO_MIXING, self.key) is True
+
+    def keep_no_mixing(self) -> None:
+        """Tell later runs so, unless somebody edited meanwhile what was looked at."""
+        if self.installation.sources.are_untouched():
+            keep(self.folder, NO_MIXING, self.key, True)
+
+
+def traced_part(case: Case) -> Case:
+    """The case without what decides no graph: its names, systems, verdict and steps, its data, its optimizer."""
+    return replace(
+        case,
+        name="traced",
+        family="traced",
+        reference="eager",
+        candidate="eager",
+        expected="EQUAL",
+        differs=(),
+        close_within=None,
+        differs_within=None,
+        requires=None,
+        steps=1,
+        batch=replace(case.batch, data=Batch().data),
+        optimizer=AdamW(),
+    )
+
+
+def step_part(case: Case) -> Case:
+    """What of `traced_part` decides the step before any pass: of chunking the dim that is left open, and no pass."""
+    chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
+    return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
+
+
+def shelf_of(case: Case, folder: Path | None, installation: Installation | None) -> Shelf | None:
+    """Where a case's graph for the CPU is kept; None for one that is not: see `harness.systems.kept_graph`."""
+    is_plain = case.pipeline.overlap_costs is None and (
+        case.pipeline.backend == "fx" or case.pipeline.until is not None
+    )
+    if folder is None or installation is None or not is_plain:
+        return None
+    return Shelf(folder, _key(case, installation), installation)
+
+
+def _key(case: Case, installation: Installation) -> str:
+    import torch
+
+    return json.dumps(
+        {
+            "form": _FORM,
+            "case": traced_part(case).to_dict(),
+            "device": "cpu",
+            "sources": installation.sources.digest,
+            "others": installation.others,
+            "torch": [torch.__version__, str(torch.version.git_version), torch.__config__.show()],
+            "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
+            "python": [sys.version, sys.implementation.cache_tag, repr(sys.flags)],
+            "switches": read_switches(),
+            "environment": environment_variables(),
+        },
+        sort_keys=True,
+    )

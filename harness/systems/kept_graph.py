@@ -1,0 +1,86 @@
+"""A prepared graph that is kept from one run for the next, on the shelf of its case.
+
+Needs:    a shelf, so a key of everything that decides the graph.
+Promises: a program of the very code that was traced: its hash is compared with the one that was kept beside it.
+Refuses:  to keep what has no form as plain data, and what was made while somebody edited the files that make it.
+
+Not kept at all are graphs in which a user's pass took part, which may do what it likes; what a backend compiled; and
+what follows a cost model of the user's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import Any
+
+from harness.errors import BitproofError
+from harness.graph.collector import collector_paused
+from harness.graph.groups import Group
+from harness.graph.plain import graph_of, plain_of
+from harness.program.kept import keep, read_kept
+from harness.records import PassReport
+from harness.systems.graph import GraphProgram, code_hash
+from harness.systems.graph_key import GRAPH, Shelf
+
+logger = logging.getLogger(__name__)
+
+
+@collector_paused()
+def read_program(shelf: Shelf) -> GraphProgram | None:
+    """The program on a shelf; None where there is none that can be believed."""
+    began = time.perf_counter()
+    kept = read_kept(shelf.folder, GRAPH, shelf.key)
+    if kept is None:
+        return None
+    try:
+        return _program(kept, began)
+    except (BitproofError, AttributeError, KeyError, TypeError, ValueError) as error:
+        logger.warning("the kept graph is not used: %s", error)
+        return None
+
+
+def keep_program(shelf: Shelf, program: GraphProgram) -> bool:
+    """Put a program on its shelf; whether it was."""
+    try:
+        value = _written(program)
+    except BitproofError as error:
+        logger.info("this graph cannot be kept: %s", error)
+        return False
+    if not shelf.installation.sources.are_untouched():
+        logger.info("this graph is not kept: files that it was made by changed meanwhile")
+        return False
+    return keep(shelf.folder, GRAPH, shelf.key, value)
+
+
+def _written(program: GraphProgram) -> dict[str, object]:
+    return {
+        "graph": plain_of(program.module),
+        "code_hash": program.code_hash,
+        "parameter_names": program.parameter_names,
+        "buffer_names": program.buffer_names,
+        "groups": [[name, *dataclasses.astuple(group)] for name, group in program.groups.items()],
+        "passes": [dataclasses.asdict(entry) for entry in program.passes],
+    }
+
+
+def _program(kept: Any, began: float) -> GraphProgram:
+    module = graph_of(kept["graph"])
+    if (found := code_hash(module)) != kept["code_hash"]:
+        raise ValueError(f"it has other code than was kept: {found}, not {kept['code_hash']}")
+    groups = {
+        name: Group(of, tuple(map(tuple, partition)), high_priority=first)
+        for name, of, partition, first in kept["groups"]
+    }
+    return GraphProgram(
+        module=module,
+        run=module,
+        parameter_names=kept["parameter_names"],
+        buffer_names=kept["buffer_names"],
+        code_hash=kept["code_hash"],
+        groups=groups,
+        trace_seconds=time.perf_counter() - began,
+        passes=[PassReport(**entry | {"seconds": 0.0}) for entry in kept["passes"]],
+        is_kept=True,
+    )

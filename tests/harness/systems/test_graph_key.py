@@ -1,0 +1,129 @@
+"""The key of a kept graph: whatever decides the graph is in it, and tracing is shown nothing that is not."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cases.chunking import moe_seq
+from harness.case import AdamW, Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Precision
+from harness.machine.determinism import read_switches
+from harness.program.sources import Installation, Sources
+from harness.systems import graph_key
+from harness.systems.graph_key import shelf_of, traced_part
+
+FOLDER = Path("graphs")
+INSTALLED = Installation(Sources("files", ()), "others")
+
+DECIDES: dict[str, Any] = {
+    "chunking": Chunking(dim="seq", modules="layers.*.moe", early_grad_accumulation=True),
+    "seed": 1,
+    "model": Model(layers=2),
+    "parallelism": Parallelism(world_size=2),
+    "batch": Batch(sequences=8),
+    "precision": Precision(compute="float32"),
+    "memory": Memory(policy="full"),
+    "pipeline": Pipeline(bucket=True),
+}
+DECIDES_NOTHING: dict[str, Any] = {
+    "name": "another",
+    "family": "another",
+    "reference": "eager",
+    "candidate": "eager_chunked",
+    "expected": "CLOSE",
+    "differs": (),
+    "close_within": 0.5,
+    "differs_within": None,
+    "requires": "cuda",
+    "steps": 3,
+    "optimizer": AdamW(lr=1.0),
+}
+
+
+def key(case: Case = moe_seq, installed: Installation = INSTALLED) -> str:
+    shelf = shelf_of(case, FOLDER, installed)
+    assert shelf is not None
+    return shelf.key
+
+
+def test_every_field_of_a_case_is_known_to_decide_the_graph_or_not_to() -> None:
+    assert {field.name for field in fields(Case)} == DECIDES.keys() | DECIDES_NOTHING.keys()
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_what_decides_the_graph_changes_the_key(name: str) -> None:
+    other = replace(moe_seq, **{name: DECIDES[name]})
+    assert getattr(other, name) != getattr(moe_seq, name) and key(other) != key()
+
+
+def test_what_decides_nothing_is_not_shown_to_tracing_and_leaves_the_key() -> None:
+    other = replace(moe_seq, **DECIDES_NOTHING, batch=replace(moe_seq.batch, data="some.txt"))
+    assert traced_part(other) == traced_part(moe_seq)
+    assert key(other) == key()
+
+
+def test_other_files_of_ours_of_torch_or_of_anybody_else_change_the_key() -> None:
+    keys = {key(), key(installed=Installation(Sources("edited", ()), "others"))}
+    keys.add(key(installed=Installation(Sources("files", ()), "edited")))
+    assert len(keys) == 3
+
+
+def _set(target: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(target, name, value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set(torch, "__version__", "2.99.0"),
+        _set(torch.version, "git_version", "0" * 40),
+        _set(torch.__config__, "show", lambda: "built otherwise"),
+        _set(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"),
+        _set(platform, "machine", lambda: "aarch64"),
+        _set(sys, "version", "3.99"),
+        _set(graph_key, "read_switches", lambda: read_switches() | {"mkldnn_enabled": False}),
+        _set(graph_key, "environment_variables", lambda: {"ATEN_CPU_CAPABILITY": "avx2"}),
+        _set(graph_key, "_FORM", 99),
+    ],
+    ids=["torch", "its commit", "its build", "processor", "machine", "python", "a switch", "environment", "form"],
+)
+def test_another_torch_machine_switch_or_variable_changes_the_key(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = key()
+    change(monkeypatch)
+    assert key() != before
+
+
+def test_the_key_is_text_that_says_what_it_is_of() -> None:
+    told = json.loads(key())
+    assert told["case"]["parallelism"]["world_size"] == 8 and told["device"] == "cpu"
+    assert told["torch"][0] == torch.__version__ and told["sources"] == "files"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "is_kept"),
+    [
+        (Pipeline(), True),
+        (Pipeline(overlap=True), True),
+        (Pipeline(overlap=True, overlap_costs="mine.json"), False),
+        (Pipeline(backend="inductor"), False),
+        (Pipeline(backend="inductor", until="chunk"), True),
+    ],
+)
+def test_compiled_graphs_and_such_as_follow_a_file_of_the_users_have_no_shelf(
+    pipeline: Pipeline, is_kept: bool
+) -> None:
+    assert (shelf_of(replace(moe_seq, pipeline=pipeline), FOLDER, INSTALLED) is not None) == is_kept
+
+
+def test_without_a_folder_or_a_process_that_looked_at_its_files_there_is_no_shelf() -> None:
+    assert shelf_of(moe_seq, None, INSTALLED) is None and shelf_of(moe_seq, FOLDER, None) is None

@@ -1,0 +1,95 @@
+"""Kept graphs from command to report: the second run reads what the first traced, and no edit is ever missed.
+
+A kept graph that is no longer what would be traced is the worst that can happen here: it would make both EQUAL and
+DIFFERENT lies. So each thing that decides a graph is changed, and the graph must be traced anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cases import CASES
+from tests.small import small
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[1]
+
+
+class Checkout:
+    """A copy of our packages, and a folder of graphs of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.graphs = folder / "graphs"
+        for package in ("bitproof", "harness", "reference", "cases"):
+            shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "case.json").write_text(json.dumps(small(CASES["moe_seq"]).to_dict()))
+
+    def run(self, *arguments: str, verdict: str = "EQUAL", **environment: str) -> dict[str, Any]:
+        """One case's line in the report."""
+        command = [sys.executable, "-m", "harness", "run", "--case", "case.json", "--world-size", "2", "--steps", "1"]
+        variables = {"PYTHONPATH": str(self.folder), "BITPROOF_CACHE": str(self.graphs)} | environment
+        subprocess.run([*command, "--no-control", *arguments], cwd=self.folder, env=os.environ | variables, timeout=300)
+        [result] = json.loads((self.folder / "reports" / "latest" / "report.json").read_text())["cases"]
+        assert result["verdict"] == verdict
+        return result
+
+    def digests(self) -> list[bytes]:
+        """The recordings that the last run left, byte by byte."""
+        files = (self.folder / "reports" / "latest" / "recordings").rglob("*.parquet")
+        return [file.read_bytes() for file in sorted(files)]
+
+    def code_hash(self) -> str:
+        """The hash of the graph that the last run ran."""
+        [manifest] = (self.folder / "reports" / "latest" / "recordings").glob("*/graph/manifest.json")
+        return str(json.loads(manifest.read_text())["graph"]["code_hash"])
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Change one place of a file."""
+        text = (self.folder / name).read_text()
+        assert text.count(old) == 1
+        (self.folder / name).write_text(text.replace(old, new))
+
+
+def test_the_second_run_reads_the_graph_that_the_first_traced_and_every_change_has_it_traced_anew(
+    tmp_path: Path,
+) -> None:
+    checkout = Checkout(tmp_path)
+    assert checkout.run()["kept_graph"] is False
+    traced, code = checkout.digests(), checkout.code_hash()
+    result = checkout.run()
+    assert result["kept_graph"] is True and [entry["name"] for entry in result["passes"]][1] == "chunk"
+    assert traced and checkout.digests() == traced and checkout.code_hash() == code
+    assert checkout.run("--steps", "2")["kept_graph"] is True, "as many steps as one likes"
+    assert checkout.run("--candidate", "eager_chunked")["kept_graph"] is None, "no graph was made"
+
+    assert checkout.run("--no-kept-graph")["kept_graph"] is False
+    early = checkout.run("--early-grad-accumulation", verdict="DIFFERENT")  # this case's sums see where they are cast
+    assert early["kept_graph"] is False, "another option"
+    assert checkout.run(TORCH_LOGS="+inductor")["kept_graph"] is False, "another variable that torch reads"
+    for file in checkout.graphs.iterdir():
+        content = bytearray(file.read_bytes())
+        content[100] ^= 1
+        file.write_bytes(content)
+    assert checkout.run()["kept_graph"] is False, "a flipped bit"
+    assert checkout.run()["kept_graph"] is True
+
+    checkout.edit("harness/graph/passes/clean_up.py", "from __future__", "# an edited pass\nfrom __future__")
+    assert checkout.run()["kept_graph"] is False
+    assert checkout.code_hash() == code
+    place = "        x_TD = x_BSD.flatten(0, 1)\n"
+    checkout.edit("reference/layers/moe.py", place, place + "        x_TD = x_TD * 2\n")
+    assert checkout.run()["kept_graph"] is False
+    assert checkout.code_hash() != code and checkout.digests() != traced
+    checkout.edit("reference/layers/moe.py", "        x_TD = x_TD * 2\n", "")
+    assert checkout.run()["kept_graph"] is True, "what was put back is what it was"
+    assert checkout.code_hash() == code

@@ -1,8 +1,8 @@
 """The host of a run in the CUDA lane: `harness/program/start.py`, but programs are traced for CUDA.
 
 1. torch is told of the stand-in for CUDA before anything imports it.
-2. A step is traced for each device index in BITPROOF_LANE_DEVICES, in one process for all cases (`tracer.py`), and
-   goes through every pass for the first index and the last; all must be one code.
+2. A step is traced for each device index in BITPROOF_LANE_DEVICES, once for cases in a row that share it, and goes
+   through every pass for the first index and the last; all must be one code.
 3. The first is mapped to the CPU, where its ranks run it: whatever records, compares and reports is the real thing.
 
 What each program was is written to the folder BITPROOF_LANE_FACTS, a file a case.
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 FACTS = "BITPROOF_LANE_FACTS"
 
 
-def trace_for_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """What finishes a program: all of `prepare_program`, for the devices of the lane."""
+def finish_for_cuda() -> Callable[..., Any]:
+    """What finishes a program for the devices of the lane, of what `trace_all` traced."""
 
     def prepared(traced: Any, case: Any, options: Any, enter: Callable[[str], None] = lambda place: None) -> Any:
         from harness.errors import PassError
@@ -35,8 +35,7 @@ def trace_for_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
         programs = []
         for index in tracer.rewritten_for():
             with current_device(index) as cuda:
-                graph.trace_joint_step = tracer.take(case, cuda)
-                programs.append(prepare(case, cuda, options, enter))
+                programs.append(graph.finish(traced[index], case, cuda, options, enter))
         hashes = [program.code_hash for program in programs]
         if len(set(hashes)) != 1:
             raise PassError("the step's code depends on the device's index", found=", ".join(hashes))
@@ -63,12 +62,12 @@ def main() -> None:
     from tests.cuda_lane import stand_in
 
     stand_in.load()
-    from harness.execute import runs, worker
+    from harness.execute import runs
     from tests.cuda_lane import operators, tracer
 
     operators.install()
-    runs.finish_program = trace_for_cuda(worker.prepare_program)
-    runs.Stage = tracer.SharedStage  # type: ignore[misc, assignment]
+    runs.trace_step = lambda case, enter: tracer.trace_all(case)
+    runs.finish_program = finish_for_cuda()
     sys.path.pop(0)
     runpy.run_path(str(ROOT / "harness" / "program" / "start.py"), run_name="__main__")
 

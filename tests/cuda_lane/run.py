@@ -30,7 +30,7 @@ from harness.execute import host_process
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.selection import every_graph_case, slice_of
 
-DEVICES, FACTS, TRACER = "BITPROOF_LANE_DEVICES", "BITPROOF_LANE_FACTS", "tracer.seconds"
+DEVICES, FACTS = "BITPROOF_LANE_DEVICES", "BITPROOF_LANE_FACTS"
 ALL_DEVICES = ",".join(map(str, range(stand_in.NUM_DEVICES)))
 LANE_FILE = "cuda-lane.json"
 
@@ -67,8 +67,8 @@ def main(arguments: list[str]) -> int:
         status = bitproof(["run", "--device", "cpu", "--report-dir", str(options.report_dir), *rest])
         latest = options.report_dir / "latest"
         if latest.exists():
-            used, tracer = resource.getrusage(resource.RUSAGE_CHILDREN), float(Path(facts, TRACER).read_text())
-            times = {"seconds": time.monotonic() - began, "cpu seconds": used.ru_utime + used.ru_stime + tracer}
+            used = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times = {"seconds": time.monotonic() - began, "cpu seconds": used.ru_utime + used.ru_stime}
             programs = [json.loads(file.read_text()) for file in sorted(Path(facts).glob("*.json"))]
             (latest / LANE_FILE).write_text(json.dumps({"programs": programs, **times}))
             print(add_up([options.report_dir]))

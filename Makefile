@@ -13,7 +13,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := experts_seq_flex or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane sum-orders fuzz nightly clean
+.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-wheel-lane cuda-kernels sum-orders faults fuzz nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES)'
@@ -40,23 +40,38 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_digest.py
 	$(BIN)/python tests/benchmarks/bench_comparison.py
 	$(BIN)/python tests/benchmarks/bench_collectives.py
-	$(BIN)/python tests/benchmarks/bench_prove.py
+	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 
-fuzz: $(VENV)/ready         ## 10,000 wrong and right rewrites for the prover, 10,000 corrupted certificates for the checker
+fuzz: $(VENV)/ready         ## wrong and right rewrites for the prover, corrupted certificates for the checker, damaged files for readers
 	$(BIN)/python tests/benchmarks/fuzz_prove.py
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
+	$(BIN)/python tests/benchmarks/fuzz_readers.py
 
 cuda-wheel: .venv-torch-$(CUDA_TORCH)/ready  ## the lane of a CUDA build of torch, on the CPU
 	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__ + " is no build for CUDA"'
 	$(MAKE) lane-$(CUDA_TORCH)
 
 cuda-lane: $(VENV)/ready    ## every graph case as CUDA would trace it, on a machine without a GPU; needs a C++ compiler
-	$(BIN)/python tests/cuda_lane/run.py --every-case --steps 1 --report-dir reports/cuda-lane
+	$(BIN)/python tests/cuda_lane/run.py --every-case --jobs 2 --devices 0,7 --steps 1 --report-dir reports/cuda-lane
+
+cuda-wheel-lane: .venv-torch-$(CUDA_TORCH)/ready  ## the same of some cases, on a CUDA build of torch
+	.venv-torch-$(CUDA_TORCH)/bin/python tests/cuda_lane/run.py -k '$(CASES) or blocks_batch_offload' --devices 0,7 --steps 1 --report-dir reports/cuda-wheel-lane
+
+cuda-kernels: $(VENV)/ready .triton/ready  ## what Inductor and Triton generate for GPUs, to machine code for three kinds of them
+	PYTHONPATH=.triton $(BIN)/python tests/cuda_lane/kernels.py --cases regional_inductor
+
+# In a folder of its own: no run is to find Triton there, and no manifest to name it.
+.triton/ready: constraints.txt
+	$(BIN)/pip install --quiet --no-deps --target .triton -c constraints.txt triton
+	touch $@
 
 sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fails where one that must does not
 	$(BIN)/python tests/benchmarks/sum_orders.py -k bucketing
 
-nightly: bench fuzz test-slow cuda-wheel cuda-lane sum-orders lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+faults: $(VENV)/ready       ## every defect of the catalogue in a case that should see it: which are caught, and where they are found
+	$(BIN)/bitproof faults --device cpu
+
+nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-wheel-lane sum-orders faults lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests
@@ -81,4 +96,4 @@ $(VENV)/ready-dev: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-*
+	rm -rf $(VENV) .venv-torch-* .triton

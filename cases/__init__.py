@@ -16,6 +16,7 @@ from cases import (
     overlap,
     process_groups,
     shapes,
+    sight,
     trainers,
     unequal,
 )
@@ -47,6 +48,7 @@ FAMILIES = (
     unequal,
     models,
     shapes,
+    sight,
     memory,
     process_groups,
     bucketing,

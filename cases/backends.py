@@ -1,7 +1,8 @@
 """The graph's backends: Inductor fuses operators and sums in other orders than eager, so CLOSE is what can be had.
 
 The bounds of the first two state the largest error that was measured, over 2 steps on 8 ranks with torch 2.13.0 on a
-CPU. `regional_inductor` needs CUDA and has never run: its bound is that of `inductor_moe`, and a guess.
+CPU. `regional_inductor` needs CUDA and has never run: its kernels compile for GPUs (`make cuda-kernels`), and its
+bound is that of `inductor_moe`, and a guess.
 """
 
 from __future__ import annotations

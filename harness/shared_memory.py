@@ -2,7 +2,8 @@
 
 `SharedMemory` is one anonymous mapping, made before ranks are forked. It never has a name: when the last process that
 has it ends, however it ends, it is gone. `Ring` is what a group exchanges pieces through: each rank writes into its own
-slot, all arrive, each reads the others' slots, all arrive again, and the slot is free.
+slot, all arrive, each reads the others' slots, all arrive again, and the slot is free. `Board` is what each rank last
+said, for who watches them.
 
 An arrival is one system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically and, if that was the last rank,
 wakes all who wait for it. So a phase costs a rank at most one sleep and the group one wake, however many ranks share
@@ -37,6 +38,7 @@ _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE_OP = 0, 5
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE: what is never written takes no memory
 _LINE = 64
+_LINE_BYTES = 256
 _MAX_RANKS = 2047  # FUTEX_WAKE_OP compares with a number of 12 bits
 _ALL = 2**31 - 1
 _SLICE_NS = 20_000_000
@@ -174,6 +176,31 @@ class SharedMemory:
                 rank_of[self._pidfds[rank]] = rank
                 poll.register(self._pidfds[rank], select.POLLIN)
         return min((rank_of[fd] for fd, _ in poll.poll(0)), default=None)
+
+
+class Board:
+    """A line of text for each rank, which the rank writes and whoever made the board reads, whatever the rank does.
+
+    Nobody waits for anybody: a line that is read while it is written may be half of each.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._map = mmap.mmap(-1, world_size * _LINE_BYTES)
+
+    def write(self, rank: int, line: str) -> None:
+        """Leave a line for a rank, cut where there is no room for more."""
+        content = line.encode()[: _LINE_BYTES - 1]
+        at = rank * _LINE_BYTES
+        self._map[at : at + len(content) + 1] = content + b"\0"
+
+    def read(self, rank: int) -> str:
+        """A rank's line, "" where it has left none."""
+        at = rank * _LINE_BYTES
+        return self._map[at : at + _LINE_BYTES].partition(b"\0")[0].decode(errors="replace")
+
+    def close(self) -> None:
+        """Let go of the board in this process."""
+        self._map.close()
 
 
 class Ring:

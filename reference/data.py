@@ -6,6 +6,7 @@ B batch, S sequence, N tokens of a rank's stream
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from harness.errors import UsageError
 
 PYDOC = "pydoc"
 PYDOC_LINES = "pydoc_lines"
+ADVERSARIAL = "adversarial"
+"""Documents made to show what real text hides; see `adversarial_documents`. Weights go with them: see `init`."""
 DOCUMENT_START = 256
 """The token before each document. Tokens 0 to 255 are bytes, so a vocabulary needs at least 257."""
 
@@ -38,10 +41,14 @@ def text_source(data: str) -> tuple[list[bytes], str]:
 
     `pydoc` is the documentation of the Python language that ships with CPython, one document a topic, in
     alphabetical order; its text, and so its hash, changes with the Python version. `pydoc_lines` is the same text
-    with each line that is not blank a document, so that even short rows hold several. Anything else is the path of
+    with each line that is not blank a document, so that even short rows hold several. `adversarial` is what
+    `adversarial_documents` makes. Anything else is the path of
     a file, read as bytes of any encoding (./pydoc reads a file of that name). Raises UsageError when the file
     cannot be read.
     """
+    if data == ADVERSARIAL:
+        documents = adversarial_documents()
+        return documents, hashlib.sha256(b"\0".join(documents)).hexdigest()
     if data in (PYDOC, PYDOC_LINES):
         from pydoc_data.topics import topics
 
@@ -62,12 +69,27 @@ def text_source(data: str) -> tuple[list[bytes], str]:
     return pieces, hashlib.sha256(text).hexdigest()
 
 
+def adversarial_documents() -> list[bytes]:
+    """Documents of 1 to 200 bytes, most of them short, in which few bytes are frequent and most are rare.
+
+    So rows of a batch hold different positions and several ends of documents, a token's embedding gradient has one
+    summand or many, and experts get one token or hundreds. The same on every machine.
+    """
+    chance = random.Random("bitproof adversarial")  # by a text: its sha512, whatever Python's own hash is
+
+    def document() -> bytes:
+        length = 1 + int(200 * chance.random() ** 2)
+        return bytes(int(256 * chance.random() ** 3) for _ in range(length))
+
+    return [document() for _ in range(2000)]
+
+
 class TextStream:
     """One rank's tokens: documents rank, rank + world_size, ... in turn, each after a DOCUMENT_START.
 
     Step n reads the B * S tokens that follow those of step n - 1, wrapping around at the end; row b of a batch
-    follows row b - 1. Positions count from 0 in every row. Raises UsageError when the rank's documents do not
-    fill one step.
+    follows row b - 1. Positions count from 0 in every row; of adversarial text, in every document, wherever a row
+    begins. Raises UsageError when the rank's documents do not fill one step.
     """
 
     def __init__(self, documents: Sequence[bytes], batch: Batch, *, rank: int, world_size: int) -> None:
@@ -88,6 +110,7 @@ class TextStream:
         self.tokens_N = torch.tensor(
             [token for document in own for token in (DOCUMENT_START, *document)], dtype=torch.int64, device="cpu"
         )
+        self.positions_N = _positions_within(own) if batch.data == ADVERSARIAL else None
 
     def step(self, step: int) -> Step:
         """The rank's input at a step, counted from 0. The same call gives the same tensors at any time."""
@@ -96,4 +119,11 @@ class TextStream:
         where = (step * size + torch.arange(size + 1)) % len(self.tokens_N)
         window = self.tokens_N[where]
         positions_BS = torch.arange(seq_len).repeat(rows, 1)
+        if self.positions_N is not None:
+            positions_BS = self.positions_N[where[:-1]].view(rows, seq_len)
         return Step(window[:-1].view(rows, seq_len), window[1:].view(rows, seq_len), positions_BS)
+
+
+def _positions_within(documents: Sequence[bytes]) -> Tensor:
+    """Each token's place in its own document, whose start has place 0: int64, (N,)."""
+    return torch.cat([torch.arange(len(document) + 1, dtype=torch.int64) for document in documents])

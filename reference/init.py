@@ -17,9 +17,16 @@ from reference.layers.rope import RotaryEmbedding
 
 ZERO_BUFFERS = ("expert_bias", "tokens_per_expert")
 
+EXPONENTS = 7
+"""How many powers of two the rows of a spread tensor are scaled by: from 2^-3 to 2^3."""
 
-def initial_values(name: str, shape: Sequence[int], seed: int) -> Tensor:
+
+def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool = False) -> Tensor:
     """The whole initial tensor of a parameter or buffer, by its fully qualified name: float32, on the CPU.
+
+    With `spread`, values are made to show what plain ones hide: rows are scaled by powers of two that differ from row
+    to row, so that sums have terms of unlike size; weights of norms lie between 0.5 and 1.5, where 1 would make a
+    product exact; and expert biases between -0.05 and 0.05.
 
     | name or shape                       | values                                            |
     |-------------------------------------|---------------------------------------------------|
@@ -32,6 +39,8 @@ def initial_values(name: str, shape: Sequence[int], seed: int) -> Tensor:
     all machines agree on its bits, which logarithms and cosines do not promise. No value depends on depth.
     Raises CaseError for a name and shape that no rule covers.
     """
+    if spread:
+        return _spread(name, shape, seed)
     if name.rsplit(".", 1)[-1] in ZERO_BUFFERS:
         return torch.zeros(*shape, dtype=torch.float32, device="cpu")
     if len(shape) == 1 and name.endswith("norm.weight"):
@@ -46,6 +55,24 @@ def initial_values(name: str, shape: Sequence[int], seed: int) -> Tensor:
     generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
     unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu")
     return unit.sub_(0.5).mul_(2 * math.sqrt(3) * std)
+
+
+def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
+    """Plain values, so changed. One row of seven has each exponent; which, goes by its index."""
+    if len(shape) == 1:
+        generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
+        unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
+        return unit.mul_(0.1) if name.endswith("expert_bias") else unit.add_(1.0)
+    exponents = torch.arange(shape[-2], device="cpu") * 3 % EXPONENTS - EXPONENTS // 2
+    return initial_values(name, shape, seed) * torch.exp2(exponents.float()).unsqueeze(-1)
+
+
+@torch.no_grad()
+def spread_biases(module: nn.Module, seed: int) -> None:
+    """Write spread values into expert biases, which no rank shards."""
+    for name, buffer in module.named_buffers():
+        if name.endswith("expert_bias") and not buffer.is_meta:
+            buffer.copy_(initial_values(name, tuple(buffer.shape), seed, spread=True))
 
 
 def stream_seed(name: str, seed: int) -> int:

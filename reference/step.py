@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from harness.case import Case, Kind
 from reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
-from reference.data import DOCUMENT_START, TextStream, text_source
+from reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
 from reference.data import Step as StepInputs
+from reference.init import spread_biases
 from reference.layers.document_mask import document_mask
 from reference.loss import cross_entropy
 from reference.models import build_model
@@ -60,7 +61,10 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
     for module in model.modules():
         if hasattr(module, "exchange"):
             module.exchange = cast(Any, ExpertExchange(mesh.size(EXPERT), EXPERT))
-    fully_shard(model, mesh, case.precision, case.seed, device, split_layers(model, mesh))
+    spread = case.batch.data == ADVERSARIAL
+    fully_shard(model, mesh, case.precision, case.seed, device, split_layers(model, mesh), spread=spread)
+    if spread:
+        spread_biases(model, case.seed)
     return model
 
 

@@ -43,7 +43,8 @@ def run(tmp_path, *arguments):
     return finished, json.loads(report.read_text()) if report.exists() else None
 
 
-@pytest.mark.parametrize("case", ["transformer_batch", pytest.param("moe_seq", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["transformer_batch", "moe_seq"])
 def test_the_chunked_graph_equals_the_chunked_eager_step(case, tmp_path):
     finished, report = run(tmp_path, "-k", case)
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -171,6 +172,7 @@ def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_
     assert (report["remarks"], result["stress"]) == ([], None)
 
 
+@pytest.mark.slow
 def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(tmp_path):
     rounding = f"{EXAMPLES}:add_gradients_in_bfloat16"
     finished, report = run_small(tmp_path, rounding, "--reference", "graph", "--no-control", "--dump-graphs")
@@ -211,6 +213,7 @@ def change(module):
 """
 
 
+@pytest.mark.slow
 def test_what_an_extra_pass_changes_outside_of_the_graph_reaches_no_reference_no_control_and_no_other_case(tmp_path):
     """Eager looks `silu` up when it calls it, the graph has its operator: only a leak can move a bit."""
     finished, report = run_two(tmp_path, SWITCH, "--control", "always")
@@ -220,6 +223,7 @@ def test_what_an_extra_pass_changes_outside_of_the_graph_reaches_no_reference_no
     assert found == {"small_moe_batch": alike, "small_moe_seq": alike}
 
 
+@pytest.mark.slow
 def test_an_extra_pass_that_ends_its_process_is_named_and_the_next_case_runs(tmp_path):
     finished, report = run_two(tmp_path, "import os\n\ndef change(module):\n    os._exit(0)\n")
     assert finished.returncode == 3, finished.stdout + finished.stderr
@@ -232,6 +236,7 @@ def test_an_extra_pass_that_ends_its_process_is_named_and_the_next_case_runs(tmp
         )
 
 
+@pytest.mark.slow
 def test_an_extra_pass_that_never_ends_is_named_at_the_time_that_was_given(tmp_path):
     (tmp_path / "mine.py").write_text("def spin(module):\n    while True:\n        pass\n")
     finished, report = run_small(tmp_path, f"{tmp_path}/mine.py:spin", "--timeout", "20")

@@ -12,6 +12,8 @@ TOPS = ("bitproof", "cases", "harness", "reference")
 CASES = "tests/cases/test_families.py"
 CLI = "tests/harness/test_cli.py"
 LAUNCH = "tests/harness/execute/test_launch.py"
+FAULT_ROWS = "tests/harness/disturb/faults/test_catalogue.py"
+FAULT_RUNS = "tests/harness/commands/test_faults.py"
 
 # Where a module that has no file of tests to itself is tested, and why there.
 ELSEWHERE = {
@@ -67,8 +69,36 @@ ELSEWHERE = {
     "harness/report/diff.py": ("tests/harness/commands/test_record.py", "recordings are compared there"),
     "harness/records/bisection.py": ("tests/harness/localize/test_bisect_passes.py", "a search fills it"),
     "harness/records/comparison.py": ("tests/harness/compare/test_verdict.py", "comparisons are made there"),
+    "harness/records/proof.py": ("tests/harness/report/test_proofs.py", "proofs are told in reports"),
     "harness/records/recording.py": ("tests/harness/capture/test_store.py", "recordings go to disk and back"),
     "harness/records/result.py": ("tests/harness/report/test_json.py", "results go through report.json and back"),
+    "harness/cli/faults.py": ("tests/harness/commands/test_faults.py", "commands are tested as they are called"),
+    "harness/disturb/faults/injector.py": (
+        "tests/harness/disturb/test_faults.py",
+        "both ends of a fault",
+    ),
+    "harness/disturb/faults/kinds.py": ("tests/harness/disturb/test_faults.py", "each is parsed there"),
+    "harness/disturb/faults/parse.py": ("tests/harness/disturb/test_faults.py", "names and fields are one syntax"),
+    "harness/disturb/faults/entry.py": (FAULT_ROWS, "rows are tested as a table"),
+    "harness/disturb/faults/clock.py": ("tests/harness/disturb/faults/test_surgeon.py", "kernels read it"),
+    "harness/disturb/faults/kernels.py": (
+        "tests/harness/disturb/faults/test_surgeon.py",
+        "struck graphs call them",
+    ),
+    "harness/disturb/faults/strike.py": ("tests/harness/disturb/faults/test_surgeon.py", "graphs are struck there"),
+    "harness/disturb/faults/chunking.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/collectives.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/equivalent.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/fsdp.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/gradients.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/hygiene.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/memory.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/moe.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/numerics.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/optimizer.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/ranks.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/execute/fault_runs.py": (FAULT_RUNS, "faults are run as they are called"),
+    "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
     "harness/prove/assumptions.py": ("tests/harness/prove/test_prove.py", "what is assumed depends on what was proved"),
     "harness/prove/layouts.py": ("tests/harness/prove/test_canonical.py", "layouts count where terms are made"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),

@@ -142,6 +142,7 @@ def test_in_a_folder_with_packages_of_our_names_ours_run_and_the_clash_is_named_
     assert done.stderr.endswith(f"  fix: rename {clashing / 'cases'}: {ours}\n")
 
 
+@pytest.mark.slow
 def test_torchruns_ranks_find_a_users_modules_and_not_their_packages_of_our_names(installed, clashing):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     command = ["run", "-k", "loop_kept_gathered", *SHORT, "--candidate", "my_loop:make"]

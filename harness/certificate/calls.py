@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from harness.certificate import windows
-from harness.certificate.data import Call, Graph, Tensor
+from harness.certificate.data import Call, Graph, Tensor, nodes_in
 from harness.certificate.rules import Terms
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -48,7 +48,8 @@ REFUSED = (
 )
 PURE = ("higher_order.flex_attention", "higher_order.flex_attention_backward")
 UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
-_CAST = {"self", "dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format"}
+CAST = "aten._to_copy.default"
+FORMATS = ("torch.preserve_format", "torch.contiguous_format", "torch.channels_last", "torch.channels_last_3d")
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
@@ -66,6 +67,7 @@ class Walk:
         self.stale: set[int] = set()
         self.flying: dict[int, tuple[int, int]] = {}
         self.symbols: dict[str, int] = {}
+        self.owners: dict[int, list[int]] = {}  # by storage, the calls so far whose values lie there
         self.generator = terms.find(("seed",))
         for index, call in enumerate(graph.calls):
             self.values.append(None)
@@ -84,6 +86,8 @@ class Walk:
             elif call.writes:
                 self._overwrite(index, call, value)
             self.values[index] = value
+            for x in _tensors(call.value):
+                self.owners.setdefault(x.storage, []).append(index)
         require(all(index < len(graph.calls) for index in refused), "a refused call is none of the graph")
 
     def read(self, index: int, until: int | None = None) -> Any:
@@ -98,10 +102,11 @@ class Walk:
         args, op = dict(call.args), call.op
         require(all(map(_is_argument, args.values())), f"{call.name} has an argument of no known kind")
         awaited = args[WAITS[op]][1] if op in WAITS else None
-        for source in _reads(call.args):
+        for source in call.reads:
             self.read(source, index)
             if source in self.flying and source != awaited:
                 raise RefusedError
+        require(op not in (CAST, *SAME, *WAITS) or _is_copy(call), f"{call.name} copies with an argument that none has")
         if op in REFUSED or (op.startswith("higher_order.") and op not in PURE):
             raise RefusedError
         if call.writes:
@@ -129,7 +134,7 @@ class Walk:
             if prod(n for n in result.shape if isinstance(n, int)) == 0:
                 return self._opaque(call, {})
             return self.terms.find(("fresh", self.side, index, result.dtype, result.shape))
-        if op in ("aten._to_copy.default", *EXACT):
+        if op in (CAST, *EXACT):
             return self._exact(call, args)
         if op in ("aten.cat.default", "aten.stack.default"):
             return self._cat(call, args)
@@ -162,43 +167,38 @@ class Walk:
         return self._results(call, "move", tuple((key, self._argument(x, False, call)) for key, x in args.items()))
 
     def _cat(self, call: Call, args: Any) -> Any:
+        require(set(args) <= {"tensors", "dim"}, f"{call.name} joins with an argument that none has")
         reads = [item[1] for item in args["tensors"][1:]]
         tensors = [self.graph.calls[read].value for read in reads]
         if any(x.dtype != call.value.dtype or not _is_closed(x.shape) for x in tensors):
             return self._opaque(call, args)
-        rank = len(call.value.shape)
-        dim, parts = windows.within_range(args.get("dim", 0), rank), []
+        dim, parts = windows.within_range(args.get("dim", 0), len(call.value.shape)), []
         for read, x in zip(reads, tensors, strict=True):
             if call.op == "aten.stack.default":
                 parts.append(self.terms.view(self.values[read], windows.full((*x.shape[:dim], 1, *x.shape[dim:]))))
-            elif x.shape != (0,) or rank == 1:
+            elif x.shape != (0,) or len(call.value.shape) == 1:
                 parts.append(self.values[read])
         return self.terms.find(("cat", tuple(parts), dim))
 
     def _exact(self, call: Call, args: Any) -> Any:
-        own, reads = call.value, _reads(call.args)
+        own, reads = call.value, call.reads
         tensors = [self.graph.calls[read].value for read in reads]
         alike = all(x.device == own.device and x.dtype in FLOATS for x in tensors) and own.dtype in FLOATS
         if call.op not in EXACT:
             if own.device != tensors[0].device and "non_blocking" in args:
                 raise RefusedError
-            require(
-                args.get("dtype", ("dtype", own.dtype)) == ("dtype", own.dtype), f"{call.name} casts to another dtype"
-            )
-            require(set(args) <= _CAST, f"{call.name} is a cast with arguments that none has")
             if own.dtype == tensors[0].dtype:
                 return self.values[reads[0]]
             name, is_exact = "cast", alike
         else:
             name = EXACT[call.op]
-            is_exact = list(args) == (["self"] if name == "neg" else ["self", "other"]) and len(reads) == len(args)
-            is_exact = is_exact and alike and all(x.dtype == own.dtype for x in tensors)
+            fits = list(args) == (["self"] if name == "neg" else ["self", "other"]) and len(reads) == len(args)
+            is_exact = fits and alike and all(x.dtype == own.dtype for x in tensors)
         if not is_exact or not all(x.shape == own.shape or _is_closed(x.shape + own.shape) for x in tensors):
             return self._opaque(call, args)
         operands = []
         for read, x in zip(reads, tensors, strict=True):
-            fits = x.shape == own.shape
-            place = self.values[read]
+            fits, place = x.shape == own.shape, self.values[read]
             operands.append(place if fits else self.terms.view(place, windows.broadcast(x.shape, own.shape)))
         return self.terms.find(("exact", name, own.dtype, own.device, tuple(operands)))
 
@@ -305,7 +305,7 @@ class Walk:
         target = self.graph.calls[args["self"][1]].value
         others = [
             x
-            for read in _reads(tuple(value for key, value in args.items() if key != "self"))
+            for read in (index for name, value in args.items() if name != "self" for index in nodes_in(value))
             for x in _tensors(self.graph.calls[read].value)
         ]
         is_torn = any(x.storage == target.storage and x != target for x in others)
@@ -314,19 +314,17 @@ class Walk:
             raise RefusedError
 
     def _overwrite(self, index: int, call: Call, value: int) -> None:
-        for place, earlier in enumerate(self.graph.calls[:index]):
-            if any(x.storage == call.value.storage for x in _tensors(earlier.value)):
-                if earlier.value == call.value:
-                    self.values[place] = value if self.values[place] is not None else None
-                else:
-                    self.stale.add(place)
+        for place in self.owners.get(call.value.storage, ()):
+            if self.graph.calls[place].value != call.value:
+                self.stale.add(place)
+            elif self.values[place] is not None:
+                self.values[place] = value
 
     def _distrust(self, index: int, call: Call) -> None:
         if call.writes or call.op.startswith("higher_order."):
-            touched = {x.storage for read in _reads(call.args) for x in _tensors(self.graph.calls[read].value)}
-            for place, earlier in enumerate(self.graph.calls[:index]):
-                if any(x.storage in touched for x in _tensors(earlier.value)):
-                    self.stale.add(place)
+            for read in call.reads:
+                for x in _tensors(self.graph.calls[read].value):
+                    self.stale.update(self.owners.get(x.storage, ()))
         if call.random:
             self.generator = self.terms.find(("fresh", self.side, index, "generator", ()))
 
@@ -341,12 +339,18 @@ def require(holds: bool, otherwise: str) -> None:
         raise RejectedError(otherwise)
 
 
-def _reads(value: Any) -> list[int]:
-    if isinstance(value, tuple):
-        if value[:1] == ("node",):
-            return [value[1]]
-        return [place for item in value for place in _reads(item)]
-    return []
+def _is_copy(call: Call) -> bool:
+    """Whether a copy's arguments are what a copy has, and say nothing else than its result does."""
+    flag = ("bool", "True"), ("bool", "False")
+    told = {
+        "dtype": (("dtype", call.value.dtype),),
+        "device": (("device", call.value.device), ("str", call.value.device)),
+        "layout": (("enum", "torch.strided"),),
+        "memory_format": tuple(("enum", name) for name in FORMATS),
+        "pin_memory": flag,
+        "non_blocking": flag,
+    }
+    return all(value[:1] in (("node",), ("none",)) or value in told.get(name, ()) for name, value in call.args)
 
 
 def _is_argument(value: Any) -> bool:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import Counter
 
 from harness.certificate.calls import RejectedError, Walk, require
-from harness.certificate.data import Certificate, Graph, Step, terms_in
+from harness.certificate.data import Certificate, Graph, Step, reads_of, terms_in
 from harness.certificate.rules import RULES, Terms
 
 VERDICTS = ("PROVED", "NOT PROVED", "REFUSED")
+KINDS = ("parameter ", "input ")
 
 
 def check(certificate: Certificate) -> Counter[str]:
@@ -83,6 +84,7 @@ def _outputs(walk: Walk, graph: Graph) -> dict[str, int]:
 def _check_answers(certificate: Certificate, terms: Terms, reference: Walk, candidate: Walk) -> None:
     inputs = {call.name: index for index, call in enumerate(candidate.graph.calls) if call.op == "input"}
     outputs = _outputs(reference, certificate.reference), _outputs(candidate, certificate.candidate)
+    reads = reads_of(terms.terms, KINDS)
     answered = [answer.output for answer in certificate.answers]
     require(sorted(answered) == sorted(outputs[0].keys() | outputs[1].keys()), "outputs and answers are not the same")
     for answer in certificate.answers:
@@ -95,9 +97,8 @@ def _check_answers(certificate: Certificate, terms: Terms, reference: Walk, cand
         ]
         require(places[0] == places[1], f"the sides of {answer.output} are two terms")
         require(answer.terms == (places[0], places[1]), f"{answer.output} is said to be another term")
-        read = _inputs_of(terms, places[0])
-        for kind in ("parameter ", "input "):
-            require(any(name.startswith(kind) for name in read), f"{answer.output} reads no {kind}of the step")
+        for bit, kind in enumerate(KINDS):
+            require(reads[places[0]] >> bit & 1 == 1, f"{answer.output} reads no {kind}of the step")
 
 
 def _final(walk: Walk, index: int | None, output: str) -> int:
@@ -106,13 +107,3 @@ def _final(walk: Walk, index: int | None, output: str) -> int:
     require(walk.values[index] is not None and index not in walk.stale, f"{output} is refused, and said to be proved")
     require(isinstance(walk.values[index], int), f"{output} is several tensors")
     return int(walk.values[index])
-
-
-def _inputs_of(terms: Terms, place: int) -> set[str]:
-    seen, stack = set(), [place]
-    while stack:
-        top = stack.pop()
-        if top not in seen:
-            seen.add(top)
-            stack.extend(terms_in(terms.terms[top]))
-    return {terms.terms[top][1] for top in seen if terms.terms[top][0] == "input"}

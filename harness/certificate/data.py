@@ -30,7 +30,8 @@ Terms are referred to by their place in the certificate's table, symbols within 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +79,11 @@ class Call:
     random: bool = False
     place: Place = Place()
 
+    @functools.cached_property
+    def reads(self) -> list[int]:
+        """The calls that it reads, in the order of its arguments."""
+        return [index for _, value in self.args for index in nodes_in(value)]
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -123,48 +129,46 @@ class Certificate:
     environment: tuple[tuple[str, str], ...] = field(default=())
 
 
+def nodes_in(argument: Any) -> list[int]:
+    """The calls that an argument refers to, in order."""
+    if not isinstance(argument, tuple) or not argument:
+        return []
+    if argument[0] == "node":
+        return [argument[1]]
+    return [index for item in argument[1:] for index in nodes_in(item)] if argument[0] == "list" else []
+
+
 def terms_in(value: Term) -> list[int]:
     """The places of the terms that a term refers to, in order."""
-    places: list[int] = []
-
-    def note(place: int) -> int:
-        places.append(place)
-        return place
-
-    _map(value, note)
-    return places
-
-
-def moved_term(value: Term, places: Mapping[int, int]) -> Term:
-    """The term when the terms that it refers to stand elsewhere."""
-    found: Term = _map(value, places.__getitem__)
-    return found
-
-
-def _map(value: Any, place: Callable[[int], int]) -> Any:
-    """A term, an argument or a size with each reference replaced."""
     match value:
-        case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
-            return (kind, place(term), *(_map_sizes(x, place) for x in rest))
-        case ("tensor", term, *rest):
-            return ("tensor", place(term), *(_map_sizes(x, place) for x in rest))
-        case ("cat", terms, dim):
-            return ("cat", tuple(map(place, terms)), dim)
-        case ("exact", *operator, terms):
-            return ("exact", *operator, tuple(map(place, terms)))
-        case ("op" | "move" as kind, op, arguments, dtype, shape):
-            moved = tuple((name, _map(argument, place)) for name, argument in arguments)
-            return (kind, op, moved, dtype, _map_sizes(shape, place))
+        case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "tensor", place, *rest):
+            return [place, *_symbols_in(rest)]
+        case ("cat", places, _) | ("exact", _, _, _, places):
+            return list(places)
+        case ("op" | "move", _, arguments, _, shape):
+            return [place for _, x in arguments for place in terms_in(x)] + _symbols_in(shape)
         case ("list", *items):
-            return ("list", *(_map(item, place) for item in items))
-        case ("rows", sizes):
-            return ("rows", _map_sizes(sizes, place))
-        case ("size", *_):
-            return _map_sizes(value, place)
-    return value
+            return [place for x in items for place in terms_in(x)]
+        case ("rows", _) | ("size", *_):
+            return _symbols_in(value)
+    return []
 
 
-def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
-    if isinstance(value, tuple) and value and value[0] == "size":
-        return ("size", *((coefficient, *map(place, symbols)) for coefficient, *symbols in value[1:]))
-    return tuple(_map_sizes(item, place) for item in value) if isinstance(value, tuple) else value
+def _symbols_in(sizes: Any) -> list[int]:
+    """The terms that sizes are made of."""
+    if not isinstance(sizes, (tuple, list)):
+        return []
+    if sizes and sizes[0] == "size":
+        return [symbol for _, *symbols in sizes[1:] for symbol in symbols]
+    return [symbol for size in sizes if isinstance(size, tuple) for symbol in _symbols_in(size)]
+
+
+def reads_of(terms: Iterable[Term], kinds: Sequence[str]) -> list[int]:
+    """For each term of a table, which kinds of inputs it is made of: bit i is `kinds[i]`, which names begin with."""
+    found: list[int] = []
+    for term in terms:
+        bits = sum(1 << i for i, kind in enumerate(kinds) if term[0] == "input" and term[1].startswith(kind))
+        for place in terms_in(term):
+            bits |= found[place]  # a term's own terms stand before it
+        found.append(bits)
+    return found

@@ -1,5 +1,7 @@
 """Certificates on disk: four JSON files, with the digests of three in the fourth. Reading them executes nothing.
 
+`harness/prove/certify.py` writes them.
+
 certificate.json    the case, answers, assumptions, the environment, and the other files' SHA-256
 reference.json      one graph, a call a line
 candidate.json      the other
@@ -19,28 +21,6 @@ from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, P
 
 MAIN = "certificate.json"
 PARTS = ("reference", "candidate", "steps")
-
-
-def write_certificate(certificate: Certificate, folder: Path) -> None:
-    """Write the four files; the main one last, so that a folder that has it is whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "reference": _graph_text(certificate.reference),
-        "candidate": _graph_text(certificate.candidate),
-        "steps": _lines([[step.term, step.rule, step.equals] for step in certificate.steps]),
-    }
-    for name, text in texts.items():
-        (folder / f"{name}.json").write_text(text)
-    main = {
-        "format": FORMAT,
-        "case": certificate.case,
-        "answers": [[answer.output, answer.verdict, *answer.terms] for answer in certificate.answers],
-        "refused": certificate.refused,
-        "assumptions": certificate.assumptions,
-        "environment": certificate.environment,
-        "sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
-    }
-    (folder / MAIN).write_text(json.dumps(main, indent=1) + "\n")
 
 
 def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
@@ -65,30 +45,6 @@ def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise RejectedError(f"unreadable: {type(error).__name__}: {error}") from error
-
-
-def _lines(items: list[Any]) -> str:
-    return "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items) + "\n]\n"
-
-
-def _graph_text(graph: Graph) -> str:
-    calls = _lines([_call_data(call) for call in graph.calls]).rstrip()
-    return f'{{"groups":{json.dumps(graph.groups)},\n"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
-
-
-def _call_data(call: Call) -> list[Any]:
-    place = call.place
-    where = [place.module, place.direction, place.chunk, place.source]
-    return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), where]
-
-
-def _value_data(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        layout = [value.shape, value.strides, value.offset, value.storage]
-        return {"tensor": [value.dtype, value.device, *layout]}
-    if isinstance(value, tuple) and value[:1] != ("size",):
-        return {"several": [_value_data(item) for item in value]}
-    return value
 
 
 def _load(folder: Path, name: str) -> Any:

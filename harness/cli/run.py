@@ -86,6 +86,10 @@ def run_command(
         bool, typer.Option("--baseline", help="Hold each system against its baseline, as `record --baseline` made it.")
     ] = False,
     baseline_dir: BaselineDir = None,
+    prove_first: Annotated[
+        bool,
+        typer.Option("--prove-first", help="Prove each case before any runs; tell what may differ."),
+    ] = False,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a case.")
@@ -132,8 +136,8 @@ def run_command(
     )
     files = {"--names": names, CASE_FILE: case_file}
     named = [part for option, file in files.items() if file is not None for part in (option, str(file))]
-    replay = [*replay_options(changes, options), *named]
-    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part))
+    replay = [*replay_options(changes, options), *(["--prove-first"] if prove_first else []), *named]
+    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part, prove_first=prove_first))
 
 
 def _when_to_repeat(control: Control | None, no_control: bool) -> Literal["always", "when_different", "never"]:

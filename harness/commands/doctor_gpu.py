@@ -124,11 +124,19 @@ def run_cases_on(ranks: int, report_dir: Path) -> Iterator[Line]:
 Tell = Callable[[CaseResult, int], tuple[bool, str]]
 
 
-def _try(case: Case, name: str, inject: str | None, timeout: float, report_dir: Path, tell: Tell) -> Line:
-    """Run a case, with controls where nothing is injected; any error is a failure."""
+def _try(
+    case: Case,
+    name: str,
+    inject: str | None,
+    timeout: float,
+    report_dir: Path,
+    tell: Tell,
+    device: Literal["cuda", "cpu"] = "cuda",
+) -> Line:
+    """Run a case, with controls where nothing is injected; any error is a failure. On "cpu" it says nothing of GPUs."""
     from harness.execute.launch import run_cases
 
-    options = RunOptions(device="cuda", timeout=timeout, inject=inject, control="never" if inject else "always")
+    options = RunOptions(device=device, timeout=timeout, inject=inject, control="never" if inject else "always")
     folder = report_dir / f"doctor-gpu-{name.replace(' ', '-')}-{time.strftime('%Y%m%dT%H%M%S')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,13 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from harness.case import Case
-from harness.certificate.files import write_certificate
 from harness.errors import BitproofError, UsageError
 from harness.graph.options import GraphOptions, check_extra_passes
-from harness.prove.answers import NOT_PROVED, PROVED, REFUSED, OutputAnswer
+from harness.prove.answers import NOT_PROVED, PROVED, REFUSED
 from harness.prove.assumptions import assumptions_of
-from harness.prove.certify import certificate_of
-from harness.prove.explain import Shown
+from harness.prove.certify import certificate_of, write_certificate
 from harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 
@@ -108,20 +106,9 @@ def _lines(result: CaseProof) -> list[str]:
     others = [answer for answer in proof.answers if answer.verdict != PROVED]
     for answer in others[:SHOWN_OUTPUTS]:
         lines += [f"  {answer.output}: {answer.verdict}" + (f": {answer.reason}" if answer.reason else "")]
-        lines += [f"    {line}" for line in _found(answer)]
+        lines += [f"    {line}" for line in (answer.finding.lines() if answer.finding else [])]
     if len(others) > SHOWN_OUTPUTS:
         lines.append(f"  and {len(others) - SHOWN_OUTPUTS} more, which --json tells")
-    return lines
-
-
-def _found(answer: OutputAnswer) -> list[str]:
-    if answer.finding is None:
-        return []
-    lines = []
-    for side, first, moved in zip(("reference", "candidate"), answer.finding.first, answer.finding.moved, strict=True):
-        shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
-        shown |= dict.fromkeys(moved, "the {} adds here:")
-        lines += [f"{words.format(side)} {call}" for call, words in shown.items()]
     return lines
 
 

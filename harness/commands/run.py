@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from harness.case import Case
 from harness.compare.outcome import complete
 from harness.errors import BitproofError, CaseError, UsageError
 from harness.program import interrupts
-from harness.records import CaseResult, Event, Report, Shard
-from harness.report import terminal
+from harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
+from harness.report import proofs, terminal
 from harness.report.progress import Progress, make_progress
 from harness.report.status import error_status, exit_status, worst
 from harness.report.write import discard_if_bare, finish_run, is_reporting_rank, prepare_run_dir, warm_up
@@ -55,6 +55,7 @@ class Progressing:
     reason: str = NO_RESULT
     status: int = 0
     failure: Exception | None = None
+    proofs: dict[str, ProofOutcome] = field(default_factory=dict)
 
 
 def check_data(data: str | Path | None) -> str | None:
@@ -128,14 +129,20 @@ def run_and_report(
     not_run: Mapping[str, str] = MappingProxyType({}),
     shard: Shard | None = None,
     tell: Callable[[Report], Mapping[str, str]] = lambda report: {},
+    prove_first: bool = False,
 ) -> int:
     """Run cases, write their report and return the exit status.
 
     `not_run` says, by name, why cases were left out; `replay` are the command-line options that a replay
     must repeat; `shard` says of what selection the cases are one machine's part; `tell` prints more of the report and
-    returns more files to write with it, texts by name. Raises UsageError when the call is wrong, before anything is
-    run or written.
+    returns more files to write with it, texts by name. With `prove_first` every case is proved before any runs,
+    and what came of it is told, and stands beside its verdict. Raises UsageError when the call is wrong, before
+    anything is run or written.
     """
+    if prove_first:
+        from harness.execute.transport import refuse_torchrun
+
+        refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         reports = is_reporting_rank()
@@ -144,7 +151,7 @@ def run_and_report(
             part = f"shard {shard}, " if shard else ""
             counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}" + (f" ({names})" if cases else "")
             print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
-        progress = _run(cases, options, run_dir, reports)
+        progress = _run(cases, options, run_dir, reports, prove_first)
         if isinstance(progress.failure, UsageError) and not progress.results:
             discard_if_bare(run_dir)
             raise progress.failure
@@ -152,7 +159,7 @@ def run_and_report(
         return _finish(cases, progress, options, run_dir, replay, not_run, shard, reports, tell)
 
 
-def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
+def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool, prove_first: bool) -> Progressing:
     """Run the cases until they end, fail or are interrupted."""
     from harness.execute import launch
 
@@ -160,6 +167,9 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
     try:
         if reports:
             state.environment = launch.environment(options.device)
+        if prove_first:
+            with interrupts.let_in():
+                _prove(cases, options, run_dir, state)
         show: Progress = make_progress(len(cases)) if reports else Silence()
         with (
             interrupts.let_in(),
@@ -181,6 +191,25 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
     return state
 
 
+def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Progressing) -> None:
+    """Prove the cases, and tell what is equal whatever the data, and what may differ, before any rank starts."""
+    from harness.execute.ahead import Task, prove_ahead
+
+    task = Task(cases=tuple(cases), extra_passes=options.extra_passes)
+    with _closing(prove_ahead(task, run_dir / "logs" / "prove.log", options.timeout)) as outcomes:
+        for case, found in zip(cases, outcomes, strict=True):
+            state.proofs[case.name] = found
+            print("\n".join(proofs.tell(case.name, found)), flush=True)
+
+
+def _with_proof(result: CaseResult, found: ProofOutcome | None) -> CaseResult:
+    """The result with its proof beside it; one of the CPU's step says nothing of another device's."""
+    if found is not None and result.device not in ("cpu", "auto", "unknown"):
+        why = f"proofs ahead of a run are of the CPU's step, and this case ran on {result.device}"
+        found = ProofOutcome(verdict=ProofVerdict.NOT_TRIED, reason=why)
+    return result if found is None else replace(result, proof=found)
+
+
 def _finish(
     cases: Sequence[Case],
     state: Progressing,
@@ -197,7 +226,8 @@ def _finish(
         "device": _join(result.device for result in state.results) or options.device,
         "backend": _join(result.backend for result in state.results) or "unknown",
     }
-    results = complete(cases, state.results, state.reason, **where)
+    completed = complete(cases, state.results, state.reason, **where)
+    results = [_with_proof(result, state.proofs.get(result.case.name)) for result in completed]
     status = worst([exit_status(results, is_shard=shard is not None), state.status])
     if not reports:
         discard_if_bare(run_dir)
@@ -237,8 +267,11 @@ class Silence:
         """Show nothing."""
 
 
+T = TypeVar("T")
+
+
 @contextmanager
-def _closing(results: Iterator[CaseResult]) -> Iterator[Iterator[CaseResult]]:
+def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
     """Close the launcher's generator however the loop ends: that is what stops its ranks."""
     try:
         yield results

@@ -169,12 +169,14 @@ def _compare(
     reasons = [_tell_difference(path, *pair) for path, pair in differences[nearest].items()]
     if reasons and not differences[nearest].keys() <= _VERSION_FIELDS:
         return BaselineResult(status=BaselineStatus.NOT_COMPARABLE, path=str(nearest), reasons=reasons)
-    comparison = compare(read_recording(nearest), here, case)
+    there = read_recording(nearest)
+    comparison = compare(there, here, case)
     status = BaselineStatus.NOT_COMPARABLE if reasons else _STATUS[comparison.verdict]
     if comparison.reason:
         reasons.append(tell_sides(comparison.reason))
     drift: list[Drift] = []
     if comparison.verdict == Verdict.DIFFERENT:
+        reasons += _other_code(there.manifest, here.manifest)
         try:
             drift = measure_drift(nearest, recording)
         except BitproofError as error:
@@ -188,6 +190,15 @@ def _compare(
         tensors_drifted=len(drift),
         drift=drift[:_MAX_DRIFT],
     )
+
+
+def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
+    """Of bits that drifted, which code did: the graph's own, and what a backend generated of it."""
+    if baseline.graph is None or here.graph is None:
+        return []
+    names = ("code_hash", "generated_hash")
+    pairs = {f"graph.{name}": (getattr(baseline.graph, name), getattr(here.graph, name)) for name in names}
+    return [_tell_difference(path, *pair) for path, pair in pairs.items() if pair[0] != pair[1]]
 
 
 def tell_sides(reason: str) -> str:

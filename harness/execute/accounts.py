@@ -12,9 +12,13 @@ from harness.records import MachineFacts, PassReport, Switch
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
-    """What the manifest and the report say of a prepared graph. `is_kept`: an earlier run traced it."""
+    """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
+
+    `is_kept`: an earlier run traced it.
+    """
 
     code_hash: str
+    generated_hash: str | None = None
     passes: list[PassReport] = field(default_factory=list)
     trace_seconds: float = 0.0
     is_kept: bool = False

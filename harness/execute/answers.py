@@ -192,7 +192,7 @@ def join_recording(
 def _decisive(graph: PreparedGraph) -> GraphIdentity:
     """What decides a graph's bits. No times, no counts."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
-    return GraphIdentity(code_hash=graph.code_hash, passes=passes)
+    return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
 
 
 def keep_archives(folder: Path, archives: list[Path]) -> None:

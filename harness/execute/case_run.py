@@ -145,6 +145,7 @@ class CaseRun:
         for role in ROLES if self.options.profile else ():
             self._profile_dir(role).mkdir(parents=True, exist_ok=True)
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
+        self._read_first("reference")  # before a candidate runs that could rewrite it
         # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
         is_ahead = (
             self.options.control == "always" and self.case.candidate == "graph" and self.case.reference != "graph"

@@ -81,6 +81,11 @@ def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
     return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=tail(log))
 
 
+def failure_of_garbage(rank: int, error: ValueError) -> Failure:
+    """A rank through whose pipe something came that it never tells: its system writes into what is not its own."""
+    return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
+
+
 def tell_exit(status: int) -> str:
     """How a process ended that did not say why."""
     return f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status} before it finished"

@@ -6,7 +6,8 @@ from it finds torch as it was imported: ranks, and stages, which make programs (
 It reads a request a line (`execute/requests.py`) from standard input and answers through a pipe of its own, so that a
 stray print of a library cannot damage an answer. What comes before the answer, or the problem, is events.
 
-It ends when standard input does, and, on Linux, when the process that started it dies.
+It ends when standard input does, and, on Linux, when the process that started it dies. Then it ends all that was
+started below it, in whatever session, and, where nobody else is left to do so, removes the temporary folder.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import faulthandler
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from harness.capture.store import warm_up
 from harness.execute import wire
 from harness.execute.answers import Answerer
 from harness.execute.failures import Problem
-from harness.execute.process import die_with_parent, keep_private
+from harness.execute.process import adopt_orphans, die_with_parent, end_children, keep_private
 from harness.execute.requests import REQUESTS, Request
 from harness.execute.worker import preload
 from harness.machine.determinism import set_determinism
@@ -37,10 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
     parser.add_argument("--parent", type=int, help="pid of a parent to die with")
+    parser.add_argument("--temporary", type=Path, help="folder to remove where the parent cannot")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _end)
     if options.parent:
-        die_with_parent(options.parent)
+        die_with_parent(options.parent, signal.SIGTERM)
+    adopt_orphans()
     os.set_inheritable(options.answers, False)
     keep_private(options.answers)
     faulthandler.enable()
@@ -63,16 +69,26 @@ def main() -> None:
     gc.enable()
 
     answerer = Answerer(send, hangup=0, made_of=made_of)
-    for line in sys.stdin:
-        request: Request[Any] = wire.read(line, *REQUESTS)
-        try:
-            answer = answerer.answer(request)
-        except Exception as error:
-            traceback.print_exc()
-            send(Problem.of(error, request.about))
-        else:
-            send(answer)
-    answerer.close()
+    try:
+        for line in sys.stdin:
+            request: Request[Any] = wire.read(line, *REQUESTS)
+            try:
+                answer = answerer.answer(request)
+            except Exception as error:
+                traceback.print_exc()
+                send(Problem.of(error, request.about))
+            else:
+                send(answer)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        answerer.close()
+        end_children(but=set())
+        if options.temporary and options.parent and os.getppid() != options.parent:
+            shutil.rmtree(options.temporary, ignore_errors=True)
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from harness.records import Event
 A = TypeVar("A")
 
 _LOOK_SECONDS = 0.5  # between two looks at whether anybody still waits
+_END_SECONDS = 1.0  # for a host to end by itself what it has started
 
 _START = str(Path(__file__).parents[1] / "program" / "start.py")
 
@@ -58,6 +59,7 @@ class HostProcess:
         reader, writer = os.pipe()
         command = [sys.executable, "-P", _START, "harness.execute.host", "--answers", str(writer)]
         command += ["--verbose"] if verbose else []
+        command += ["--temporary", str(temporary)] if temporary else []
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that forks
             command += ["--parent", str(os.getpid())]
         try:
@@ -78,6 +80,7 @@ class HostProcess:
             os.close(writer)
         self._reader = reader
         self._received = b""
+        self._is_busy = False
         atexit.register(self.kill)
 
     def ask(
@@ -93,6 +96,7 @@ class HostProcess:
         seconds, and Abandoned once `is_abandoned`, which is asked now and then, says that nobody waits any more.
         """
         deadline = time.monotonic() + timeout
+        self._is_busy = True
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(wire.write(request))
@@ -104,14 +108,19 @@ class HostProcess:
                 case Event() as event:
                     on_event(event)
                 case Problem() as problem:
+                    self._is_busy = False
                     raise problem.error()
                 case answer:
+                    self._is_busy = False
                     return cast(A, answer)
 
     def kill(self) -> None:
-        """End the host and every process in its group, now. Harmless when done before."""
+        """End the host and every process below it, now. Harmless when done before."""
         atexit.unregister(self.kill)
         if self._process.returncode is None:
+            if self._is_busy:  # what a system started may have left the group: the host can find it
+                os.kill(self._process.pid, signal.SIGTERM)
+                self._wait(_END_SECONDS)
             # Before the host is reaped its pid, which is its group's, cannot belong to anybody else.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -147,10 +156,13 @@ class HostProcess:
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def _crash(self) -> HostLost:
-        limit = time.monotonic() + 1.0
+    def _wait(self, seconds: float) -> None:
+        limit = time.monotonic() + seconds
         while not self._has_ended() and time.monotonic() < limit:
             time.sleep(0.01)
+
+    def _crash(self) -> HostLost:
+        self._wait(1.0)
         self.kill()
         code = self._process.returncode
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from pathlib import Path
 
+MAX_LOG_BYTES = 64 << 20
+"""How long a log may become; then KEPT_LOG_BYTES of its beginning and of its end are left."""
+KEPT_LOG_BYTES = 1 << 20
+
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _private: set[int] = set()
 
 
@@ -30,16 +36,42 @@ def close_private() -> None:
         close_kept(fd)
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the thread that started it ends; elsewhere nothing happens.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask Linux to send this process a signal when the thread that started it ends; elsewhere nothing happens.
 
     `parent` is that process: it may have died before we could ask.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Ask Linux to make this process the parent of all below it whose parents end, whatever session they are in."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> set[int]:
+    """The processes whose parent this one is; none where the system does not tell."""
+    try:
+        return {
+            int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+        }
+    except OSError:
+        return set()
+
+
+def end_children(*, but: set[int]) -> None:
+    """End every child but some, and what these leave behind, which a process that adopts orphans is handed in turn."""
+    while found := children() - but:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def num_cores() -> int:
@@ -71,6 +103,25 @@ def redirect_output(log: Path, *, adds: bool = False) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+
+
+def keep_short(log: Path) -> None:
+    """Leave the beginning and the end of a log that has grown beyond MAX_LOG_BYTES, while it is written.
+
+    Every writer appends, so that what it writes next follows the end that was left.
+    """
+    try:
+        size = log.stat().st_size
+    except OSError:  # not there yet, or no more
+        return
+    if size <= MAX_LOG_BYTES:
+        return
+    with log.open("r+b") as file:
+        file.seek(size - KEPT_LOG_BYTES)
+        end = file.read(KEPT_LOG_BYTES)
+        file.truncate(KEPT_LOG_BYTES)
+        file.seek(KEPT_LOG_BYTES)
+        file.write(b"\n... the middle of this log is left out: it had grown too long ...\n" + end)
 
 
 def _point(fd: int, log: Path, adds: bool) -> None:

@@ -37,16 +37,25 @@ from harness.execute.failures import (
     blame,
     failure_of_exception,
     failure_of_exit,
+    failure_of_garbage,
     log_name,
     stack_of,
 )
-from harness.execute.process import close_private, die_with_parent, keep_to_one_core, redirect_output
+from harness.execute.process import (
+    children,
+    close_private,
+    die_with_parent,
+    end_children,
+    keep_short,
+    keep_to_one_core,
+    redirect_output,
+)
 from harness.execute.profile import profiled
 from harness.execute.requests import Seats
 from harness.execute.worker import Job, run_rank
 from harness.options import OnEvent
 from harness.records import Event
-from harness.shared_memory import SharedMemory
+from harness.shared_memory import Board, SharedMemory
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -88,26 +97,30 @@ class Ranks:
     ready: int = 0
     start_seconds: float = 0.0
     memory: SharedMemory | None = None
+    board: Board | None = None
 
     def run(self, hangup: int | None = None) -> End:
         """Fork the ranks and watch them to their end; none is alive afterwards, whatever happens.
 
         Raises SystemExit when the file descriptor `hangup` hangs up: then nobody waits for the result.
         """
-        began = time.monotonic()
+        began, others = time.monotonic(), children()
         if self.seats.server is None:  # a FileStore waits forever for a folder that is not there
             Path(self.seats.store).parent.mkdir(parents=True, exist_ok=True)
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
         if self.job.placement.in_memory:
             self.memory = SharedMemory(self.job.case.parallelism.world_size)
+        self.board = Board(self.job.case.parallelism.world_size)
         try:
             for rank in self.seats.ranks:
                 self.ranks.append(self._fork(rank))
             return self._watch(began, hangup)
         finally:
             self._kill()
+            end_children(but=others)  # what a system started, and left to us
             if self.memory is not None:
                 self.memory.close()
+            self.board.close()
 
     def _fork(self, rank: int) -> Rank:
         reader, writer = os.pipe()
@@ -118,7 +131,7 @@ class Ranks:
             for other in self.ranks:
                 os.close(other.pipe)
             os.close(reader)
-            _run_child(self.job, rank, self.seats, self.log_of(rank), writer, host, self.memory)
+            _run_child(self.job, rank, self.seats, self.log_of(rank), writer, host, self.memory, self.board)
         os.close(writer)
         os.set_blocking(reader, False)
         return Rank(rank, pid, reader, self.log_of(rank))
@@ -139,6 +152,8 @@ class Ranks:
                         selector.unregister(event.fd)
                         event.data.is_silent = True
                 self._reap(began)
+                for rank in self.ranks:
+                    keep_short(rank.log)
                 limit = self._limit_of_grace()
                 if limit is not None and time.monotonic() >= limit:
                     break
@@ -157,7 +172,12 @@ class Ranks:
             while content := os.read(rank.pipe, 1 << 16):
                 *lines, rank.received = (rank.received + content).split(b"\n")
                 for line in lines:
-                    self._take(rank, wire.read(line, *ACCOUNTS), began)
+                    try:
+                        account = wire.read(line, *ACCOUNTS)
+                    except ValueError as error:  # whatever a system does to descriptors, a rank's account is its own
+                        rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
+                    else:
+                        self._take(rank, account, began)
             return False
         return True
 
@@ -217,7 +237,7 @@ class Ranks:
         return min(failure.time for failure in failures) + grace
 
     def _hang(self) -> End:
-        """Ask every rank that lags for its stack, and tell."""
+        """Ask every rank that lags for its stack, and tell, with the collective that it launched or waits for."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
         for rank in unfinished:
@@ -227,12 +247,20 @@ class Ranks:
         last = min(rank.step for rank in unfinished)
         lagging = [rank for rank in unfinished if rank.step == last]
         stacks = [
-            f"rank {rank.rank}, {log_name(rank.log)}:\n{stack_of(rank.log, _run_reporting.__name__)}"
+            f"rank {rank.rank}, {log_name(rank.log)}:\n"
+            f"{self._collective_of(rank)}{stack_of(rank.log, _run_reporting.__name__)}"
             for rank in lagging[:_NUM_STACKS]
         ]
-        if len(lagging) > _NUM_STACKS:
-            stacks.append(f"and {len(lagging) - _NUM_STACKS} more ranks, in their logs")
+        if left := lagging[_NUM_STACKS:]:
+            told = [f"rank {rank.rank}:\n{self._collective_of(rank)}".rstrip() for rank in left]
+            stacks.append("\n".join([f"and {len(left)} more ranks, in their logs", *told]))
         return End(unfinished={rank.rank: rank.place for rank in unfinished}, stacks="\n\n".join(stacks))
+
+    def _collective_of(self, rank: Rank) -> str:
+        """A line that says how far a rank is with collectives of the named groups; "" where it came to none."""
+        assert self.board is not None, "it was made before ranks were forked"
+        last = self.board.read(rank.rank)
+        return f"  {last}\n" if last else ""
 
     def _kill(self) -> None:
         for rank in self.ranks:
@@ -247,11 +275,19 @@ class Ranks:
 
 
 def _run_child(
-    job: Job, rank: int, seats: Seats, log: Path, writer: int, host: int, memory: SharedMemory | None
+    job: Job,
+    rank: int,
+    seats: Seats,
+    log: Path,
+    writer: int,
+    host: int,
+    memory: SharedMemory | None,
+    board: Board | None,
 ) -> NoReturn:
     """The forked rank, from its first line to its exit. It never returns into the host's frames."""
     status = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(host)
         close_private()
         if seats.server is None:  # where others serve the store, they also say which cores a rank may have
@@ -259,7 +295,7 @@ def _run_child(
         redirect_output(log)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=False)
-        status = _run_reporting(job, rank, seats, writer, memory)
+        status = _run_reporting(job, rank, seats, writer, memory, board)
     finally:
         with contextlib.suppress(BaseException):
             logging.shutdown()
@@ -268,7 +304,9 @@ def _run_child(
         os._exit(status)
 
 
-def _run_reporting(job: Job, rank: int, seats: Seats, writer: int, memory: SharedMemory | None) -> int:
+def _run_reporting(
+    job: Job, rank: int, seats: Seats, writer: int, memory: SharedMemory | None, board: Board | None
+) -> int:
     def tell(account: Account) -> None:
         content = memoryview(wire.write(account))
         while content:
@@ -276,7 +314,7 @@ def _run_reporting(job: Job, rank: int, seats: Seats, writer: int, memory: Share
 
     try:
         with profiled(job.profile_of(rank)):
-            run_rank(job, rank, _open_store(seats, job), tell, memory)
+            run_rank(job, rank, _open_store(seats, job), tell, memory, board)
     except BaseException as error:
         failure = failure_of_exception(rank, error)
         print(failure.details, file=sys.stderr, flush=True)

@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.disturb.faults import parse_fault
-from harness.errors import RankError
+from harness.errors import RankError, UsageError
 from harness.execute.accounts import End
 from harness.execute.process import num_cores
 from harness.execute.ranks import Ranks
 from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats
 from harness.execute.stage import Place, Send, Stage
-from harness.execute.worker import Job, needs_program, options_of_rank
+from harness.execute.worker import Job, needs_program, options_of_rank, struck
 from harness.machine.determinism import set_determinism
 from harness.options import OnEvent
 from harness.program.sources import Installation
@@ -70,6 +70,8 @@ class Runner:
                 case_timeout=request.case_timeout,
                 hangup=self._hangup,
             )
+        except UsageError:  # the call was wrong, and the program is as it was
+            raise
         except BaseException:
             self.close()
             raise
@@ -149,6 +151,8 @@ class Tracer:
                 case_timeout=run.case_timeout,
                 hangup=hangup,
             )
+        except UsageError:  # the call was wrong, and the program is as it was
+            raise
         except RankError:  # it hangs, or is gone: nothing is left to wait for
             finishing.kill()
             self._finishing = None
@@ -218,8 +222,9 @@ class Finisher:
             raise self._refusal
         began = time.monotonic()
         self._program = self._made(run, seats, send)
+        program = struck(self._program, parse_fault(run.inject) if run.inject else None, run.case)
         send(Place(""))
-        return run_ranks(run, seats, send, hangup, self._program, time.monotonic() - began)
+        return run_ranks(run, seats, send, hangup, program, time.monotonic() - began)
 
     def end(self) -> None:
         """Let go of the program."""

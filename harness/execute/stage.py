@@ -25,7 +25,15 @@ from typing import Any, NoReturn, TypeVar, cast
 from harness.errors import RankError
 from harness.execute import wire
 from harness.execute.failures import Problem, log_name, stack_of, tail, tell_exit
-from harness.execute.process import close_kept, close_private, die_with_parent, keep_private, redirect_output
+from harness.execute.process import (
+    adopt_orphans,
+    close_kept,
+    close_private,
+    die_with_parent,
+    keep_private,
+    keep_short,
+    redirect_output,
+)
 from harness.execute.requests import REQUESTS, AnyRequest, Request
 from harness.options import OnEvent
 from harness.records import Event
@@ -112,8 +120,10 @@ class Stage:
                 if hangup in ready:
                     raise SystemExit("nobody waits for this run any more")
                 ended = self._has_ended()  # before what it said last is read
+                if self._log:
+                    keep_short(self._log)
                 for line in self._lines() if self._answers in ready else ():
-                    match wire.read(line, Event, Place, Problem, request.answer):
+                    match self._read(line, what, Event, Place, Problem, request.answer):
                         case Event() as event:
                             send(event)
                         case Place(place):
@@ -166,6 +176,16 @@ class Stage:
         *lines, self._received = (self._received + content).split(b"\n")
         return lines
 
+    def _read(self, line: bytes, what: str, *kinds: type) -> Any:
+        try:
+            return wire.read(line, *kinds)
+        except ValueError as error:  # a pass found the pipe
+            raise RankError(
+                f"the process that makes {what} wrote into bitproof's own pipe, {self._place or 'while its ranks ran'}",
+                found=str(error),
+                where=log_name(self._log) if self._log else None,
+            ) from None
+
     def _crash(self, what: str) -> RankError:
         assert self._status is not None, "it has ended"
         return RankError(
@@ -200,7 +220,9 @@ def _serve(
     """The forked process, from its first line to its exit. It never returns into the host's frames."""
     status = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(parent)
+        adopt_orphans()
         close_private()
         keep_private(requests)
         keep_private(answers)

@@ -1,6 +1,7 @@
 """How messages travel between our own processes: a frozen dataclass a line of JSON, read back as what it was.
 
-Both ends are this very code, so what is read was written here; what users wrote is read with more suspicion elsewhere.
+Both ends are this very code, so what is read was written here, unless a user's code found the pipe; what users wrote
+is read with more suspicion elsewhere.
 A file's name and an error's text may hold what is no UTF-8, which Python's JSON carries and stricter parsers refuse.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _KIND = "kind"
+_SHOWN = 100  # bytes of a line that cannot be read
 
 
 def write(message: Any) -> bytes:
@@ -29,11 +31,14 @@ def write(message: Any) -> bytes:
 
 def read(line: bytes | str, *kinds: type) -> Any:
     """The message in a line, of one of some kinds. Raises ValueError when it is of none of these kinds."""
-    values = json.loads(line)
-    name = values.pop(_KIND)
-    for kind in kinds:
-        if kind.__name__ == name:
-            return _read(kind, values)
+    try:
+        values = json.loads(line)
+        name = values.pop(_KIND)
+        for kind in kinds:
+            if kind.__name__ == name:
+                return _read(kind, values)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # a user's code wrote here
+        raise ValueError(f"no message of ours: {line[:_SHOWN]!r}") from error
     raise ValueError(f"a message of kind {name}, not {' or '.join(kind.__name__ for kind in kinds)}")
 
 

@@ -17,7 +17,7 @@ from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
 from harness.case import Case, Kind
-from harness.disturb.faults import Fault, Injector, SumOrder
+from harness.disturb.faults import CATALOGUE, Fault, Injector, Named
 from harness.disturb.stress import Stress, stressed
 from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
 from harness.execute.profile import phase, showing_digests
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
-    from harness.shared_memory import SharedMemory
+    from harness.shared_memory import Board, SharedMemory
     from harness.systems.graph import GraphProgram
     from reference.parallel.mesh import Mesh
 
@@ -104,8 +104,17 @@ class Job:
         return self.part_of(rank).with_suffix(".safetensors")
 
 
-def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory | None = None) -> None:
+def run_rank(
+    job: Job,
+    rank: int,
+    store: Store,
+    tell: Tell,
+    memory: SharedMemory | None = None,
+    board: Board | None = None,
+) -> None:
     """Run one rank to its end, and `tell` how far it is. Its named groups meet in `memory`, where there is some.
+
+    What it launches and waits for in them stands on the `board`.
 
     Whatever goes wrong is raised; process groups then stay as they are, for the caller to leave or to die with.
     """
@@ -130,9 +139,10 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
     program = job.program
     if program is None and needs_program(job.system):
         program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
+        program = struck(program, job.fault, job.case)
     tell(Prepared(graph=describe_program(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
-    injector = Injector(job.fault, rank)
+    injector = Injector(job.fault, rank, job.case.parallelism.world_size)
     with phase("join groups"):
         backend, native, timeout = job.placement.backend, job.placement.native, job.collective_timeout
         if backend == "nccl":
@@ -146,13 +156,14 @@ def run_rank(job: Job, rank: int, store: Store, tell: Tell, memory: SharedMemory
             memory=memory,
             native=native,
             disturb=_disturbance(injector),
+            board=board,
         )
     tell(Ready())
 
     recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
-    observe = recorder.observe if job.profile is None else showing_digests(recorder.observe)
+    observe = injector.unseen(recorder.observe if job.profile is None else showing_digests(recorder.observe))
     remains = Remains()
-    with stressed(job.stress, rank, device):
+    with stressed(job.stress, rank, device), injector.at_work():
         with phase("make system"):
             looks_for_mixing = checks_mixing(job, rank)
             system = make_system(job, mesh, program, injector, looks_for_mixing)
@@ -232,12 +243,12 @@ def preload() -> None:
 
 def _disturbance(injector: Injector) -> Any:
     """What makes of each process group one that adds in a fault's order; None where no fault asks for that."""
-    fault = injector.fault
-    if not isinstance(fault, SumOrder):
+    order, fault = injector.sum_order, injector.fault
+    if order is None or fault is None:
         return None
     from reference.parallel.other_order_group import OtherOrderGroup
 
-    return lambda group: OtherOrderGroup(group, fault.order, lambda: injector.step >= fault.step, injector.fire)
+    return lambda group: OtherOrderGroup(group, order, lambda: injector.step >= fault.step, injector.fire)
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_for_mixing: bool = False) -> System:
@@ -302,6 +313,19 @@ def prepare_program(
     return prepare(case, device, options, enter)
 
 
+def struck(program: Any, fault: Fault | None, case: Case) -> Any:
+    """The program with a fault of the catalogue in its graph, as a pass of its own; the program where it has none.
+
+    Raises UsageError where the graph has nothing of the kind that the fault strikes.
+    """
+    entry = CATALOGUE[fault.name] if isinstance(fault, Named) else None
+    if entry is None or entry.edit is None or program is None:
+        return program
+    from harness.systems.graph import strike_program
+
+    return strike_program(program, entry, case)
+
+
 def model_sizes(case: Case) -> dict[str, int]:
     """The sizes of the case's model, by the names of `harness.case.SIZES`."""
     from reference.models import model_config
@@ -343,6 +367,7 @@ def describe_program(program: GraphProgram | None) -> PreparedGraph | None:
         return None
     return PreparedGraph(
         code_hash=program.code_hash,
+        generated_hash=program.generated_hash,
         passes=program.passes,
         trace_seconds=program.trace_seconds,
         is_kept=program.is_kept,

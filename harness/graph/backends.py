@@ -35,6 +35,7 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from harness.errors import BitproofError, MachineError, PassError
+from harness.graph.generated_code import hash_generated
 from harness.graph.operators import operator_name
 from harness.machine.compiler import compiler_problem
 from harness.torch_compat import (
@@ -113,6 +114,8 @@ def compile_for(
         if isinstance(error, BitproofError) or not isinstance(error, Exception):
             raise
         raise _refusal(module, backend, on_cpu, error) from error
+    index = next((device.index for device in _devices(module) if device.type == "cuda"), None)
+    facts |= {"generated_hash": hash_generated(Path(folder), index)}
     compiled = Compiled(step, Path(folder), {"backend": backend} | facts)
     weakref.finalize(compiled, _remove, folder, os.getpid())
     return compiled

@@ -24,10 +24,20 @@ def print_trends(nights: Sequence[Night], trends: Sequence[Trend], stream: TextI
     nights_word = "night" if len(nights) == 1 else "nights"
     console.print(f"{len(nights)} {nights_word}, {first.time:%Y-%m-%d} to {last.time:%Y-%m-%d}", markup=False)
     console.print(_table(trends))
+    for line in filter(None, map(_tell_flaky, trends)):
+        console.print(line, markup=False, soft_wrap=True, style="red")
     for change in changes_of(nights):
         console.print(str(change), markup=False, soft_wrap=True)
     for name, meaning in DEFINITIONS.items():
         console.print(f"{name}: {meaning}", markup=False, soft_wrap=True)
+
+
+def _tell_flaky(trend: Trend) -> str | None:
+    """Two results of one thing, and the runs whose folders have both recordings."""
+    if trend.flaky is None:
+        return None
+    told = " and ".join(f"{night.outcomes[trend.name].verdict} in {night.run_id}" for night in trend.flaky)
+    return f"FLAKY {trend.name}: {told}, of one commit, machine and versions"
 
 
 def render_json(nights: Sequence[Night], trends: Sequence[Trend]) -> str:

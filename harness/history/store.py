@@ -178,7 +178,7 @@ def _opened(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
             _check_schema(connection, path)
             yield connection
             connection.execute("COMMIT")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise RecordingError("the history cannot be used", found=str(error), where=str(path)) from error
 
 

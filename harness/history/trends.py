@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +57,24 @@ class Trend:
         return statistics.mean(turns) if turns else 0.0
 
     @property
+    def flaky(self) -> tuple[Night, Night] | None:
+        """The newest two runs of one commit in one environment that came to two results, the older one first.
+
+        A run that names no commit is like no other. What came later, good or bad, never takes this back.
+        """
+        last: dict[str, tuple[Night, tuple[Verdict, bool]]] = {}
+        found = None
+        for night, outcome in zip(self.nights, self.by_night, strict=True):
+            if outcome is None or not night.environment.get(CHANGES_EVERY_NIGHT):
+                continue
+            same, result = json.dumps(night.environment, sort_keys=True), _result(outcome)
+            before = last.get(same)
+            if before is not None and before[1] != result:
+                found = (before[0], night)
+            last[same] = night, result
+        return found
+
+    @property
     def unsure(self) -> float:
         """Share of nights on which the case proved nothing."""
         return statistics.mean(outcome.verdict in UNSURE for outcome in self.outcomes)
@@ -95,6 +114,7 @@ class Trend:
             "nights": len(self.outcomes),
             "as_expected": self.as_expected,
             "flake_rate": self.flake_rate,
+            "flaky": [night.run_id for night in self.flaky] if self.flaky else None,
             "unsure": self.unsure,
             "since": self.since.run_id,
             "seconds": last.seconds,

@@ -15,7 +15,8 @@
    blame, nor is the collective; the rank that sent them is. What only packs right values for a collective, as a
    bucket does, has values that the reference has nowhere, and computes nothing: then the collective is to blame,
    unless a tensor that differs holds another right value, as one that was packed in the wrong place does.
-4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed.
+4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed. What packs, and
+   the collective of a bucket, are the answer only where no other call is: the reference has a bucket's values nowhere.
 5. Where the answer only reads another right value than its partner does, or where there is no root, a
    call may be missing: the first call of the reference, in the history of the value that the candidate
    should have had, whose output the candidate has nowhere and whose inputs it has.
@@ -28,6 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.errors import cut
 from harness.localize.calls import Call, Place
 from harness.records import BlamedCall, Neighbour
 
@@ -35,13 +37,14 @@ Site = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 
-How = Literal["computes", "reads", "adds", "lacks"]
+How = Literal["computes", "reads", "adds", "lacks", "abandons"]
 
 HOW: dict[How, str] = {
     "computes": "gives another output from the same inputs",
     "reads": "reads other inputs, each of them right by itself",
     "adds": "is a call that the reference does not make",
     "lacks": "is a call of the reference that the candidate does not make",
+    "abandons": "is launched, and never waited for",
 }
 
 HOW_ITSELF: dict[How, str] = {
@@ -49,6 +52,7 @@ HOW_ITSELF: dict[How, str] = {
     "reads": "reads other inputs, though no operator call before it gave another output",
     "adds": "is a call that another run of the system does not make",
     "lacks": "is a call that another run of the system does not make",
+    "abandons": HOW["abandons"],
 }
 """The same, where reference and candidate are two runs of one system."""
 
@@ -58,7 +62,8 @@ class Culprit:
     """The call to blame, on the lowest of the `ranks` on which it differs.
 
     `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
-    make the call, or in which its partner is not known.
+    make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
+    given otherwise.
     """
 
     how: How
@@ -66,6 +71,7 @@ class Culprit:
     ranks: tuple[int, ...]
     candidate: int | None
     reference: int | None
+    arguments: str = ""
 
     @property
     def rank(self) -> int:
@@ -88,7 +94,8 @@ def find_culprit(
     roots = _roots(logs, differing)
     if not roots:
         return _first_missing(logs, {rank: [wanted for wanted, _ in pairs] for rank, pairs in differing.items()})
-    index, first_rank = min((index, rank) for rank, index in roots)
+    computing = {(rank, index) for rank, index in roots if not logs[rank].is_packing(index)}
+    index, first_rank = min((index, rank) for rank, index in computing or roots)
     log = logs[first_rank]
     call = log.calls[index]
     partner, same_inputs = log.reference.partner(call, log.turn(index))
@@ -98,7 +105,18 @@ def find_culprit(
         if missing is not None:
             return missing
     how: How = "computes" if same_inputs else "reads" if partner is not None else "adds"
-    return Culprit(how=how, call=call, ranks=ranks, candidate=index, reference=partner)
+    if call.collective and not call.outputs:
+        how = "abandons"
+    arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
+    return Culprit(how=how, call=call, ranks=ranks, candidate=index, reference=partner, arguments=arguments)
+
+
+def _unlike_arguments(call: Call, partner: Call) -> str:
+    """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
+    theirs = dict(partner.scalars)
+    unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
+    told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
+    return cut(told, 300)
 
 
 def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) -> Culprit | None:
@@ -110,6 +128,9 @@ def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) ->
     index = min(indices.values())
     ranks = tuple(sorted(rank for rank, other in indices.items() if other == index))
     call = logs[ranks[0]].reference.log[index]
+    for number, mine in enumerate(logs[ranks[0]].calls if call.collective else ()):
+        if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
+            return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index)
     return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
 
 
@@ -118,7 +139,7 @@ def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
     call = culprit.call
     return BlamedCall(
         operator=call.operator,
-        how=told[culprit.how],
+        how=told[culprit.how] + (f", with {culprit.arguments}" if culprit.arguments else ""),
         module=call.place.module,
         direction=call.place.direction,
         chunk=call.place.chunk,
@@ -242,6 +263,11 @@ class _Log:
         operator = self.calls[index].operator.partition(".")[0]
         return operator in _PACKING and all(map(self.only_packs, self.bad_producers(index)))
 
+    def is_packing(self, index: int) -> bool:
+        """Whether a call only packs right values, or is the collective of such."""
+        earlier = self.bad_producers(index)
+        return self.only_packs(index) or (bool(earlier) and all(map(self.only_packs, earlier)))
+
     def first_missing(self, wanted: Iterable[str]) -> int | None:
         """In the reference's log, the first call whose output this log has nowhere and whose inputs it has."""
         pending, seen, found = [value for value in wanted if value not in self._values], set(), []
@@ -292,6 +318,8 @@ class _Reference:
             self._directions[call.operator].add(call.place.direction)
             if call.view:
                 self._views[call.outputs].add(call.place)
+                for value in call.outputs:  # one of several: the half that a split gives, another view may take
+                    self._views[value,].add(call.place)
 
     def knows(self, call: Call) -> bool:
         """Whether the reference has this call's outputs where they belong."""

@@ -5,7 +5,7 @@ nodes have the same operators. Where a call belongs is told
 
     by a graph's node, while a graph runs (`GraphRunner`)
     by the module hooks' stack, in eager forward
-    by autograd's node and the forward call that made it, in eager backward
+    by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
     as "update", outside the function that computes gradients; of a system that shows no such function, after the
         first backward, where neither backward nor a module's forward runs
     by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
@@ -54,6 +54,9 @@ from harness.torch_compat import (
 
 IDENTITIES = {"detach", "alias", "lift_fresh"}
 
+_SEEDS = {"full_like", "ones_like", "scalar_tensor", "full", "ones"}
+"""Names of operators that make a gradient to begin with: called outside of every module, after forward."""
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _CAPTURE = os.path.dirname(capture.__file__) + os.sep
 
@@ -76,7 +79,9 @@ class CallRecorder(TorchDispatchMode):
         """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
         return True
 
-    def __init__(self, place: Callable[[], tuple[Place, str | None, str | None]], keep: tuple[int, int] | None) -> None:
+    def __init__(
+        self, place: Callable[[str], tuple[Place, str | None, str | None]], keep: tuple[int, int] | None
+    ) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.kept: Tensor | None = None
@@ -98,8 +103,9 @@ class CallRecorder(TorchDispatchMode):
         lanes = num_lanes(function, args, kwargs)
         read = _read(function, args, kwargs)
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
+        scalars = _scalars(function, args, kwargs)
         result = function(*args, **kwargs)
-        place, node, source = self._place()
+        place, node, source = self._place(name)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
             result = tree_map_only(torch.ScriptObject, _finish, result)
         written = _written(function, args, kwargs)
@@ -122,6 +128,7 @@ class CallRecorder(TorchDispatchMode):
                     tuple(value for _, value in aliases),
                     is_view(function),
                     producers,
+                    scalars,
                 )
             )
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
@@ -206,6 +213,23 @@ def _in_place_results(function: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name == "tensors" or (name.startswith("output") and "split" not in name))
 
 
+def _scalars(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
+    """The arguments that are numbers, words or lists of these, by name, as texts; left-out ones as their defaults."""
+    given = _defaults(function) | _given(function, args, kwargs) if schema_of(function) else {}
+    return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
+
+
+@functools.cache
+def _defaults(function: Any) -> dict[str, object]:
+    return {argument.name: argument.default_value for argument in schema_of(function).arguments}
+
+
+def _is_scalar(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_is_scalar, value))
+    return isinstance(value, (bool, int, float, str))
+
+
 def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """A call's arguments by name."""
     return dict(zip((argument.name for argument in schema_of(function).arguments), args, strict=False)) | kwargs
@@ -251,8 +275,8 @@ class Places:
         self._has_gradients = False
         self._is_lost = False
 
-    def __call__(self) -> tuple[Place, str | None, str | None]:
-        """The place, the node's name, and the user's line."""
+    def __call__(self, name: str) -> tuple[Place, str | None, str | None]:
+        """The place of the running call of an operator of this name, the node's name, and the user's line."""
         if self.node is not None:
             self._has_gradients = True
             place, source = place_of(self.node)
@@ -268,6 +292,8 @@ class Places:
         if autograd_node is not None:
             self._has_gradients = True
             return self._backward(sequence_number_of(autograd_node)), None, line
+        if name in _SEEDS and self._numbers and not self._running:
+            return Place(None, "backward"), None, line
         return self._forward(), None, line
 
     def _is_untold(self) -> bool:

@@ -29,6 +29,7 @@ class Call(NamedTuple):
     `aliases` are the other tensors over a storage that the call wrote, as they are after it. A `view` computes nothing.
     `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
     have histories of their own. None, or nothing, where that is not known.
+    `scalars` are the arguments that are numbers, words or lists of these, by name, left-out ones as their defaults.
     `node` and `source` name the graph's node and the user's line, where known.
     """
 
@@ -42,6 +43,7 @@ class Call(NamedTuple):
     aliases: tuple[str, ...] = ()
     view: bool = False
     producers: tuple[int | None, ...] = ()
+    scalars: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"
@@ -70,4 +72,5 @@ def _call(values: list[Any]) -> Call:
         outputs=tuple(call.outputs),
         aliases=tuple(call.aliases),
         producers=tuple(call.producers),
+        scalars=tuple((str(name), str(value)) for name, value in call.scalars),
     )

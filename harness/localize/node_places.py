@@ -7,7 +7,8 @@ Graphs of this package carry an `Origin` and a chunk. A foreign graph says it by
 All four are optional; `harness.systems.registry` tells users of them.
 
 A node that a user's pass made says nothing: it belongs where the nearest of the nodes that it reads belong, or, where
-none of those tells, the nearest of those that read it.
+none of those tells, the nearest of those that read it; where nothing before and nothing after it tells, as between a
+buffer and its write, the nearest of all.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def place_of(node: Node) -> tuple[Place, str | None]:
         return Place(None, None, node.meta.get(CHUNK_KEY)), None
     if origin == UNKNOWN:
         nearest = _nearest(node, lambda node: node.all_input_nodes) or _nearest(node, lambda node: node.users)
+        nearest = nearest or _nearest(node, lambda node: [*node.all_input_nodes, *node.users])
         return _common(nearest, node.meta.get(CHUNK_KEY)), None
     return Place(origin.module, origin.direction, node.meta.get(CHUNK_KEY)), origin.source
 

@@ -55,7 +55,8 @@ class Search:
         if first.tensor.reference_type == first.tensor.candidate_type:  # other elements have no partners
             first = self._with_bits(first)
         logs = {role: self._logs(role) for role in ROLES}
-        differing = _differing(self.recordings["reference"], self.recordings["candidate"], key.step)
+        differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
+        first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
         culprit = find_culprit(logs["reference"], logs["candidate"], differing)
         if culprit is None:
             return first
@@ -123,7 +124,21 @@ class Search:
         return found, list(answer.digests)
 
 
-def _differing(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
+def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
+    """What else of the reference a differing record holds, bit for bit: "grad b" where two gradients were exchanged.
+
+    It is of the same step, rank and kind; None where it holds nothing of the kind, or where several hold the same.
+    """
+    digest = candidate.records[key].digest
+    found = [
+        other.name
+        for other, record in reference.records.items()
+        if other._replace(name=key.name) == key and record.digest == digest
+    ]
+    return f"{key.kind} {found[0]}" if len(found) == 1 else None
+
+
+def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
     """By rank, the digests of both systems for every record of one step in which they differ."""
     found: dict[int, list[tuple[str, str]]] = {}
     for key, record in candidate.records.items():

@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.certificate.data import Graph
+from harness.certificate.data import Graph, reads_of
 from harness.prove.canonical import Canonicalizer
 from harness.prove.explain import Finding, explain, row_splits
 from harness.prove.export import RefusedError
@@ -23,6 +23,9 @@ PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """What the names of a graph's inputs begin with."""
+
+MUST_READ = (PARAMETER, INPUT)
+"""What a proved output is made of, at least one of each."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def prove_graphs(reference: Graph, candidate: Graph, rules: dict[str, list[Rule]
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
     for side in sides:
         side.run()
-    answers = [_answer(table, sides, name, pair) for name, pair in _outputs(sides)]
+    reads = reads_of((step.term for step in table.steps), MUST_READ)
+    answers = [_answer(table, reads, sides, name, pair) for name, pair in _outputs(sides)]
     parted = any(answer.verdict == NOT_PROVED for answer in answers)
     return Proof(tuple(answers), table, sides, row_splits(*sides) if parted else ())
 
@@ -84,6 +88,7 @@ def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, 
 
 def _answer(
     table: Table,
+    reads: Sequence[int],
     sides: tuple[Canonicalizer, Canonicalizer],
     name: str,
     pair: tuple[int | None, int | None],
@@ -100,8 +105,7 @@ def _answer(
     if terms[0] != terms[1]:
         assert pair[0] is not None and pair[1] is not None
         return OutputAnswer(name, NOT_PROVED, terms, finding=explain(*sides, pair[0], pair[1]))
-    read = {table[place][1] for place in table.reachable(terms[:1]) if table[place][0] == "input"}
-    for kind in (PARAMETER, INPUT):
-        if not any(known.startswith(kind) for known in read):
+    for bit, kind in enumerate(MUST_READ):
+        if not reads[terms[0]] >> bit & 1:
             return OutputAnswer(name, REFUSED, terms, reason=f"it reads no {kind}of the step, so it shows nothing")
     return OutputAnswer(name, PROVED, terms)

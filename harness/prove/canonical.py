@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.certificate.data import Call, Graph, Tensor, Term
 from harness.prove import operators
-from harness.prove.export import RefusedError, node_arguments, refuse
+from harness.prove.export import RefusedError, refuse
 from harness.prove.layouts import alignment_of, expanded, is_contiguous, windows_of
 from harness.prove.memory import Memory
 from harness.prove.sizes import Symbols, tensors_of
@@ -81,7 +81,7 @@ class Canonicalizer:
     def _value(self, index: int, call: Call) -> Any:
         args = dict(call.args)
         awaited = args[operators.WAITS[call.op]][1] if call.op in operators.WAITS else None
-        for read in node_arguments(call):
+        for read in call.reads:
             self._refuse_unreadable(read, call)
         self.memory.refuse_flying(call, awaited)
         is_higher_order = call.op.startswith("higher_order.")
@@ -161,7 +161,7 @@ class Canonicalizer:
     # -- what computes ------------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> Any:
-        reads = node_arguments(call)
+        reads = call.reads
         tensors = [self.graph.calls[read].value for read in reads]
         own = call.value
         if call.op == operators.CAST:

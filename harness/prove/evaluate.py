@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.certificate.data import Term
+from harness.certificate.data import Term, terms_in
 from harness.graph import operators as graph_operators
 from harness.graph.groups import Partition
 from harness.prove.terms import Table
@@ -103,9 +103,14 @@ class Evaluator:
 
     def __call__(self, place: int) -> list[Any]:
         """A term's value on each rank. Raises NotEvaluatedError."""
-        for below in sorted(self.table.reachable([place])):  # a term's own terms have lower places
-            if below not in self._known:
-                self._known[below] = self._compute(self.table[below])
+        missing, stack = set(), [place]
+        while stack:
+            top = stack.pop()
+            if top not in missing and top not in self._known:
+                missing.add(top)
+                stack.extend(terms_in(self.table[top]))
+        for below in sorted(missing):  # a term's own terms have lower places
+            self._known[below] = self._compute(self.table[below])
         return self._known[place]
 
     def _compute(self, term: Term) -> list[Any]:

@@ -13,7 +13,6 @@ from typing import Any
 from harness.certificate.data import Call, Tensor
 from harness.prove import operators
 from harness.prove.canonical import Canonicalizer
-from harness.prove.export import node_arguments
 from harness.prove.terms import Table
 
 _MOST = 3
@@ -46,6 +45,15 @@ class Finding:
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
     moved: tuple[tuple[Shown, ...], tuple[Shown, ...]]
 
+    def lines(self) -> list[str]:
+        """The finding for a reader, a call a line."""
+        lines = []
+        for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
+            shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
+            shown |= dict.fromkeys(moved, "the {} adds here:")
+            lines += [f"{words.format(side)} {call}" for call, words in shown.items()]
+        return lines
+
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> Finding:
     """Where two sides of an output part, which the calls `wanted` and `other` give."""
@@ -68,20 +76,32 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 
 
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
-    """The calls without a partner that read none, and the moves of elements that they read, if those have none.
+    """The calls without a partner that read none, and the first calls behind them to move elements otherwise.
 
-    What a write in place leaves is the value of all that it wrote, the input itself included; so it counts for none.
+    A concatenation in another order is no call without a partner, since its parts have theirs; what first reads it by
+    an opaque operator, casts and sums later, is one. So from there it is looked for through all that the other side
+    does not compute as it stands. What a write in place leaves is the value of all that it wrote, the input itself
+    included; so it counts for none.
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
-    starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(node_arguments(calls[i]))]
-    moves = {
-        read
-        for i in starts
-        for read in node_arguments(calls[i])
-        if calls[read].op != "input" and isinstance(side.values[read], int) and side.values[read] not in known
-    }
+    starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(calls[i].reads)]
+    moves: set[int] = set()
+    stack, seen = list(starts), set(starts)
+    while stack:
+        index = stack.pop()
+        others = [read for read in calls[index].reads if calls[read].op != "input" and _is_moved(side, read, known)]
+        if not others and index not in lonely:
+            moves.add(index)
+        stack += [read for read in others if read not in seen]
+        seen.update(others)
     return sorted({*starts, *moves})
+
+
+def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
+    """Whether the other side has no such value as it stands."""
+    value = side.values[index]
+    return isinstance(value, int) and value not in known
 
 
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
@@ -151,7 +171,7 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
         index = stack.pop()
         if index not in seen:
             seen.add(index)
-            stack.extend(node_arguments(calls[index]))
+            stack.extend(calls[index].reads)
             stack.extend(writer for writer in side.memory.writers(index) if writer <= root or index == root)
     return sorted(seen)
 

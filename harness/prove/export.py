@@ -7,8 +7,9 @@ aliases are told from them and not from operators' names.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -241,6 +242,15 @@ class _Exporter:
 
 def size_of(node: Node, expression: Any) -> data.Size:
     """A size as a sum of products of symbols, in an order that equal sizes share. Raises RefusedError."""
+    try:
+        return _size_of(expression)
+    except ValueError as error:
+        raise _refused(node, str(error)) from None
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _size_of(expression: Any) -> data.Size:
+    """Whole steps ask this of few expressions, and torch makes each anew: sums are taken apart once."""
     expanded = sympy.expand(expression)
     if expanded.is_Integer:
         return int(expanded)
@@ -254,7 +264,7 @@ def size_of(node: Node, expression: Any) -> data.Size:
             elif base.is_Symbol and exponent.is_Integer and exponent > 0:
                 names += [str(base)] * int(exponent)
             else:
-                raise _refused(node, f"a size that is no sum of products: {expression}")
+                raise ValueError(f"a size that is no sum of products: {expression}")
         products.append((coefficient, *sorted(names)))
     return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
 
@@ -264,21 +274,6 @@ def refuse(call: Call, what: str) -> RefusedError:
     place = call.place
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
-
-
-def node_arguments(call: Call) -> list[int]:
-    """The calls that a call reads."""
-    return list(nodes_in(call.args))
-
-
-def nodes_in(value: Any) -> Iterator[int]:
-    """The calls that arguments refer to."""
-    match value:
-        case ("node", int(index)):
-            yield index
-        case tuple():
-            for item in value:
-                yield from nodes_in(item)
 
 
 def _nested(caller: Node, module: GraphModule) -> Any:

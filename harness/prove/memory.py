@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.certificate.data import Call, Graph, Tensor
+from harness.certificate.data import Call, Graph, Tensor, nodes_in
 from harness.prove import operators
-from harness.prove.export import node_arguments, nodes_in, refuse
+from harness.prove.export import refuse
 from harness.prove.layouts import overlaps
 from harness.prove.sizes import tensors_of
 
@@ -50,7 +50,7 @@ class Memory:
 
     def refuse_flying(self, call: Call, awaited: int | None) -> None:
         """Refuse a call that reads what was launched and not waited for, unless it is what waits for it."""
-        for read in node_arguments(call):
+        for read in call.reads:
             if read in self._flying and read != awaited:
                 raise refuse(call, f"`{self.calls[read].name}` is read before it is waited for")
 
@@ -74,7 +74,7 @@ class Memory:
             raise refuse(call, f"{call.op} changes a tensor's layout")
         if overlaps(target):
             raise refuse(call, "a write to memory that overlaps itself")
-        for read in nodes_in(tuple(value for key, value in call.args if key != "self")):
+        for read in (index for name, value in call.args if name != "self" for index in nodes_in(value)):
             for tensor in tensors_of(self.calls[read].value):
                 if tensor.storage == target.storage and tensor != target:
                     raise refuse(call, "a write to memory that the same call reads in another way")
@@ -95,6 +95,6 @@ class Memory:
 
     def distrust(self, index: int) -> None:
         """A refused call may have written whatever it was handed."""
-        for read in node_arguments(self.calls[index]):
+        for read in self.calls[index].reads:
             for tensor in tensors_of(self.calls[read].value):
                 self._stale.update(dict.fromkeys(self._owners[tensor.storage], index))

@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +23,7 @@ from torch.fx import GraphModule
 from harness.case import Case
 from harness.certificate.data import Graph
 from harness.graph.collector import collector_paused
+from harness.graph.groups import GroupTable
 from harness.graph.options import GraphOptions
 from harness.graph.trace import StepGraph
 from harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
@@ -81,49 +84,88 @@ def prove_case(
     device: torch.device | None = None,
     evaluate: bool = True,
     rules: dict[str, list[Rule]] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CaseProof:
     """Prove one case on tensors of `device`, by default the CPU; `options` bring passes into the candidate's graph.
+
+    `seconds` of what is returned are those of `clock`.
 
     Raises what tracing and passes raise. What cannot be understood is part of the answer.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(case, NOT_TRIED, reason=reason)
     device = device or torch.device("cpu")
-    clock = _Clock()
-    reference, groups = step_graph(case, case.reference, device, GraphOptions())
-    clock.lap("reference")
+    laps = _Laps(clock)
+    reference = _traced_reference(_of_the_reference(case), device)
+    laps.lap("reference")
     candidate, candidate_groups = step_graph(case, case.candidate, device, options or GraphOptions())
-    clock.lap("candidate")
-    inputs = [node.meta["val"] for node in reference.module.graph.find_nodes(op="placeholder")]
+    laps.lap("candidate")
     try:
-        names = _common_names(reference, candidate)
-        outputs = ["loss", *(f"gradient of {name}" for name in reference.parameter_names)]
-        graphs = (
-            export_graph(reference.module, names, inputs, outputs, groups),
-            export_graph(candidate.module, names, inputs, outputs, candidate_groups),
-        )
+        _check_alike(reference.step, candidate)
+        names, inputs = reference.names, reference.inputs
+        exported = export_graph(candidate.module, names, inputs, reference.outputs, candidate_groups)
+        graphs = reference.graph, exported
     except RefusedError as error:
-        return CaseProof(case, REFUSED, reason=f"{error.what}, in {error.where}", seconds=clock.laps())
-    clock.lap("export")
+        return CaseProof(case, REFUSED, reason=f"{error.what}, in {error.where}", seconds=laps.all())
+    laps.lap("export")
     proof = prove_graphs(*graphs, rules=rules)
-    clock.lap("compare")
+    laps.lap("compare")
     found = CaseProof(case, proof.verdict, proof, graphs)
     if evaluate:
-        found = _evaluated(found, (reference.module, candidate.module), names, inputs)
-        clock.lap("evaluate")
-    return replace(found, seconds=clock.laps())
+        with _one_thread():
+            found = _evaluated(found, (reference.step.module, candidate.module), names, inputs)
+        laps.lap("evaluate")
+    return replace(found, seconds=laps.all())
 
 
-def _common_names(reference: StepGraph, candidate: StepGraph) -> list[str]:
+def _of_the_reference(case: Case) -> Case:
+    """The case without what its reference does not depend on, so that cases which share one share its trace."""
+    kept = ("reference", "chunking", "model", "parallelism", "batch", "precision", "seed")
+    return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A reference's step, traced and as data. Nobody changes it."""
+
+    step: StepGraph
+    groups: GroupTable
+
+    @functools.cached_property
+    def inputs(self) -> list[Tensor]:
+        """Its inputs on fake values."""
+        return [node.meta["val"] for node in self.step.module.graph.find_nodes(op="placeholder")]
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The names of its inputs."""
+        return [
+            *(PARAMETER + name for name in self.step.parameter_names),
+            *(BUFFER + name for name in self.step.buffer_names),
+            *(f"{INPUT}{index}" for index in range(self.step.num_inputs)),
+        ]
+
+    @functools.cached_property
+    def outputs(self) -> list[str]:
+        """The names of what it returns."""
+        return ["loss", *(f"gradient of {name}" for name in self.step.parameter_names)]
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """It as data. Raises RefusedError."""
+        return export_graph(self.step.module, self.names, self.inputs, self.outputs, self.groups)
+
+
+@functools.lru_cache(maxsize=6)
+def _traced_reference(case: Case, device: torch.device) -> _Reference:
+    """A case's reference; whole steps are large, so few are kept."""
+    return _Reference(*step_graph(case, case.reference, device, GraphOptions()))
+
+
+def _check_alike(reference: StepGraph, candidate: StepGraph) -> None:
     sides = [(g.parameter_names, g.buffer_names, g.num_inputs) for g in (reference, candidate)]
     if sides[0] != sides[1]:
         raise RefusedError("the two systems' models have other parameters, buffers or inputs", where="both graphs")
-    parameters, buffers, num_inputs = sides[0]
-    return [
-        *(PARAMETER + name for name in parameters),
-        *(BUFFER + name for name in buffers),
-        *(f"{INPUT}{index}" for index in range(num_inputs)),
-    ]
 
 
 def _evaluated(
@@ -197,15 +239,27 @@ def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> l
     return ranks
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread an operator, as ranks have: bits of large sums depend on how many there are."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+class _Laps:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = clock()
         self._laps: list[tuple[str, float]] = []
 
     def lap(self, name: str) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         self._laps.append((name, now - self._start))
         self._start = now
 
-    def laps(self) -> tuple[tuple[str, float], ...]:
+    def all(self) -> tuple[tuple[str, float], ...]:
         return tuple(self._laps)

@@ -107,13 +107,24 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
 
 
 def _join(table: Table, first: int, second: int, dim: int) -> int | None:
+    key = first, second, dim
+    if key not in table.joins:
+        table.joins[key] = _joined(table, first, second, dim)
+    return table.joins[key]
+
+
+def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
     one, two = table[first], table[second]
     if one[0] == two[0] == "exact" and one[:4] == two[:4] and len(one[4]) == len(two[4]):
         orders = [two[4], two[4][::-1]] if one[1] in COMMUTING else [two[4]]
         for order in orders:
-            pairs = [_join(table, a, b, dim) for a, b in zip(one[4], order, strict=True)]
-            if None not in pairs:
-                return table.make((*one[:4], tuple(x for x in pairs if x is not None)))
+            pairs: list[int] = []
+            for a, b in zip(one[4], order, strict=True):
+                if (pair := _join(table, a, b, dim)) is None:
+                    break
+                pairs.append(pair)
+            else:
+                return table.make((*one[:4], tuple(pairs)))
         return None
     (base, a), (other, b) = table.as_window(first), table.as_window(second)
     window = joined(a, b, dim) if base == other else None

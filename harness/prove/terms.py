@@ -19,11 +19,15 @@ Rule = Callable[["Table", Term], int | None]
 
 
 class Table:
-    """Terms and steps. `rules` are tried in order, by the kind of the term; `used` counts those that rewrote one."""
+    """Terms and steps. `rules` are tried in order, by the kind of the term; `used` names those that rewrote one.
+
+    `joins` is for the rules: which two terms, one after the other along a dim, are known to be one, or not to be.
+    """
 
     def __init__(self, rules: dict[str, list[Rule]]) -> None:
         self.rules = rules
         self.steps: list[Step] = []
+        self.joins: dict[tuple[int, int, int], int | None] = {}
         self._places: dict[Term, int] = {}
         self._shapes: dict[int, tuple[int, ...] | None] = {}
 

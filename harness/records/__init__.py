@@ -12,6 +12,16 @@ from harness.records.bisection import (
     Probe,
 )
 from harness.records.comparison import Comparison
+from harness.records.faults import (
+    FaultOutcome,
+    FaultsFound,
+    FaultStatus,
+    Score,
+)
+from harness.records.proof import (
+    ProofOutcome,
+    ProofVerdict,
+)
 from harness.records.recording import (
     REQUIRED_KINDS,
     ROLES,
@@ -79,6 +89,9 @@ __all__ = [
     "Divergence",
     "Drift",
     "Event",
+    "FaultOutcome",
+    "FaultStatus",
+    "FaultsFound",
     "GraphIdentity",
     "Histogram",
     "Key",
@@ -90,11 +103,14 @@ __all__ = [
     "PassReport",
     "PassSettings",
     "Probe",
+    "ProofOutcome",
+    "ProofVerdict",
     "Record",
     "Recording",
     "Report",
     "Role",
     "Sample",
+    "Score",
     "Shard",
     "Step",
     "Switch",

@@ -60,11 +60,15 @@ class PassSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphIdentity:
-    """What decides a graph's bits: the hash of its code, and the ordered passes."""
+    """What decides a graph's bits: the hash of its code, and the ordered passes.
+
+    `generated_hash` is that of the code which a backend generated of it, None where the graph runs as it is.
+    """
 
     __pydantic_config__ = GROWING
 
     code_hash: str | None = None
+    generated_hash: str | None = None
     passes: list[PassSettings] = field(default_factory=list)
 
 

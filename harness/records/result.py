@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from harness.case import KINDS, Case, Kind
 from harness.case.shard import Shard
 from harness.checked import GROWING, That
+from harness.records.proof import ProofOutcome
 from harness.records.recording import ROLES, Key, Role
 from harness.ulps import Count, Histogram
 
@@ -118,7 +119,8 @@ class Divergence:
 
     `pass_` is the pass that first changes bits, where somebody looked for it. `between` is None for a reference and a
     candidate. Where one system parts from itself it says which, such as "reference against itself"; what is told of
-    the two sides is then about its first and its second run.
+    the two sides is then about its first and its second run. `holds` is the one other record of the reference, such as
+    "grad b", that the candidate's tensor is, bit for bit: two were exchanged, or one stored twice.
     """
 
     step: int
@@ -129,6 +131,7 @@ class Divergence:
     call: BlamedCall | None = None
     pass_: str | None = None
     between: str | None = None
+    holds: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +294,7 @@ class CaseResult:
     `remarks` are what readers must know of how much the agreement of this case shows.
     `kept_graph` says whether the graph was one that an earlier run had traced; None where no graph was made.
     `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
+    `proof` is what a proof said before the case ran, None where none was asked for.
     """
 
     case: Case
@@ -318,6 +322,7 @@ class CaseResult:
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     collectives: str | None = None
+    proof: ProofOutcome | None = None
     kept_graph: bool | None = None
 
     @property

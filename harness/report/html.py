@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from harness.errors import cut
 from harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report, Verdict
-from harness.report import heatmaps, text
+from harness.report import heatmaps, proofs, text
 from harness.report.heatmaps import KindHeat, TensorHeat
 from harness.report.losses import LossBlock, losses
 from harness.report.markdown import STATUS_TEXTS
@@ -64,6 +64,7 @@ class Row:
 
     name: str
     verdict: str
+    proof: str
     sign: str
     expectation: str
     as_expected: bool
@@ -127,6 +128,7 @@ class CaseBlock(Row):
 
     replay: str
     about: list[tuple[str, str]]
+    proved: str
     remarks: list[str]
     error: str
     divergence: DivergenceBlock | None
@@ -155,6 +157,8 @@ def render(report: Report) -> str:
         report=report,
         status=STATUS_TEXTS.get(report.exit_status, "unknown"),
         tally=text.tally(report),
+        loudest=proofs.loudest(report),
+        has_proofs=proofs.has_proofs(report),
         rows=[_row(result) for result in report.cases],
         cases=[_case(report, result, limits) for result in results],
         not_run=[(name, text.shorten(reason, MAX_REASON_CHARS)) for name, reason in report.not_run.items()],
@@ -189,6 +193,7 @@ def _row(result: CaseResult) -> Row:
     return Row(
         name=result.case.name,
         verdict=result.verdict.value,
+        proof=proofs.column(result),
         sign=SIGNS[result.verdict],
         expectation=text.expectation(result),
         as_expected=result.as_expected,
@@ -219,6 +224,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
         **vars(_row(result)),
         replay=text.replay_command(report, result),
         about=about,
+        proved=text.shorten("\n".join(proofs.tell(case.name, result.proof)), MAX_ERROR_CHARS) if result.proof else "",
         remarks=[cut(remark, MAX_ERROR_CHARS) for remark in result.remarks],
         error=text.shorten(result.error or "", limits.error_chars),
         divergence=_divergence(result, first) if first else None,

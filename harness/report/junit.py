@@ -12,7 +12,7 @@ import re
 from xml.etree import ElementTree
 
 from harness.records import CaseResult, Report
-from harness.report import text
+from harness.report import proofs, text
 from harness.report.status import SUCCESS, UNJUDGED, case_status
 
 MAX_ERROR_CHARS = 64_000
@@ -61,6 +61,8 @@ def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) 
     message = f"{text.outcome(result)}, expected {text.expectation(result)}"
     if result.first_divergence:
         message += f"; first at {text.locate(result.first_divergence)}"
+    if loudest := proofs.loudest_of(report, result):
+        message = f"{loudest}; {message}"
     tag = "error" if case_status(result) == UNJUDGED else "failure"
     problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": legal(message)})
     error = text.shorten(result.error or "", MAX_ERROR_CHARS)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report
-from harness.report import text
+from harness.report import proofs, text
 from harness.report.status import exit_status
 from harness.report.wire import FlatDivergence
 
@@ -38,10 +38,11 @@ def render(report: Report) -> str:
     status = report.exit_status
     head = [
         f"# bitproof {report.run_id}",
+        *(f"## {_cell(_brief(line))}" for line in proofs.loudest(report)),
         f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
         *([f"Shard {report.shard} of {len(report.shard.selection)} selected cases."] if report.shard else []),
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
-        *([_verdict_table(report.cases)] if report.cases else []),
+        *([_verdict_table(report.cases, proofs.has_proofs(report))] if report.cases else []),
         *(f"**{_cell(remark)}**" for remark in report.remarks),
         *_not_run(report),
     ]
@@ -57,10 +58,11 @@ def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | No
     )
 
 
-def _verdict_table(results: Iterable[CaseResult]) -> str:
+def _verdict_table(results: Iterable[CaseResult], with_proofs: bool) -> str:
     headers = (
         "case",
         "verdict",
+        *([proofs.HEADER] if with_proofs else []),
         "expected",
         "as expected",
         "ran on",
@@ -72,6 +74,7 @@ def _verdict_table(results: Iterable[CaseResult]) -> str:
         (
             result.case.name,
             f"**{text.outcome(result)}**",
+            *([proofs.column(result)] if with_proofs else []),
             text.expectation(result),
             "yes" if result.as_expected else "**no**",
             text.place(result),
@@ -130,6 +133,9 @@ def _details(report: Report, room: int) -> Iterator[str]:
 
 def _case_details(report: Report, result: CaseResult) -> str:
     parts = [f"Replay:\n\n{_fence(text.replay_command(report, result))}"]
+    if result.proof:
+        lines = "\n".join(proofs.tell(result.case.name, result.proof))
+        parts.append(f"### Proof\n\n{_fence(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
     if result.error:
         parts.append(f"### Error\n\n{_fence(text.shorten(result.error, MAX_ERROR_CHARS))}")
     if result.first_divergence:
@@ -243,7 +249,8 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    escaped = html.escape(str(value), quote=False).replace("|", "\\|").replace("`", "\\`")
+    """One line of text as it is: no HTML, no cell's end, and no link or picture, which a name may spell."""
+    escaped = html.escape(str(value), quote=False).replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(")
     return re.sub(r"\s+", " ", escaped)
 
 

@@ -6,7 +6,7 @@ import sys
 from typing import TextIO
 
 from harness.records import BaselineStatus, CaseResult, Report, Verdict
-from harness.report import text
+from harness.report import proofs, text
 
 COLORS = {
     Verdict.EQUAL: "green",
@@ -26,6 +26,8 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
 
     stream = stream or sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    for line in proofs.loudest(report):
+        console.print(line, style="bold white on red", markup=False, soft_wrap=True)
     console.print(_table(report))
     console.print(text.tally(report), markup=False)
     for result in report.cases:
@@ -57,7 +59,8 @@ def _table(report: Report) -> object:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE)
-    for header in ("case", "verdict", "expected", "ran on"):
+    proved = [proofs.HEADER] if proofs.has_proofs(report) else []
+    for header in ("case", "verdict", *proved, "expected", "ran on"):
         table.add_column(header, overflow="fold")
     for header in ("compared", "mismatched", "seconds"):
         table.add_column(header, justify="right")
@@ -69,6 +72,7 @@ def _table(report: Report) -> object:
         table.add_row(
             Text(result.case.name),
             Text(text.outcome(result), style=color),
+            *(Text(proofs.column(result)) for _ in proved),
             Text(text.expectation(result)),
             Text(text.place(result)),
             str(sum(result.compared.values())),

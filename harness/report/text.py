@@ -149,8 +149,18 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
 
 def blame(divergence: Divergence | None) -> str:
-    """The operator call to blame: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`."""
-    if divergence is None or (call := divergence.call) is None:
+    """The operator call to blame: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
+
+    Where the tensor is another one of the reference's, bit for bit, it says so, whether or not there is such a call.
+    """
+    if divergence is None:
+        return ""
+    holds = divergence.holds and f"the tensor holds what the reference has as {divergence.holds}"
+    return "; ".join(filter(None, (_blamed(divergence.call), holds)))
+
+
+def _blamed(call: BlamedCall | None) -> str:
+    if call is None:
         return ""
     facts = [f"node {call.node}" if call.node else None, call.source]
     where = ", ".join(filter(None, facts))

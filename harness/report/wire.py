@@ -30,6 +30,7 @@ from harness.records import (
     KindName,
     Neighbour,
     PassReport,
+    ProofOutcome,
     Report,
     Role,
     Sample,
@@ -163,6 +164,7 @@ class FlatDivergence:
     output_reference_bits: str | None = None
     output_candidate_bits: str | None = None
     between: str | None = None
+    holds: str | None = None
     neighbours: list[Neighbour] | None = None
     histogram: Histogram | None = None
     samples: list[FlatSample] | None = None
@@ -192,7 +194,7 @@ class FlatDivergence:
 
 
 _UNKNOWN = TensorDifference()
-_PLACE = ("step", "rank", "kind", "name", "pass_", "between")
+_PLACE = ("step", "rank", "kind", "name", "pass_", "between", "holds")
 _FLAT = {"rank": "operator_rank", "ranks": "operator_ranks"}
 _FIELDS = {item.name for item in fields(FlatDivergence)}
 
@@ -243,6 +245,7 @@ class CaseEntry:
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     collectives: str | None = None
+    proof: ProofOutcome | None = None
     kept_graph: bool | None = None
     case: WholeCase
 

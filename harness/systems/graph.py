@@ -14,7 +14,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from harness.case import Case
+from harness.disturb.faults.entry import Entry
+from harness.disturb.faults.strike import strike
 from harness.errors import UsageError
 from harness.graph.backends import compile_for
 from harness.graph.collector import collector_paused
@@ -67,6 +69,11 @@ class GraphProgram:
     def chunked(self) -> dict[str, int] | None:
         """How often a step runs each module that the chunk pass wrote in chunks; None when that pass did not run."""
         return next((entry.facts["calls"] for entry in self.passes if entry.name == "chunk"), None)
+
+    @property
+    def generated_hash(self) -> str | None:
+        """The hash of the code that a backend generated; None where the graph runs as it is."""
+        return next((entry.facts["generated_hash"] for entry in self.passes if entry.name == "backend"), None)
 
 
 @dataclass(frozen=True)
@@ -165,6 +172,21 @@ def finish(
         groups=context.groups.made(),
         passes=reports,
     )
+
+
+def strike_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProgram:
+    """The program with a fault in its finished graph; `program` stays as it is. Raises UsageError: see `strike`."""
+    start, num_nodes = time.perf_counter(), len(program.module.graph.nodes)
+    module, sites = strike(entry, program.module, case)
+    report = PassReport(
+        name=f"fault {entry.name}",
+        seconds=time.perf_counter() - start,
+        nodes_before=num_nodes,
+        nodes_after=len(module.graph.nodes),
+        facts={"sites": [list(site) for site in sites]},
+    )
+    passes = [*program.passes, report]
+    return replace(program, module=module, run=module, code_hash=code_hash(module), passes=passes)
 
 
 def step_graph(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:

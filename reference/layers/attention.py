@@ -21,8 +21,16 @@ from reference.layers.document_mask import mask_mod_of
 from reference.layers.rms_norm import RMSNorm
 from reference.layers.rope import RopeConfig, RotaryEmbedding
 
-_KERNEL_OPTIONS = {"OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
-"""For compiled kernels: backward reads the forward's logsumexp, nobody its maxima. Eager math always gives both."""
+_KERNEL_OPTIONS = {
+    "PRESCALE_QK": False,
+    "ROWS_GUARANTEED_SAFE": False,
+    "BLOCKS_ARE_CONTIGUOUS": False,
+    "WRITE_DQ": True,
+    "OUTPUT_LOGSUMEXP": True,
+    "OUTPUT_MAX": False,
+}
+"""For compiled kernels, which are not to be had without any of these. The first four are as `flex_attention` sets them;
+backward reads the forward's logsumexp, nobody its maxima. Eager math always gives both."""
 
 
 @dataclass(frozen=True, kw_only=True)

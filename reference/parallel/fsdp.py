@@ -87,13 +87,15 @@ def fully_shard(
     seed: int,
     device: torch.device,
     tensor_dims: Mapping[str, int] | None = None,
+    *,
+    spread: bool = False,
 ) -> None:
     """Replace every parameter of `model`, in place, by this rank's shard, holding its initial values.
 
     Parameters below a module that has an `exchange` (the routed experts) are split over the expert
     group first and sharded over the expert-FSDP group. All others are sharded over the FSDP group, those
     named in `tensor_dims` after a split over the tensor group along that dim. On the meta device no values
-    are made.
+    are made. `spread` is as `initial_values` has it.
     """
     for prefix, module in model.named_modules():
         is_expert = hasattr(module, "exchange")
@@ -102,7 +104,7 @@ def fully_shard(
             dim = 0 if is_expert else (tensor_dims or {}).get(f"{prefix}.{name}")
             part = _part(parameter.shape, dim, mesh, EXPERT if is_expert else TENSOR)
             sharding = shardings[name] = _sharding(parameter.shape, part, mesh, precision, is_expert)
-            shard = _initial_shard(f"{prefix}.{name}", parameter.shape, sharding, mesh, seed, device)
+            shard = _initial_shard(f"{prefix}.{name}", parameter.shape, sharding, mesh, seed, device, spread)
             module.register_parameter(name, nn.Parameter(shard))
         if shardings:
             module.__class__ = _unsharding_class(type(module), shardings)
@@ -139,9 +141,12 @@ def _sharding(
 
 
 def _initial_shard(
-    name: str, shape: torch.Size, sharding: Sharding, mesh: Mesh, seed: int, device: torch.device
+    name: str, shape: torch.Size, sharding: Sharding, mesh: Mesh, seed: int, device: torch.device, spread: bool
 ) -> Tensor:
-    whole = torch.empty(shape, device="meta") if device.type == "meta" else initial_values(name, tuple(shape), seed)
+    if device.type == "meta":
+        whole = torch.empty(shape, device="meta")
+    else:
+        whole = initial_values(name, tuple(shape), seed, spread=spread)
     rows = sharding.local_rows(whole, mesh.coordinate(sharding.group))
     shard = torch.zeros(sharding.rows_per_rank, *rows.shape[1:], dtype=torch.float32, device=device)
     shard[: len(rows)] = rows.to(device)

@@ -14,6 +14,7 @@ A rewritten graph may ask for more groups, over the ranks of these: `ensure_grou
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,11 +24,12 @@ import torch
 import torch.distributed as dist
 
 from harness.case import Parallelism
-from harness.shared_memory import SharedMemory
+from harness.shared_memory import Board, SharedMemory
 from harness.torch_compat import register_group, set_timeout, unregister_group
 from reference.parallel.device_order_group import DeviceOrderGroup
 from reference.parallel.rank_order_group import RankOrderGroup
 from reference.parallel.shared_memory_group import SharedMemoryGroup
+from reference.parallel.told_group import ToldGroup
 
 FSDP = "fsdp"
 EXPERT_FSDP = "efsdp"
@@ -49,6 +51,8 @@ _disturbs: list[Wrap] = []
 """What a fault makes of every group, when one is to."""
 _memory: list[SharedMemory] = []
 """Where this process's groups meet, when all ranks share a machine and are to meet in memory."""
+_boards: list[Board] = []
+"""Where this process tells its collectives, when somebody watches."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ def join_groups(
     memory: SharedMemory | None = None,
     native: bool = False,
     disturb: Wrap | None = None,
+    board: Board | None = None,
 ) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
 
@@ -110,7 +115,8 @@ def join_groups(
     CUDA tensors travel through host memory (see `RankOrderGroup`), on NCCL they are added on the device (see
     `DeviceOrderGroup`) unless `native` asks for NCCL's own sums. With `memory`, made before
     the ranks were forked, the named groups meet there, with the same bits; torch's default group stays gloo's.
-    `disturb` makes of every named group another one, for a fault.
+    `disturb` makes of every named group another one, for a fault. What this rank launches and waits for in named groups
+    it tells on the `board`, where there is one.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -122,6 +128,8 @@ def join_groups(
     _wraps.append(RankOrderGroup if backend == "gloo" else (lambda group: group) if native else DeviceOrderGroup)
     if disturb is not None:
         _disturbs.append(disturb)
+    if board is not None:
+        _boards.append(board)
     if memory is not None and backend == "gloo":
         memory.join(mesh.rank)
         _memory.append(memory)
@@ -174,7 +182,7 @@ def leave_groups() -> None:
         return
     for name in _joined:
         unregister_group(name)
-    for registry in (_joined, _partitions, _limits, _wraps, _disturbs, _memory):
+    for registry in (_joined, _partitions, _limits, _wraps, _disturbs, _memory, _boards):
         registry.clear()
     dist.destroy_process_group()
 
@@ -182,5 +190,7 @@ def leave_groups() -> None:
 def _register(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
     for disturb in _disturbs if is_new else ():
         group = disturb(group)
+    for board in _boards if is_new else ():
+        group = ToldGroup(group, name, functools.partial(board.write, dist.get_rank()))
     _joined[name], _partitions[name] = group, partition
     register_group(name, group)

@@ -1,70 +1,180 @@
-"""What a proof costs over a model's depth: `python tests/benchmarks/bench_prove.py [FLAVOR] [LAYERS ...]`.
+"""What a proof costs over a model's depth: `python tests/benchmarks/bench_prove.py [--layers 4,61] [--ranks 8,64]`.
 
-By default the 671B configuration of DeepSeek-V3, moe_seq, 8 ranks with ep 8, sequences of 4,096 tokens, 4 and 8 layers
-(3 of them dense): its tensors are fake, so nothing is computed. Told are seconds to trace each side, to write both down
-as data, to compare, to write and to check the certificate; its bytes; and the memory that was needed.
+    [--cases transformer_batch,moe_batch,moe_seq] [--flavor 671B] [--every-pass] [--no-certificate]
+
+By default DeepSeek-V3's published dimensions, 4 and all 61 layers (3 of them dense), 4 sequences of 4,096 tokens, the
+three chunkings, 8 ranks with ep 8 and 64 with ep 64, which takes half an hour; `make bench` asks for a part. Tensors
+are fake, so nothing is computed. A configuration has a process of its own, so that its peak memory is its own. Told are
+seconds to trace the reference, to trace the candidate and run its passes, to write both down as data, to compare them
+(terms made and hashed, outputs answered), to make and write the certificate and to check it; and its bytes. Seconds are
+the process's own on its one thread, so that a busy machine does not blur them.
+
+Goals, on 2 cores: every output PROVED; 10 minutes and 8 GiB for tracing, passes and proof; 60 seconds to compare; and
+microseconds a call at the most layers at most 1.3 times those at the fewest, in the whole and in comparing. Returns 1
+where one is missed.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cases import CASES
-from harness.case import Batch, Case, Parallelism
-from harness.certificate.check import check
-from harness.certificate.files import read_certificate, write_certificate
-from harness.prove.certify import certificate_of
-from harness.prove.prove import prove_case
-
-LAYERS = (4, 8)
+BUDGET_SECONDS, BUDGET_COMPARE, BUDGET_GIB, BUDGET_GROWTH = 600, 60, 8, 1.3
 
 
-def case_of(flavor: str, layers: int) -> Case:
-    """moe_seq in another size."""
-    case = CASES["moe_seq"]
-    return replace(
+class Row(TypedDict):
+    """One configuration's figures; `seconds` by stage."""
+
+    name: str
+    proved: int
+    outputs: int
+    calls: int
+    steps: int
+    seconds: dict[str, float]
+    proof_gib: float
+    peak_gib: float
+    certificate: dict[str, float]
+
+
+def measure(name: str, flavor: str, layers: int, ranks: int, every_pass: bool, certified: bool) -> Row:
+    """Prove one configuration in this process."""
+    from cases import CASES
+    from harness.case import Batch, Memory, Parallelism, Pipeline
+    from harness.prove.prove import prove_case
+
+    case = CASES[name]
+    case = replace(
         case,
         model=replace(case.model, flavor=flavor, layers=layers),
-        parallelism=Parallelism(world_size=8, ep=8),
+        parallelism=Parallelism(world_size=ranks, ep=ranks, shared_groups=every_pass),
         batch=Batch(sequences=4, seq_len=4096),
     )
+    if every_pass:
+        pipeline = Pipeline(isolate_groups=True, bucket=True, overlap=True)
+        case = replace(case, memory=Memory(policy="selective"), pipeline=pipeline)
+    found = prove_case(case, evaluate=False, clock=time.process_time)
+    assert found.proof is not None and found.graphs is not None, found.reason
+    row = Row(
+        name=f"{name}, {flavor}, {layers} layers, {ranks} ranks, ep {ranks}",
+        proved=found.proof.count("PROVED"),
+        outputs=len(found.proof.answers),
+        calls=sum(len(graph.calls) for graph in found.graphs),
+        steps=len(found.proof.table.steps),
+        seconds=dict(found.seconds),
+        proof_gib=peak_gib(),
+        peak_gib=0,
+        certificate={},
+    )
+    if certified:
+        print(f"[{told(row)}]", file=sys.stderr, flush=True)
+        from harness.certificate.check import check
+        from harness.certificate.files import read_certificate
+        from harness.prove.certify import certificate_of, write_certificate
 
-
-def main(flavor: str, depths: list[int]) -> int:
-    """Prove each, print a line, and return 1 where an output is not proved."""
-    missing = 0
-    for layers in depths:
-        found = prove_case(case_of(flavor, layers), evaluate=False)
-        assert found.proof is not None and found.graphs is not None, found.reason
-        start = time.perf_counter()
-        certificate = certificate_of("moe_seq", found.proof)
+        clock = [time.process_time()]
+        certificate = certificate_of(name, found.proof)
         with tempfile.TemporaryDirectory() as folder:
             write_certificate(certificate, Path(folder))
+            clock.append(time.process_time())
             size = sum(file.stat().st_size for file in Path(folder).iterdir())
-            written = time.perf_counter()
-            check(read_certificate(Path(folder)))
-        checked = time.perf_counter()
-        calls = sum(len(graph.calls) for graph in found.graphs)
-        proved, missing = found.proof.count("PROVED"), missing + (found.verdict != "PROVED")
-        seconds = ", ".join(f"{name} {value:.1f} s" for name, value in found.seconds)
-        compare = dict(found.seconds)["compare"]
-        print(
-            f"{flavor}, {layers} layers: {proved} of {len(found.proof.answers)} PROVED; {calls} calls; {seconds} "
-            f"({1e6 * compare / calls:.0f} us a call); certificate written in {written - start:.1f} s, "
-            f"{size / 1e6:.1f} MB, checked in {checked - written:.1f} s; "
-            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB",
-            flush=True,
+            certificate = read_certificate(Path(folder))
+            clock.append(time.process_time())
+            check(certificate)
+        made, read, checked = (b - a for a, b in zip(clock, [*clock[1:], time.process_time()], strict=True))
+        steps = len(certificate.steps)
+        row["certificate"] = {"made": made, "MB": size / 1e6, "read": read, "checked": checked, "steps": steps}
+    row["peak_gib"] = peak_gib()
+    return row
+
+
+def peak_gib() -> float:
+    """The most memory this process has had resident so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def told(row: Row) -> str:
+    """A configuration's line."""
+    seconds = ", ".join(f"{stage} {value:.1f}" for stage, value in row["seconds"].items())
+    line = (
+        f"{row['name']}: {row['proved']} of {row['outputs']} PROVED; {row['calls']} calls, {row['steps']} terms; "
+        f"{seconds}, together {total(row):.1f} s ({micros(row, total(row)):.0f} us a call, "
+        f"{micros(row, row['seconds']['compare']):.0f} to compare); {row['proof_gib']:.2f} GiB"
+    )
+    if found := row["certificate"]:
+        line += (
+            f"; certificate of {found['steps']} steps, {found['MB']:.1f} MB: made and written in {found['made']:.1f} s,"
+            f" read in {found['read']:.1f} s, checked in {found['checked']:.1f} s; {row['peak_gib']:.2f} GiB with it"
         )
-    return int(missing > 0)
+    return line
+
+
+def total(row: Row) -> float:
+    """Seconds of tracing, passes and proof."""
+    return sum(row["seconds"].values())
+
+
+def micros(row: Row, seconds: float) -> float:
+    """Microseconds for each call of both graphs."""
+    return 1e6 * seconds / row["calls"]
+
+
+def missed(row: Row, first: Row) -> list[str]:
+    """The goals that a configuration misses; `first` is the same with the fewest layers."""
+    compare = row["seconds"]["compare"]
+    growth = micros(row, total(row)) / micros(first, total(first))
+    compare_growth = micros(row, compare) / micros(first, first["seconds"]["compare"])
+    print(f"  a call costs {growth:.2f} times what it costs in the first of these, {compare_growth:.2f} to compare")
+    misses = {
+        "outputs are not PROVED": row["proved"] < row["outputs"],
+        f"over {BUDGET_SECONDS} s": total(row) > BUDGET_SECONDS,
+        f"over {BUDGET_COMPARE} s to compare": compare > BUDGET_COMPARE,
+        f"over {BUDGET_GIB} GiB": row["proof_gib"] > BUDGET_GIB,
+        f"a call's cost grew over {BUDGET_GROWTH} times": max(growth, compare_growth) > BUDGET_GROWTH,
+    }
+    return [goal for goal, is_missed in misses.items() if is_missed]
+
+
+def main() -> int:
+    """Prove each configuration in a process of its own, print its line; 1 where a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", default="4,61", help="numbers of layers, the fewest first")
+    parser.add_argument("--ranks", default="8,64", help="numbers of ranks, among all of which experts are spread")
+    parser.add_argument("--cases", default="transformer_batch,moe_batch,moe_seq")
+    parser.add_argument("--flavor", default="671B")
+    parser.add_argument("--every-pass", action="store_true", help="with remat, isolation, bucketing and overlap")
+    parser.add_argument("--no-certificate", action="store_true")
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        name, layers, ranks = options.measure[0], int(options.measure[1]), int(options.measure[2])
+        row = measure(name, options.flavor, layers, ranks, options.every_pass, not options.no_certificate)
+        print(json.dumps(row))
+        return 0
+    misses = 0
+    for name in options.cases.split(","):
+        for ranks in options.ranks.split(","):
+            first: Row | None = None
+            for layers in options.layers.split(","):
+                command = [sys.executable, __file__, *sys.argv[1:], "--measure", name, layers, ranks]
+                done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+                row: Row = json.loads(done.stdout.splitlines()[-1])
+                print(told(row), flush=True)
+                first = first or row
+                for goal in missed(row, first):
+                    misses += 1
+                    print(f"  MISSED: {goal}", flush=True)
+    return int(misses > 0)
 
 
 if __name__ == "__main__":
-    flavor, *depths = sys.argv[1:] or ["671B"]
-    sys.exit(main(flavor, [int(text) for text in depths] or list(LAYERS)))
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Is every corrupted certificate rejected? `python tests/benchmarks/fuzz_certificates.py [DIR] [CORRUPTIONS]`.
+"""Is every corrupted certificate rejected? `python tests/benchmarks/fuzz_certificates.py [DIR] [CORRUPTIONS] [SEED]`.
 
 By default 10,000 corruptions of a small certificate that uses most rules; of the one in DIR, as `prove --certificate`
 wrote it, where that is given. Digests are left out, so that the checker's own arguments are what rejects.
@@ -30,13 +30,13 @@ def example() -> Certificate:
     return certificate_of("example", compare(parts, whole, W, X))
 
 
-def main(folder: str | None, corruptions: int) -> int:
+def main(folder: str | None, corruptions: int, seed: int) -> int:
     """Run, print, and return 1 where a corrupted certificate is accepted."""
     certificate = read_certificate(Path(folder)) if folder else example()
     start = time.perf_counter()
     check(certificate)
     print(f"{len(certificate.steps)} steps, checked in {time.perf_counter() - start:.2f} s")
-    chance, start = random.Random(0), time.perf_counter()
+    chance, start = random.Random(seed), time.perf_counter()
     rejected: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     for _ in range(corruptions):
@@ -48,7 +48,8 @@ def main(folder: str | None, corruptions: int) -> int:
         else:
             accepted[kind] += 1
     seconds = time.perf_counter() - start
-    print(f"{corruptions} corruptions in {seconds:.0f} s: {rejected.total()} rejected, {accepted.total()} accepted")
+    counts = f"{rejected.total()} rejected, {accepted.total()} accepted"
+    print(f"{corruptions} corruptions from seed {seed} in {seconds:.0f} s: {counts}")
     for kind, count in sorted((rejected + accepted).items()):
         print(f"  {kind:38} {count:6}, accepted {accepted[kind]}")
     return int(accepted.total() > 0)
@@ -57,4 +58,5 @@ def main(folder: str | None, corruptions: int) -> int:
 if __name__ == "__main__":
     given = sys.argv[1:]
     folder = given.pop(0) if given and not given[0].isdigit() else None
-    sys.exit(main(folder, int(given[0]) if given else 10_000))
+    numbers = [int(text) for text in given]
+    sys.exit(main(folder, *(numbers + [10_000, 0][len(numbers) :])))

@@ -1,7 +1,7 @@
 """Does PROVED ever meet different bits? `python tests/benchmarks/fuzz_prove.py [MUTANTS] [SEED]`, by default 10,000.
 
-Mutants of a small chunked step on four ranks (`tests/harness/prove/mutants.py`), each with one change that is exact,
-inexact or plainly wrong, are proved against the step and run on two sets of inputs. Budget: no output that is PROVED
+Mutants of three small steps on four ranks (`tests/harness/prove/mutants.py`), each with one change that is exact,
+inexact or plainly wrong, are proved against their step and run on two sets of inputs. Budget: no output that is PROVED
 and differs. Told besides: outputs whose bits agreed on these inputs and that are not proved, by mutation.
 """
 

@@ -58,6 +58,8 @@ struct CUDAHooks final : CUDAHooksInterface {
   DeviceIndex getCurrentDevice() const override { return current; }
 };
 
-REGISTER_CUDA_HOOKS(CUDAHooks)
+// A build for CUDA has hooks of its own, which ask a driver that is not there: these go before them.
+using Hooks = c10::Registerer<std::string, std::unique_ptr<CUDAHooksInterface>, CUDAHooksArgs>;
+Hooks hooks("CUDAHooks", c10::REGISTRY_PREFERRED, CUDAHooksRegistry(), Hooks::DefaultCreator<CUDAHooks>);
 
 }  // namespace at

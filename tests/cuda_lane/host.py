@@ -1,12 +1,16 @@
 """The host of a run in the CUDA lane: `harness/program/start.py`, but programs are traced for CUDA.
 
 1. torch is told of the stand-in for CUDA before anything imports it.
-2. A program is traced for each device index in BITPROOF_LANE_DEVICES, through every pass; all must be one code.
+2. A step is traced for each device index in BITPROOF_LANE_DEVICES, in one process for all cases (`tracer.py`), and
+   goes through every pass for the first index and the last; all must be one code.
 3. The first is mapped to the CPU, where its ranks run it: whatever records, compares and reports is the real thing.
+
+What each program was is written to the folder BITPROOF_LANE_FACTS, a file a case.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
@@ -15,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-DEVICES = "BITPROOF_LANE_DEVICES"
+FACTS = "BITPROOF_LANE_FACTS"
 
 
 def trace_for_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,19 +27,31 @@ def trace_for_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
     def prepared(traced: Any, case: Any, options: Any, enter: Callable[[str], None] = lambda place: None) -> Any:
         from harness.errors import PassError
+        from harness.systems import graph
+        from tests.cuda_lane import tracer
         from tests.cuda_lane.operators import current_device
         from tests.cuda_lane.to_cpu import map_to_cpu
 
         programs = []
-        for index in map(int, os.environ.get(DEVICES, "0").split(",")):
+        for index in tracer.rewritten_for():
             with current_device(index) as cuda:
+                graph.trace_joint_step = tracer.take(case, cuda)
                 programs.append(prepare(case, cuda, options, enter))
         hashes = [program.code_hash for program in programs]
         if len(set(hashes)) != 1:
             raise PassError("the step's code depends on the device's index", found=", ".join(hashes))
         enter("in mapping to the CPU")
-        num_nodes = len(programs[0].module.graph.nodes)
-        print(f"cuda lane: {num_nodes} nodes, {len(hashes)} devices, mapped {dict(map_to_cpu(programs[0].module))}")
+        facts = {
+            "case": case.name,
+            "nodes": len(programs[0].module.graph.nodes),
+            "traced for": len(tracer.devices()),
+            "rewritten for": len(programs),
+            "code hash": hashes[0],
+            "mapped": dict(map_to_cpu(programs[0].module)),
+        }
+        print(f"cuda lane: {facts}")
+        if folder := os.environ.get(FACTS):
+            Path(folder, f"{case.name}.json").write_text(json.dumps(facts))
         return programs[0]
 
     return prepared
@@ -48,11 +64,11 @@ def main() -> None:
 
     stand_in.load()
     from harness.execute import runs, worker
-    from tests.cuda_lane import operators
+    from tests.cuda_lane import operators, tracer
 
     operators.install()
-    runs.trace_step = lambda case, enter: "each device's, when the program is finished"
     runs.finish_program = trace_for_cuda(worker.prepare_program)
+    runs.Stage = tracer.SharedStage  # type: ignore[misc, assignment]
     sys.path.pop(0)
     runpy.run_path(str(ROOT / "harness" / "program" / "start.py"), run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""CUDA on a build of torch for the CPU, as far as tracing goes: fake tensors on cuda:0 to cuda:7.
+"""CUDA without a GPU, as far as tracing goes: fake tensors on cuda:0 to cuda:7, on a build of torch for CPUs or CUDA.
 
 `load` comes before torch is imported, in a process of its own: what it loads cannot be taken back. It builds the
 device guard with the C++ compiler at hand, in some seconds, and keeps it for the next time. Loads no torch itself.
@@ -37,7 +37,10 @@ def load() -> None:
     if problem := why_not():
         raise RuntimeError(problem)
     library = build()
-    ctypes.CDLL(str(_torch_folder() / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+    folder = _torch_folder() / "lib"
+    ctypes.CDLL(str(folder / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+    if (own := folder / "libtorch_cuda.so").exists():  # of two device guards the one that comes last counts
+        ctypes.CDLL(str(own), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cases import CASES, trainers
-from harness.case.select import select
 from tests.cuda_lane import stand_in
-from tests.cuda_lane.run import every_graph_case
+from tests.cuda_lane.run import LANE_FILE
+from tests.cuda_lane.selection import every_graph_case, slice_of, step_of
 
 ROOT = Path(__file__).parents[2]
 LANE = Path(__file__).with_name("run.py")
@@ -48,31 +49,41 @@ def run(script, *arguments, report_dir):
     found = report_dir / "latest" / "report.json"
     assert found.exists(), done.stdout + done.stderr
     [case] = json.loads(found.read_text())["cases"]
-    return case, "".join(file.read_text() for file in (report_dir / "latest").rglob("trace.log"))
+    lane = report_dir / "latest" / LANE_FILE
+    return case, json.loads(lane.read_text())["programs"][0] if lane.exists() else None
 
 
 def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
-    selected = select(list(CASES.values()), every_graph_case())
-    assert {case.name for case in CASES.values()} - {case.name for case in selected} == {
+    assert CASES.keys() - {case.name for case in every_graph_case()} == {
         *("early_accumulation", "chunked_vs_unchunked", "inductor_dense", "inductor_moe", "regional_inductor"),
         *(case.name for case in trainers.CASES),
     }
 
 
+def test_slices_are_all_cases_once_each_and_steps_that_are_alike_stay_together():
+    cases = every_graph_case()
+    slices = [slice_of(cases, f"{index}/10") for index in range(1, 11)]
+    assert [case for part in slices for case in part] == cases and all(slices)
+    changes = sum(step_of(a) != step_of(b) for a, b in itertools.pairwise(cases))
+    assert changes + 1 == len({step_of(case) for case in cases}) < len(cases) / 2
+    with pytest.raises(SystemExit, match="1 <= i <= n, not 3/2"):
+        slice_of(cases, "3/2")
+
+
 def test_a_case_traced_for_two_gpus_is_one_code_and_equal_to_eager(case_file, tmp_path):
-    case, log = run([LANE], "--devices", "0,7", "--case", case_file, report_dir=tmp_path)
+    case, program = run([LANE], "--devices", "0,7", "--case", case_file, report_dir=tmp_path)
     assert (case["verdict"], case["error"]) == ("EQUAL", None)
     assert sum(case["mismatched"].values()) == 0 < sum(case["compared"].values())
-    assert "2 devices, mapped" in log
-    assert "'aten._scaled_dot_product_flash_attention_backward.default': 2" in log
-    assert "'device': " in log
+    assert (program["traced for"], program["rewritten for"]) == (2, 2)
+    assert program["mapped"]["aten._scaled_dot_product_flash_attention_backward.default"] == 2
+    assert program["mapped"]["device"] > 0 < program["nodes"]
 
 
 @pytest.mark.slow
 def test_the_code_is_one_for_all_eight_gpus(case_file, tmp_path):
-    case, log = run([LANE], "--devices", EIGHT, "--case", case_file, report_dir=tmp_path)
+    case, program = run([LANE], "--devices", EIGHT, "--case", case_file, report_dir=tmp_path)
     assert (case["verdict"], case["error"]) == ("EQUAL", None)
-    assert "8 devices, mapped" in log
+    assert (program["traced for"], program["rewritten for"]) == (8, 2)
 
 
 @pytest.mark.slow

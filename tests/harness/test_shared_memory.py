@@ -4,13 +4,14 @@ import itertools
 import json
 import os
 import platform
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from harness import shared_memory
-from harness.shared_memory import BULK_BYTES, INLINE_BYTES, INLINE_SLOTS, SharedMemory, is_supported
+from harness.shared_memory import BULK_BYTES, INLINE_BYTES, INLINE_SLOTS, Board, SharedMemory, is_supported
 
 pytestmark = pytest.mark.ranks
 
@@ -192,3 +193,15 @@ def test_where_loads_are_not_in_order_a_barrier_follows_every_wait(monkeypatch):
     memory._fence()
     assert bytes(memory.map[:4096]) == before, "it adds nothing"
     assert shared_memory.is_supported()
+
+
+def test_a_board_has_each_ranks_last_line_after_the_rank_was_killed():
+    board = Board(3)
+    for rank, lines in enumerate((["first", "last"], ["x" * 1000])):
+        if (pid := os.fork()) == 0:
+            for line in lines:
+                board.write(rank, line)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert [board.read(rank) for rank in range(3)] == ["last", "x" * 255, ""]
+    board.close()

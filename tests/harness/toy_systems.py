@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -317,6 +318,38 @@ class Leaving(Misbehaving):
         os._exit(0)
 
 
+class Garbling(Misbehaving):
+    """Writes into every descriptor that it finds."""
+
+    def deed(self) -> None:
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(fd, b"\xff{garbage}\n")
+
+
+class Tampering(Misbehaving):
+    """Removes what another system recorded."""
+
+    def deed(self) -> None:
+        for file in Path(os.environ["TOY_VICTIM"]).iterdir():
+            file.unlink(missing_ok=True)
+
+
+class Escaping(Misbehaving):
+    """Starts what leaves its process group and its session."""
+
+    def deed(self) -> None:
+        subprocess.Popen(["sleep", "3600"], start_new_session=True)
+
+
+class Escaped(Escaping):
+    """Hangs after that."""
+
+    def deed(self) -> None:
+        super().deed()
+        hang_here()
+
+
 class Hanging(Misbehaving):
     def deed(self) -> None:
         hang_here()
@@ -342,6 +375,7 @@ class Spawning(Misbehaving):
 
 
 raising, killed, leaving, hanging, host_killer, spawning = Raising, Killed, Leaving, Hanging, HostKiller, Spawning
+garbling, tampering, escaping, escaped = Garbling, Tampering, Escaping, Escaped
 
 
 class Meeting(Toy):

@@ -106,3 +106,22 @@ def test_an_empty_file_is_too_small(tmp_path: Path) -> None:
     documents, _ = text_source(str(tmp_path / "empty"))
     with pytest.raises(UsageError, match="found: 0 tokens in 0 of 0 documents"):
         TextStream(documents, SMALL, rank=0, world_size=1)
+
+
+def test_rows_of_adversarial_text_have_positions_of_their_own_that_begin_again_with_each_document():
+    documents, digest = text_source("adversarial")
+    assert text_source("adversarial") == (documents, digest) and digest[:16] == "d63705fe8c915636"
+    step = TextStream(documents, Batch(sequences=16, seq_len=64, data="adversarial"), rank=0, world_size=6).step(0)
+    is_start = step.tokens_BS == DOCUMENT_START
+    assert torch.equal(is_start, step.positions_BS == 0)
+    assert is_start.sum() > 8 and int(step.positions_BS.max()) < 512
+    assert len(torch.unique(step.positions_BS, dim=0)) == 16, "no two rows have the same positions"
+    plain = TextStream(documents, Batch(sequences=16, seq_len=64), rank=0, world_size=6).step(0)
+    assert torch.equal(plain.tokens_BS, step.tokens_BS) and len(torch.unique(plain.positions_BS, dim=0)) == 1
+
+
+def test_few_bytes_of_adversarial_text_are_frequent_and_most_are_rare():
+    documents, _ = text_source("adversarial")
+    counts = torch.bincount(torch.tensor([byte for document in documents for byte in document]), minlength=256)
+    assert counts.max() > 20 * counts.float().median() and counts.min() > 0
+    assert {len(document) for document in documents} > {1, 2, 3, 100}

@@ -7,7 +7,7 @@ import torch
 
 from harness.case import Model
 from harness.errors import CaseError
-from reference.init import initial_values, initialize
+from reference.init import initial_values, initialize, spread_biases
 from reference.models import build_model
 
 
@@ -94,3 +94,25 @@ def test_a_model_from_the_meta_device_becomes_the_one_built_in_place() -> None:
     theirs = {**dict(built.named_parameters()), **dict(built.named_buffers())}
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_spread_values_are_the_plain_ones_with_rows_of_seven_sizes():
+    plain = initial_values("layers.0.attention.wq.weight", (14, 4), 0)
+    spread = initial_values("layers.0.attention.wq.weight", (14, 4), 0, spread=True)
+    ratios = (spread / plain)[:, 0].tolist()
+    assert sorted(set(ratios)) == [2.0**k for k in range(-3, 4)] and ratios[:7] == ratios[7:]
+    assert torch.equal(spread, plain * torch.tensor(ratios).unsqueeze(-1))
+
+
+def test_spread_weights_of_norms_and_biases_of_experts_are_no_round_numbers():
+    weight = initial_values("norm.weight", (64,), 0, spread=True)
+    assert 0.5 <= weight.min() < 0.6 and 1.4 < weight.max() <= 1.5
+    bias = initial_values("layers.0.moe.expert_bias", (8,), 0, spread=True)
+    assert 0 < bias.abs().max() <= 0.05 and len(bias.unique()) == 8
+
+
+def test_spread_biases_are_written_where_they_lie():
+    model = build_model(Model(layers=1, dense_layers=0))
+    spread_biases(model, seed=0)
+    [bias] = [buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
+    assert torch.equal(bias, initial_values("layers.0.moe.expert_bias", (8,), 0, spread=True))

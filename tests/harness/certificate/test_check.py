@@ -10,8 +10,8 @@ import torch
 from harness.certificate.calls import RejectedError
 from harness.certificate.check import check
 from harness.certificate.data import Answer
-from harness.certificate.files import read_certificate, write_certificate
-from harness.prove.certify import certificate_of
+from harness.certificate.files import read_certificate
+from harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.prove.graphs import aten, c10d, compare, randn
 
@@ -35,7 +35,9 @@ def parts(w, x):
 
 def whole(w, x):
     y = w * x
-    both = gathered(torch.cat([y.bfloat16().float().view(-1), w.view(-1)])).view(2, -1)
+    narrow = aten._to_copy.default(y, dtype=torch.bfloat16, layout=torch.strided, device=torch.device("cpu"))
+    copied = aten.clone.default(w, memory_format=torch.contiguous_format)
+    both = gathered(torch.cat([narrow.float().view(-1), copied.view(-1)])).view(2, -1)
     ys, ws = aten.split_with_sizes_copy(both, [24, 24], 1)
     loss = (ys.view(8, 6).t() @ ws.view(8, 6)).sum(0)
     w.add_(x * w)

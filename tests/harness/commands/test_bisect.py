@@ -121,6 +121,7 @@ def test_what_the_blamed_pass_did_is_pointed_at(tmp_path: Path) -> None:
 # -- over real ranks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_defect_inside_a_pass_that_comes_with_bitproof_is_named_with_its_call(tmp_path: Path) -> None:
     case = replace(
         transformer_batch,

@@ -65,6 +65,7 @@ def test_a_case_that_fails_in_the_trial_is_named_with_its_error_and_stops_the_ma
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_the_trial_takes_two_small_cases_through_both_systems_also_where_torch_knows_of_a_device(monkeypatch):
     """There the second has an error, should the host have run autograd for the first."""
     monkeypatch.setattr(host_process, "_START", str(HOST_WITH_A_DEVICE))

@@ -11,6 +11,7 @@ from harness.commands.doctor import MAIN_CASES, Torch
 from harness.commands.doctor_gpu import HUNG, KILLED, NAMES, Line, examine_gpus, run_checks, status_of
 from harness.execute import gpu_checks, launch
 from harness.records import CaseResult, Verdict
+from tests.small import small
 
 TWO = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 2)
 
@@ -99,6 +100,28 @@ def test_a_rank_that_is_killed_or_hangs_must_be_named(cases_come_to):
     error = "RankError: graph did not finish: the case ran longer than 60 s\n  found: ranks 0 and 1 at step 1"
     killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=error)[0]
     assert (killed.outcome, hung.outcome) == ("FAIL", "pass")
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("name", "inject", "tell", "outcome", "found"),
+    [
+        (KILLED, "kill-rank:rank=1,step=0", doctor_gpu.tell_killed, "pass", "killed by signal 9 (SIGKILL) at step 0"),
+        (KILLED, "raise:rank=1,step=0", doctor_gpu.tell_killed, "FAIL", "where rank 1 and SIGKILL should be named"),
+        (HUNG, "hang-rank:rank=1,step=1", doctor_gpu.tell_hung, "pass", "ranks 0, 1 at step 1, unfinished"),
+        (HUNG, "kill-rank:rank=1,step=1", doctor_gpu.tell_hung, "FAIL", "and longer than should be named"),
+        ("moe_batch", None, doctor_gpu.tell_main, "FAIL", "EQUAL on 2 ranks, cpu, shared: 0 of "),
+    ],
+)
+def test_ranks_and_cases_are_run_and_told_on_a_cpu_as_they_would_be_on_gpus(
+    tmp_path, name, inject, tell, outcome, found
+):
+    """What is killed and hangs is named there too; a main case passes over NCCL alone."""
+    case = small(CASES["moe_batch"])
+    case = replace(case, parallelism=replace(case.parallelism, world_size=2), steps=2)
+    line = doctor_gpu._try(case, name, inject, 20.0, tmp_path, tell, device="cpu")
+    assert line.outcome == outcome and found in line.found
 
 
 def test_a_case_that_cannot_be_run_has_failed(monkeypatch, tmp_path):

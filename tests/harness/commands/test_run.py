@@ -5,6 +5,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,9 @@ from harness.case import Batch, Case, Chunking, Parallelism
 from harness.commands import run
 from harness.commands.run import Changes, change_case, named_case, run_and_report
 from harness.errors import CaseError, PassError, UsageError
+from harness.execute import ahead
 from harness.options import RunOptions, Stress
-from harness.records import CaseResult, Event, Shard, Verdict
+from harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Shard, Verdict
 from harness.report import json as report_json
 
 pytestmark = pytest.mark.ranks
@@ -284,3 +286,43 @@ def test_a_case_is_found_by_its_whole_name_and_an_unknown_one_is_a_wrong_call():
     with pytest.raises(UsageError) as error:
         named_case([case], "to", Changes())
     assert str(error.value) == "UsageError: no such case\n  expected: toy\n  found: to"
+
+
+def test_with_prove_first_every_case_is_proved_before_any_runs_and_its_proof_is_reported(
+    launch_with, monkeypatch, tmp_path, capsys
+):
+    order: list[str] = []
+
+    def run_cases(cases, options, run_dir, on_event) -> Iterator[CaseResult]:
+        for case in cases:
+            order.append(f"run {case.name}")
+            yield equal(case)
+
+    def prove_ahead(task, log, timeout):
+        for case, verdict in zip(task.cases, (ProofVerdict.PROVED, ProofVerdict.NOT_PROVED), strict=True):
+            order.append(f"prove {case.name}")
+            yield ProofOutcome(verdict=verdict, proved=1, not_proved=int(verdict != "PROVED"), unproved=["loss"])
+
+    launch_with(run_cases)
+    monkeypatch.setattr(ahead, "prove_ahead", prove_ahead)
+    assert run_and_report([FIRST, SECOND], RunOptions(), tmp_path, ["--prove-first"], prove_first=True) == 0
+    assert order == ["prove first", "prove second", "run first", "run second"]
+    assert "first: PROVED: 1 of 1 outputs\nsecond: NOT PROVED: 1 of 2 outputs\n  may differ in: loss\n" in (
+        capsys.readouterr().out
+    )
+    assert [result.proof.verdict for result in only_report(tmp_path).cases] == ["PROVED", "NOT PROVED"]
+
+
+def test_a_proof_of_the_cpus_step_says_nothing_of_another_device(launch_with, monkeypatch, tmp_path):
+    def run_cases(cases, options, run_dir, on_event) -> Iterator[CaseResult]:
+        yield replace(equal(FIRST), device="cuda")
+
+    launch_with(run_cases)
+    outcome = ProofOutcome(verdict=ProofVerdict.PROVED, proved=1)
+    monkeypatch.setattr(ahead, "prove_ahead", lambda task, log, timeout: iter([outcome]))
+    assert run_and_report([FIRST], RunOptions(), tmp_path, prove_first=True) == 0
+    [result] = only_report(tmp_path).cases
+    assert (result.proof.verdict, result.proof.reason) == (
+        "NOT TRIED",
+        "proofs ahead of a run are of the CPU's step, and this case ran on cuda",
+    )

@@ -208,6 +208,18 @@ def test_other_bits_in_the_same_environment_have_drifted(held):
     assert (entry.reference_bits, entry.candidate_bits) == ("0x3f80", "0x3f81"), "the baseline comes first"
 
 
+def test_where_bits_drifted_the_code_that_did_is_named_the_generated_one_too(held, baselines):
+    vouch(only(baselines), graph={"code_hash": "one", "generated_hash": "a", "passes": []})
+    found = held(at(GRAD, flip_lowest_bit), graph={"code_hash": "one", "generated_hash": "b", "passes": []})
+    assert (found.status, found.reasons) == ("DRIFTED", ['graph.generated_hash: "a" in the baseline, "b" here'])
+
+
+def test_other_code_with_the_same_bits_is_no_drift(held, baselines):
+    vouch(only(baselines), graph={"code_hash": "one", "generated_hash": "a", "passes": []})
+    found = held(graph={"code_hash": "one", "generated_hash": "b", "passes": []})
+    assert (found.status, found.reasons) == ("EQUAL", [])
+
+
 def test_another_machine_is_not_comparable_whatever_the_bits(held, baselines):
     for change in (lambda key, tensor: tensor, at(GRAD, flip_lowest_bit)):
         found = held(change, machine=MACHINE | {"cpu": "Model A", "torch": "2.14.0"})

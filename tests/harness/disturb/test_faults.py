@@ -11,7 +11,7 @@ CASE = Case(
 KNOWN = (
     "flip-bit:rank=N,step=N,grad=NAME,[bit=0],[element=0]; kill-rank:rank=N,step=N; "
     "hang-rank:rank=N,step=N; raise:rank=N,step=N; "
-    "sum-order:order=NAME,[step=0]"
+    "sum-order:order=NAME,[step=0]; or a name of the catalogue, which `bitproof faults --list` shows"
 )
 
 
@@ -39,7 +39,10 @@ def test_a_fault_reads_and_writes_its_text(text, fault):
 
 
 def test_an_unknown_fault_is_refused_listing_the_known_ones():
-    assert refusal(parse_fault, "flip:rank=1") == f"UsageError: unknown fault 'flip'\n  expected: {KNOWN}"
+    assert (
+        refusal(parse_fault, "flip:rank=1")
+        == f"UsageError: unknown fault 'flip'\n  expected: {KNOWN}\n  fix: did you mean flip-bit?"
+    )
 
 
 @pytest.mark.parametrize("item", ["when=1", "rank", "rank=", "rank=1"])

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from cases import bucketing
+from cases import CASES, bucketing, shapes
+from harness.commands.doctor import MAIN_CASES
 from harness.disturb.faults import SUM_ORDERS
 from harness.execute.launch import run_cases
 from harness.options import RunOptions
 
 pytestmark = pytest.mark.ranks
+
+SEEING = (*bucketing.SEE_ORDER, *(case for case in shapes.CASES if case.name.endswith(("float32", "bf16_reduce"))))
 
 
 def small(case):
@@ -41,8 +44,27 @@ def test_of_two_ranks_there_is_one_order_and_the_fault_says_so(tmp_path):
     assert result.verdict == "ERROR" and "fault sum-order:order=descending,step=0 never fired" in result.error
 
 
+def verdicts(cases, folder, order):
+    """Of each case by name its verdict, and the operator that is blamed, None for none."""
+    options = RunOptions(device="cpu", control="never", inject=order and f"sum-order:order={order}")
+    found = {}
+    for result in run_cases(cases, options, folder):
+        first = result.first_divergence
+        found[result.case.name] = (result.verdict.value, first and first.call and first.call.operator)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [None, *SUM_ORDERS])
-@pytest.mark.parametrize("case", bucketing.SEE_ORDER, ids=lambda case: case.name)
-def test_every_case_that_is_there_to_see_the_order_of_sums_sees_each(tmp_path, case, order):
-    assert run(small(case), tmp_path, order).verdict == ("EQUAL" if order is None else "DIFFERENT")
+def test_every_case_that_is_there_to_see_the_order_of_sums_sees_each_and_blame_names_the_collective(tmp_path, order):
+    expected = ("DIFFERENT", "reduce_scatter_tensor") if order else ("EQUAL", None)
+    found = verdicts([small(case) for case in SEEING], tmp_path, order)
+    assert found == {case.name: expected for case in SEEING}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", SUM_ORDERS)
+@pytest.mark.parametrize("name", MAIN_CASES)
+def test_a_main_case_sees_each_order_in_its_first_step_and_blame_names_the_collective(tmp_path, name, order):
+    found = verdicts([replace(CASES[name], steps=1)], tmp_path, order)
+    assert found == {name: ("DIFFERENT", "reduce_scatter_tensor")}

@@ -11,6 +11,7 @@ from harness.execute import gpu_checks
 from harness.execute.gpu_checks import ALONE, TOGETHER, Found, Setting, check_attention, check_digests, sizes
 from harness.machine.determinism import set_determinism
 from reference.parallel import collectives, device_order_group, mesh
+from reference.parallel.other_order_group import OtherOrderGroup
 
 CPU = Setting(device="cpu", ranks=3, max_bytes=2**14)
 
@@ -101,6 +102,18 @@ def test_sums_in_another_order_than_that_of_ranks_fail(monkeypatch):
     )
     found = found_by("sums in rank order")
     assert not found.is_ok and "not in rank order" in found.found
+
+
+@pytest.mark.ranks
+def test_native_sums_fail_where_their_order_depends_on_the_place_in_a_message(monkeypatch):
+    """As a ring's does: what is fused lies elsewhere than what is summed apart."""
+
+    def ring(group):
+        return OtherOrderGroup(group, "position", lambda: True, lambda: None)
+
+    monkeypatch.setattr(mesh, "RankOrderGroup", ring)
+    found = found_by("native sums")
+    assert not found.is_ok and "fused is not apart" in found.found and "not in rank order" not in found.found
 
 
 @pytest.mark.ranks

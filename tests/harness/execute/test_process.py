@@ -21,6 +21,24 @@ def test_private_descriptors_are_closed_once_and_others_stay_open(tmp_path) -> N
     os.close(other)
 
 
+def test_of_a_log_that_grows_too_long_its_beginning_and_end_stay_and_its_writer_goes_on(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(process, "MAX_LOG_BYTES", 40)
+    monkeypatch.setattr(process, "KEPT_LOG_BYTES", 5)
+    log = tmp_path / "rank0.log"
+    process.keep_short(log)  # is not there yet
+    process._point(fd := os.open(os.devnull, os.O_WRONLY), log, adds=False)
+    os.write(fd, b"first" + b"x" * 30 + b"right")
+    process.keep_short(log)
+    assert log.stat().st_size == 40
+    os.write(fd, b"more")
+    process.keep_short(log)
+    os.write(fd, b" and more")
+    os.close(fd)
+    assert log.read_bytes() == (
+        b"first\n... the middle of this log is left out: it had grown too long ...\ntmore and more"
+    )
+
+
 def test_a_rank_keeps_to_one_core_only_where_ranks_outnumber_cores(monkeypatch) -> None:
     asked: list[set[int]] = []
     monkeypatch.setattr(process.sys, "platform", "linux")

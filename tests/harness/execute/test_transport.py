@@ -108,6 +108,7 @@ def test_a_pass_is_found_on_torchruns_ranks(tmp_path: Path) -> None:
     assert done.out[1] == done.err[1] == ""
 
 
+@pytest.mark.slow
 def test_a_first_difference_is_localized_on_torchruns_ranks(tmp_path: Path) -> None:
     systems = ("--reference", f"{TOYS}steady", "--candidate", f"{TOYS}one_bit_off")
     done = torchrun(

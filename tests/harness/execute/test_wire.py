@@ -98,5 +98,14 @@ def test_a_message_of_another_kind_is_refused() -> None:
 
 
 def test_a_field_that_no_message_has_is_refused() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="no message of ours"):
         wire.read(json.dumps({"kind": "StepBegan", "step": 1, "more": 2}), StepBegan)
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff{", b"[1]", b"{}", b"12", b"[" * 100_000], ids=["bytes", "list", "nothing", "number", "deep"]
+)
+def test_what_is_no_message_is_refused_with_its_beginning(line):
+    with pytest.raises(ValueError, match="no message of ours: b'") as refusal:
+        wire.read(line, StepBegan, Done)
+    assert len(str(refusal.value)) < 150

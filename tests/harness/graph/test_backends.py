@@ -74,6 +74,13 @@ def test_a_compiled_step_repeats_itself_bit_for_bit(joint, compiled):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
+def test_what_was_generated_has_one_hash_however_often_and_another_for_another_graph(graph, compiled, gathering):
+    again, other = compile_for(graph, "inductor", {}), compile_for(gathering, "inductor", {"somebody": 2})
+    hashes = [step.facts["generated_hash"] for step in (compiled, again, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 def test_other_split_sizes_need_no_other_code(joint, graph, compiled):
     model = make_model()
     model.layers[0].counts.copy_(torch.tensor([24, 0]))
@@ -182,7 +189,9 @@ def test_a_marked_region_is_compiled_and_the_rest_runs_as_it_is():
     graph = chunked(joint, None)
     before = graph.code
     step = compile_for(graph, "regional_inductor", {}, region_of)
-    assert step.facts == {"backend": "regional_inductor", "regions_compiled": 1, "nodes_compiled": 2}
+    facts = dict(step.facts)
+    assert len(facts.pop("generated_hash")) == 64
+    assert facts == {"backend": "regional_inductor", "regions_compiled": 1, "nodes_compiled": 2}
     left = {operator_name(node) for node in step.step.graph.nodes if node.op == "call_function"}
     assert not left & {"exp", "rsqrt"} and {"mm", "add_"} <= left
     assert graph.code == before

@@ -54,6 +54,7 @@ def mixes(function: Function, dim: str = "seq") -> bool:
 PAIRS: dict[str, tuple[Function, Function]] = {
     "softmax": (lambda x: x.softmax(1), lambda x: x.softmax(-1)),
     "log_softmax": (lambda x: x.log_softmax(1), lambda x: x.log_softmax(-1)),
+    "_safe_softmax": (lambda x: aten._safe_softmax(x, 1), lambda x: aten._safe_softmax(x, -1)),
     "cumsum": (lambda x: x.cumsum(1), lambda x: x.cumsum(2)),
     "cumprod": (lambda x: x.cumprod(1), lambda x: x.cumprod(0)),
     "cummax": (lambda x: x.cummax(1).values, lambda x: x.cummax(0).values),

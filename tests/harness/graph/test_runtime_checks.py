@@ -199,6 +199,7 @@ def test_a_check_outside_of_chunked_modules_is_asked_once_of_the_whole() -> None
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_compiled_step_raises_too() -> None:
     model = layers(at_most_two_positive)
     joint = trace(model)

@@ -63,6 +63,20 @@ def test_the_table_tells_what_changed_and_what_its_columns_mean(runs, tmp_path, 
     ]
 
 
+def test_two_results_of_one_commit_in_one_environment_are_told_as_flaky_with_both_runs(tmp_path, capsys):
+    environment = ENVIRONMENT | {"commit": "c0ffee"}
+    for day, verdict in enumerate(("EQUAL", "DIFFERENT", "EQUAL"), 1):
+        results = [result(case("near"), verdict), result(case("far"))]
+        write_report(tmp_path / "runs", results, run_id=f"2026010{day}T030405Z-abcdef", environment=environment)
+    main(["history", "add", *map(str, sorted((tmp_path / "runs").iterdir())), "--db", str(tmp_path / "db")])
+    assert main(["history", "show", "--db", str(tmp_path / "db")]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FLAKY")]
+    assert told == [
+        "FLAKY near: DIFFERENT in 20260102T030405Z-abcdef and EQUAL in 20260103T030405Z-abcdef, "
+        "of one commit, machine and versions"
+    ]
+
+
 def test_json_has_every_figure(runs, tmp_path, capsys):
     db = str(tmp_path / "db")
     main(["history", "add", *runs, "--db", db])
@@ -84,6 +98,7 @@ def test_json_has_every_figure(runs, tmp_path, capsys):
             "nights": 3,
             "as_expected": pytest.approx(2 / 3),
             "flake_rate": 1,
+            "flaky": None,
             "unsure": 0,
             "since": "20260103T030405Z-abcdef",
             "seconds": 15.0,

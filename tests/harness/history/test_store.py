@@ -280,6 +280,15 @@ def test_values_that_no_run_has_are_refused(tmp_path, db, statement):
     assert refusal(db).startswith(f"RecordingError: a night of the history is damaged\n  found: '{run_id(1)}': ")
 
 
+@pytest.mark.parametrize("text", [b"exit_status INTEGER", b"toys"], ids=["schema", "value"])
+def test_text_that_is_none_is_refused(tmp_path, db, text):
+    add_runs(db, [night(tmp_path, 1)])
+    content = db.read_bytes()
+    assert text in content
+    db.write_bytes(content.replace(text, b"\x9a" + text[1:]))
+    assert refusal(db).startswith("RecordingError: the history cannot be used\n  found: ")
+
+
 def test_a_damaged_page_is_refused(tmp_path, db):
     add_runs(db, [night(tmp_path, 1, *[result(case(f"case_{index}")) for index in range(200)])])
     content = bytearray(db.read_bytes())

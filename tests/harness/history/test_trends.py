@@ -52,6 +52,32 @@ def test_flakes_are_turns_from_one_night_to_the_next(verdicts, flakes, good, uns
     assert len(found.outcomes) == sum(verdict is not None for verdict in verdicts)
 
 
+HERE = {"commit": "c0ffee", "torch": "2.13.0"}
+
+
+@pytest.mark.parametrize(
+    ("environments", "flaky"),
+    [
+        ([HERE, HERE, HERE], [2, 3]),
+        ([HERE, HERE | {"torch": "2.14.1"}, HERE], None),
+        ([HERE, HERE | {"commit": "f00"}, HERE], None),
+        ([{}, {}, {}], None),
+        ([HERE, HERE, HERE | {"commit": "f00"}], [1, 2]),
+    ],
+    ids=["same", "other torch", "other commit", "no commit", "later"],
+)
+def test_two_results_of_one_commit_in_one_environment_are_flaky_whatever_comes_later(environments, flaky):
+    columns = [[outcome("a", verdict)] for verdict in ("EQUAL", "DIFFERENT", "EQUAL")]
+    [found] = trends_of(nights(*columns, environments=environments))
+    assert (found.flaky and [night.time.day for night in found.flaky]) == flaky
+
+
+def test_the_newest_two_results_are_told():
+    columns = [[outcome("a", verdict)] for verdict in ("EQUAL", "DIFFERENT", "DIFFERENT", "EQUAL", "EQUAL")]
+    [found] = trends_of(nights(*columns, environments=[HERE] * 5))
+    assert [night.time.day for night in found.flaky] == [3, 4]
+
+
 def test_a_difference_in_other_kinds_than_expected_is_a_turn():
     columns = [[outcome("a", "DIFFERENT", as_expected=good)] for good in (True, False, False)]
     [found] = trends_of(nights(*columns))

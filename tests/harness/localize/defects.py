@@ -107,11 +107,11 @@ def rows_arrive_in_reverse_on_one_rank(module: GraphModule) -> None:
 
 
 def reduced_gradient_rounded(module: GraphModule) -> None:
-    insert(find(module, "wait_tensor", "layers.2.attention.wo", "backward", chunk=0), rounded)
+    insert(find(module, "wait_tensor", "layers.1.attention.wo", "backward", chunk=0), rounded)
 
 
 def weights_of_experts_rounded(module: GraphModule) -> None:
-    insert(find(module, "gather", "layers.2.moe.router", chunk=1), rounded)
+    insert(find(module, "gather", "layers.1.moe.router", chunk=1), rounded)
 
 
 def backward_reads_the_other_chunk(module: GraphModule) -> None:
@@ -138,12 +138,12 @@ EXPERTS, FORWARD, BACKWARD = "layers.1.moe.experts", "forward", "backward"
 DEFECTS = [
     Defect("other_activation", other_activation, EXPERTS, FORWARD, ("relu",)),
     Defect("other_epsilon", other_epsilon, "layers.0.ffn_norm", FORWARD, ("add",)),
-    Defect("chunks_joined_in_reverse", chunks_joined_in_reverse, "layers.2", FORWARD, ("cat",)),
+    Defect("chunks_joined_in_reverse", chunks_joined_in_reverse, "layers.1", FORWARD, ("cat",)),
     Defect("second_half_is_the_first", second_half_is_the_first, "layers.0", FORWARD, ("split",)),
     Defect("chunk_1_counts_no_tokens", chunk_1_counts_no_tokens, "layers.1.moe", FORWARD, ("add_",)),
     Defect("rows_arrive_in_reverse_on_one_rank", rows_arrive_in_reverse_on_one_rank, EXPERTS, FORWARD, ("flip",)),
-    Defect("reduced_gradient_rounded", reduced_gradient_rounded, "layers.2.attention.wo", BACKWARD, ("_to_copy",)),
-    Defect("weights_of_experts_rounded", weights_of_experts_rounded, "layers.2.moe.router", FORWARD, ("_to_copy",)),
+    Defect("reduced_gradient_rounded", reduced_gradient_rounded, "layers.1.attention.wo", BACKWARD, ("_to_copy",)),
+    Defect("weights_of_experts_rounded", weights_of_experts_rounded, "layers.1.moe.router", FORWARD, ("_to_copy",)),
     Defect(
         "backward_reads_the_other_chunk",
         backward_reads_the_other_chunk,

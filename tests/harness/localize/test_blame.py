@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from harness.localize.blame import Culprit, find_culprit, neighbours_of
+from harness.localize.blame import Culprit, call_of, find_culprit, neighbours_of
 from harness.localize.calls import Call, Place
-from harness.records import Neighbour
+from harness.localize.search import held_as
+from harness.records import Key, Manifest, Neighbour, Record, Recording
 
 FORWARD = Place("layers.0", "forward")
 BACKWARD = Place("layers.0", "backward")
@@ -305,6 +306,17 @@ def test_a_view_that_the_reference_takes_by_another_operator_is_right() -> None:
     assert culprit is not None and culprit.candidate == 2
 
 
+def test_half_of_what_the_reference_splits_is_right_though_it_slices_elsewhere() -> None:
+    split, narrow = call("split x -> a b")._replace(view=True), call("slice w -> v")._replace(view=True)
+    reference = [narrow, split, call("mul a g -> c"), call("mul b g -> d")]
+    halves = [call("slice x -> a")._replace(view=True), call("slice x -> b")._replace(view=True)]
+    culprit = blamed(reference, [narrow, *halves, reference[2], call("mul b h -> D")], "D")
+    assert culprit is not None and (culprit.call.operator, culprit.candidate) == ("mul", 4)
+    wrong = [halves[0], call("slice x -> B")._replace(view=True)]
+    culprit = blamed(reference, [narrow, *wrong, reference[2], call("mul B g -> D")], "D")
+    assert culprit is not None and (culprit.call.operator, culprit.candidate) == ("slice", 2)
+
+
 def test_a_view_that_keeps_the_order_of_elements_is_passed_over_and_one_of_another_dtype_is_not() -> None:
     reference = [view("view z -> y"), call("mm a w -> b")]
     culprit = blamed(reference, [view("view a -> Q"), call("mm Q w -> B")], "B")
@@ -333,3 +345,52 @@ def test_a_call_that_leads_only_to_tensors_that_agree_is_not_blamed() -> None:
     ]
     culprit = blamed(reference, candidate, "S")
     assert culprit is not None and culprit.call.operator == "neg"
+
+
+def recording(**digests: str) -> Recording:
+    """Gradients of step 0 on rank 0, by name."""
+    manifest = Manifest(case={}, system="toy", world_size=1, steps=1)
+    keys = {Key(0, "grad", name, 0): Record(digest, "float32", (2,)) for name, digest in digests.items()}
+    return Recording(manifest, keys)
+
+
+def test_a_gradient_that_was_exchanged_with_another_is_told_by_the_others_name() -> None:
+    reference, candidate = recording(a="1", b="2", c="3"), recording(a="2", b="1", c="4")
+    assert held_as(reference, candidate, Key(0, "grad", "a", 0)) == "grad b"
+    assert held_as(reference, candidate, Key(0, "grad", "c", 0)) is None
+    assert held_as(recording(a="1", b="2", c="2"), candidate, Key(0, "grad", "a", 0)) is None, "two hold the same"
+
+
+def test_numbers_and_words_that_the_partner_was_given_otherwise_are_told() -> None:
+    reference = [call("add a -> b")._replace(scalars=(("alpha", "1"), ("dim", "0")))]
+    candidate = [call("add a -> B")._replace(scalars=(("alpha", "2"), ("dim", "0")))]
+    culprit = blamed(reference, candidate, "B")
+    assert culprit is not None and culprit.arguments == "alpha=2 where the reference has 1"
+    assert call_of(culprit).how == "gives another output from the same inputs, with alpha=2 where the reference has 1"
+    same = blamed(reference, [reference[0]._replace(outputs=("B",))], "B")
+    assert same is not None and call_of(same).how == "gives another output from the same inputs"
+
+
+def test_a_collective_that_nobody_waits_for_is_told_as_such() -> None:
+    reference = [call("all_gather a -> b", collective=True), call("mm b -> c")]
+    launched = call("all_gather a -> b", collective=True)._replace(outputs=())
+    culprit = blamed(reference, [launched, call("mm x -> C")._replace(producers=(0,))], "C")
+    assert culprit is not None and call_of(culprit).how == "is launched, and never waited for"
+
+
+def test_what_reads_a_collective_too_early_is_blamed_on_the_collective_and_not_on_its_absence() -> None:
+    made, launch = call("mul x -> a"), call("all_gather a -> b", collective=True)
+    reference, launched, early = [made, launch, call("mm b -> c")], launch._replace(outputs=()), call("mm U -> C")
+    culprit = blamed(reference, [made, launched, early], "C")
+    assert culprit == Culprit(how="abandons", call=launched, ranks=(0,), candidate=1, reference=1)
+    culprit = blamed(reference, [made, early], "C")
+    assert culprit is not None and (culprit.how, culprit.reference) == ("lacks", 1)
+
+
+def test_a_bucket_of_gathers_is_not_blamed_for_what_a_later_call_computes() -> None:
+    gather = [call("all_gather u -> v", collective=True), call("all_gather w -> x", collective=True)]
+    reference = [*gather, call("mm v y -> a"), call("mul a x -> b")]
+    packed = [call("cat u w -> p"), call("all_gather p -> q", collective=True), call("split q -> r s")]
+    packed += [call("view r -> v"), call("view s -> x")]
+    culprit = blamed(reference, [*packed, call("mm v y -> A"), call("mul A s -> B")], "B")
+    assert culprit is not None and (culprit.call.operator, culprit.how) == ("mm", "computes")

@@ -6,7 +6,15 @@ from harness.errors import RecordingError
 from harness.localize.calls import Call, Place, calls_from_text, calls_to_text
 
 CALLS = [
-    Call(Place("layers.0", "forward", 1), "aten.mm.default", ("a", "b"), ("c",), node="mm", producers=(None, 3)),
+    Call(
+        Place("layers.0", "forward", 1),
+        "aten.mm.default",
+        ("a", "b"),
+        ("c",),
+        node="mm",
+        producers=(None, 3),
+        scalars=(("alpha", "1"),),
+    ),
     Call(Place(None, None), "aten.add_.Tensor", (), ("d",), aliases=("e",), collective=True),
 ]
 

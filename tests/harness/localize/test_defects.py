@@ -22,11 +22,12 @@ from reference.step import Trainer, make_eager
 from tests.harness.localize.defects import BAD_RANK, DEFECTS, EXPERTS, Defect
 from tests.harness.localize.noisy import NOISY_RANK, add_noise
 from tests.ranks import on_ranks
+from tests.small import small
 
 pytestmark = pytest.mark.ranks
 
 CPU = torch.device("cpu")
-CASE = replace(transformer_batch, parallelism=Parallelism(world_size=2))
+CASE = replace(small(transformer_batch, layers=2), parallelism=Parallelism(world_size=2))
 
 NOISE = Defect("noise", add_noise, EXPERTS, "forward", ("sum_in_any_order",))
 NOISY_RUNS = ("noisy", "noisy again")

@@ -18,7 +18,7 @@ from tests.harness.localize.defects import EXPERTS
 from tests.harness.localize.noisy import NOISY_RANK
 from tests.small import small
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 NOISY = "tests.harness.localize.noisy"
 

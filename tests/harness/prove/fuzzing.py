@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule
 
 from harness.errors import BitproofError
@@ -14,10 +15,10 @@ from harness.prove.answers import OutputAnswer, prove_graphs
 from harness.prove.evaluate import run_graph, same_bits
 from harness.prove.export import export_graph
 from tests.harness.prove.graphs import GROUPS, trace
-from tests.harness.prove.mutants import Mutation, inputs, mutate, step
+from tests.harness.prove.mutants import STEPS, Mutation, copied, inputs, mutate
 
 NAMES = ["parameter w", "parameter v", "buffer counts", "input x"]
-OUTPUTS = ["loss", "total", "grad", "product", "joined"]
+OUTPUTS = ["first", "second"]
 PARTITIONS = {name: group.partition for name, group in GROUPS.groups.items()}
 
 
@@ -33,9 +34,19 @@ class Outcome:
 
 
 class Fuzzer:
-    """Mutants of one small step, each against the step itself."""
+    """Mutants of small steps, each against its step itself."""
 
     def __init__(self) -> None:
+        self.subjects = [Subject(step) for step in STEPS]
+
+    def try_one(self, chance: random.Random) -> Outcome:
+        return chance.choice(self.subjects).try_one(chance)
+
+
+class Subject:
+    """One small step, and mutants of it."""
+
+    def __init__(self, step: Callable[..., list[Tensor]]) -> None:
         self.inputs = [inputs(seed) for seed in (0, 1)]
         self.module = trace(step, [x.clone() for x in self.inputs[0][0]])
         self.graph = self._export(self.module)
@@ -73,7 +84,7 @@ class Fuzzer:
         )
 
     def applies(self, mutation: Mutation, chance: random.Random, name: str) -> bool:
-        mutant = copy.deepcopy(self.module)
+        mutant = copied(self.module)
         [node] = [node for node in mutant.graph.nodes if node.name == name]
         return mutation(mutant, chance, node)
 

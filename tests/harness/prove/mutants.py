@@ -5,7 +5,6 @@ Each mutation takes a copy of a graph, a random number generator and a call, and
 
 from __future__ import annotations
 
-import copy
 import operator
 import random
 from collections.abc import Callable
@@ -13,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
+from harness.torch_compat import LazyGraphModule
 from tests.harness.prove.graphs import aten, c10d
 
 Mutation = Callable[[GraphModule, random.Random, Node], bool]
@@ -26,12 +26,17 @@ def mutate(module: GraphModule, chance: random.Random) -> tuple[str, GraphModule
     """A copy of a graph with one change, and its kind."""
     while True:
         name = chance.choice(sorted(MUTATIONS))
-        mutant = copy.deepcopy(module)
+        mutant = copied(module)
         calls = [node for node in mutant.graph.nodes if node.op == "call_function"]
         if MUTATIONS[name](mutant, chance, chance.choice(calls)):
-            mutant.graph.lint()
-            mutant.recompile()
             return name, mutant
+
+
+def copied(module: GraphModule) -> GraphModule:
+    """The same calls, without code: mutants are interpreted, and most attempts change nothing."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return LazyGraphModule(module, graph)
 
 
 def _value(node: Any) -> Tensor | None:
@@ -240,10 +245,10 @@ def change_a_group(module: GraphModule, chance: random.Random, node: Node) -> bo
 
 def repeat(module: GraphModule, chance: random.Random, node: Node) -> bool:
     """A reader gets a call of its own."""
-    if _is_launch(node) or node.target is c10d.wait_tensor.default or str(node.target).split(".")[1].endswith("_"):
+    if _is_launch(node) or node.target in (c10d.wait_tensor.default, operator.getitem):
         return False
     users = list(node.users)
-    if not users or node.target is operator.getitem:
+    if not users or str(node.target).split(".")[1].endswith("_"):
         return False
     with module.graph.inserting_after(node):
         again = module.graph.call_function(node.target, node.args, node.kwargs)
@@ -275,26 +280,46 @@ MUTATIONS: dict[str, Mutation] = {
 }
 
 
-# -- a step to mutate ---------------------------------------------------------------------------------
+# -- steps to mutate ----------------------------------------------------------------------------------
+# Three small ones, for what a mutant costs grows with its calls. Together they have what real steps have: gathers,
+# reductions, a buffer, halves, casts, gradients that add.
 
 
-def step(w: Tensor, v: Tensor, counts: Tensor, x: Tensor) -> list[Tensor]:
-    """A small chunked step with what real ones have: gathers, reductions, a buffer, halves, gradients that add."""
-    gathered = c10d.wait_tensor(c10d.all_gather_into_tensor(w.bfloat16(), 2, "pairs")).float()  # (8, 6)
+def _gathered(w: Tensor) -> Tensor:
+    return c10d.wait_tensor(c10d.all_gather_into_tensor(w.bfloat16(), 2, "pairs")).float()  # (8, 6)
+
+
+def chunks(w: Tensor, v: Tensor, counts: Tensor, x: Tensor) -> list[Tensor]:
+    """A forward in halves, which a buffer counts."""
+    weight = _gathered(w)
     halves = []
     for part in torch.split(x, [4, 4]):
-        rows = part.contiguous()
-        norm = rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
-        hidden = torch.nn.functional.silu(norm @ gathered.t())  # (4, 8)
+        norm = part * (part.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+        hidden = torch.nn.functional.silu(norm @ weight.t())  # (4, 8)
         counts.add_(hidden.sum(0) * 0.5)
         halves.append(hidden @ v)
     joined = torch.cat(halves) + x
-    loss = (joined * joined).sum()
-    grads = [(h.t() @ h).reshape(-1)[:24].view(4, 6) for h in (joined[:4], joined[4:])]
+    return [(joined * joined).sum(), joined.view(4, 12) + v.reshape(4, 12)]
+
+
+def gradients(w: Tensor, v: Tensor, counts: Tensor, x: Tensor) -> list[Tensor]:
+    """Gradients of halves, each reduced, and added."""
+    grads = [(h.t() @ h).reshape(-1)[:24].view(4, 6) for h in (x[:4] + v[:4], x[4:] * v[4:])]
     reduced = [c10d.wait_tensor(c10d.reduce_scatter_tensor(g.clone(), "sum", 2, "pairs")) for g in grads]
-    total = (reduced[0] + reduced[1]) + w[:2] * v[:2]
-    product = joined.exp()[:, :4] - joined[:, 2:] * 1.5
-    return [loss, total, reduced[0] * 2.0 + w[2:], product.t() @ v, joined.view(4, 12) + v.reshape(4, 12)]
+    counts.mul_((x * v).sum(1))
+    return [(reduced[0] + reduced[1]) + w[:2] * v[:2], reduced[0] * 2.0 + w[2:]]
+
+
+def products(w: Tensor, v: Tensor, counts: Tensor, x: Tensor) -> list[Tensor]:
+    """Elementwise operators, slices and products of what was gathered."""
+    weight = _gathered(w)
+    joined = torch.cat([x[:4] * weight[:4], x[4:] * weight[4:]])
+    product = joined.exp()[:, :4] - (joined[:, 2:] + v[:, :4]) * 1.5
+    counts.add_((joined - v).float().sum(1))
+    return [product.t() @ v, (joined + v).bfloat16().float().t() @ weight]
+
+
+STEPS = (chunks, gradients, products)
 
 
 def inputs(seed: int, ranks: int = 4) -> list[list[Tensor]]:

@@ -13,8 +13,14 @@ def fuzzer():
     return Fuzzer()
 
 
-def test_the_graph_itself_is_proved(fuzzer):
-    assert {answer.verdict for answer in fuzzer.prove(fuzzer.module)} == {"PROVED"}
+def test_each_step_itself_is_proved(fuzzer):
+    for subject in fuzzer.subjects:
+        answers = subject.prove(subject.module)
+        assert [(answer.output, answer.verdict) for answer in answers] == [
+            ("first", "PROVED"),
+            ("second", "PROVED"),
+            ("written buffer counts", "PROVED"),
+        ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -27,6 +33,11 @@ def test_what_is_proved_of_a_mutant_has_equal_bits(fuzzer, seed):
 
 def test_every_mutation_applies_somewhere(fuzzer):
     chance = random.Random(0)
-    calls = [node.name for node in fuzzer.module.graph.nodes if node.op == "call_function"]
+    calls = [
+        (subject, node.name)
+        for subject in fuzzer.subjects
+        for node in subject.module.graph.nodes
+        if node.op == "call_function"
+    ]
     for name, mutation in MUTATIONS.items():
-        assert any(fuzzer.applies(mutation, chance, call) for call in calls), name
+        assert any(subject.applies(mutation, chance, call) for subject, call in calls), name

@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 
 from cases import CASES
-from harness.case import Parallelism
+from harness.case import Parallelism, Precision
 from harness.graph.options import GraphOptions
 from harness.prove import prove
+from harness.prove.answers import prove_graphs
 from harness.prove.assumptions import ALWAYS, BUCKETS, COLLECTIVES, GROUPED, assumptions_of
 from harness.prove.prove import NOT_TRIED, prove_case
+from harness.prove.rules import RULES
+from tests.harness.prove.test_rules import REAL, REGROUPING
 
 pytestmark = pytest.mark.traces
 
@@ -39,6 +42,15 @@ def test_every_output_is_proved(name):
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer_batch", "moe_batch", "moe_seq"])
+@pytest.mark.parametrize("world_size", [4, 8, 16, 32, 64])
+def test_every_output_is_proved_on_any_number_of_ranks(name, world_size):
+    case = replace(small(name), parallelism=Parallelism(world_size=world_size, ep=2))
+    found = prove_case(case, evaluate=False)
+    assert (found.verdict, found.proof.count("PROVED")) == ("PROVED", 19)
+
+
 def test_terms_are_computed_and_one_with_other_bits_than_the_graphs_is_refused_loudly(monkeypatch):
     own = prove.same_bits
     monkeypatch.setattr(prove, "same_bits", lambda x, y: own(x, y) and x.dim() > 0)  # the loss is a scalar
@@ -65,6 +77,20 @@ def test_early_accumulation_is_not_proved_and_the_moved_additions_are_shown():
     assert (late.operator, late.shape, late.module) == ("aten.add.Tensor", ("32", "64"), None)
     assert (early.operator, early.shape, early.module) == ("aten.add.Tensor", ("64", "64"), "layers.0.attention.wq")
     assert early.direction == "backward"
+
+
+def test_rules_about_real_numbers_would_prove_early_accumulation():
+    found = proved("early_accumulation")
+    assert (found.verdict, found.proof.count("PROVED")) == ("NOT PROVED", 5)
+    assert prove_graphs(*found.graphs).verdict == "NOT PROVED"
+    assert prove_graphs(*found.graphs, rules=RULES | REAL).verdict == "PROVED"
+
+
+@pytest.mark.slow
+def test_where_nothing_is_cast_regrouped_additions_alone_would_prove_early_accumulation():
+    found = prove_case(small("early_accumulation", precision=Precision(compute="float32")), evaluate=False)
+    assert (found.verdict, found.proof.count("PROVED")) == ("NOT PROVED", 5)
+    assert prove_graphs(*found.graphs, rules=RULES | REGROUPING).verdict == "PROVED"
 
 
 def test_chunks_are_not_proved_against_the_whole_and_operators_on_halves_are_named():

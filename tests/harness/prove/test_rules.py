@@ -190,6 +190,31 @@ def reassociate(table, term):
     return table.make((*operator, tuple(sorted(leaves))))
 
 
+def reassociate_over_ranks(table, term):
+    """The same of the sum over ranks: a reduction of a sum is the sum of reductions."""
+    _, place, operation, ranks = term
+    if table[place][:2] != ("exact", "add"):
+        return None
+    *operator, operands = table[place]
+    return table.make((*operator, tuple(sorted(table.make(("reduce", x, operation, ranks)) for x in operands))))
+
+
+def forget_rounding(table, term):
+    """Unsound, as over the reals: the cast of a sum is the sum of casts."""
+    if term[1] != "cast" or table[term[4][0]][:2] != ("exact", "add"):
+        return None
+    _, _, dtype, device, [place] = term
+    casts = sorted(table.make(("exact", "cast", dtype, device, (x,))) for x in table[place][4])
+    return table.make(("exact", "add", dtype, device, tuple(casts)))
+
+
+REGROUPING = {"exact": [reassociate, *RULES["exact"]], "reduce": [reassociate_over_ranks, *RULES["reduce"]]}
+"""Our rules and one that is not sound, that additions may be regrouped: within a rank, and over ranks."""
+
+REAL = REGROUPING | {"exact": [forget_rounding, *REGROUPING["exact"]]}
+"""The same, where casts do not round either: what a prover over the real numbers has."""
+
+
 def test_a_rule_that_regroups_sums_would_prove_what_is_not_equal():
     unsound = RULES | {"exact": [reassociate, *RULES["exact"]]}
     steps = (lambda w, x, y: (w + x) + y, lambda w, x, y: w + (x + y))

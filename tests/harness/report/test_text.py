@@ -69,3 +69,11 @@ def test_an_expected_difference_is_told_with_its_bound_and_held_to_it(make_resul
     ):
         result.closeness = closeness
         assert not result.as_expected
+
+
+def test_a_tensor_that_is_another_one_of_the_references_is_told_with_and_without_a_call_to_blame(localized):
+    first = replace(localized.first_divergence, holds="grad b")
+    told = "the tensor holds what the reference has as grad b"
+    assert text.blame(first) == f"{text.blame(localized.first_divergence)}; {told}"
+    assert text.blame(replace(first, call=None)) == told
+    assert text.blame(replace(first, call=None, holds=None)) == ""

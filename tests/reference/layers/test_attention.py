@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from harness.case import Chunking
 from harness.errors import CaseError
 from reference.chunking import chunk_modules
+from reference.layers import attention
 from reference.layers.attention import LatentAttention, LatentAttentionConfig, attend
 from reference.layers.document_mask import document_mask
 from reference.layers.rope import RopeConfig, Yarn
@@ -164,3 +165,13 @@ def test_attend_refuses_a_mask_of_another_type() -> None:
         "  expected: a BlockMask, or None, which means causal attention\n"
         "  found: Tensor"
     )
+
+
+def test_compiled_kernels_get_every_option_that_torchs_own_call_gives_them():
+    """Without PRESCALE_QK, for one, no kernel compiles. BACKEND may be left out."""
+    from torch.nn.attention import flex_attention
+
+    x = torch.ones(1, 1, 1, 1)
+    own = flex_attention._apply_kernel_options(x, x, x, True, None)
+    own.pop("BACKEND", None)
+    assert own.items() <= attention._KERNEL_OPTIONS.items()

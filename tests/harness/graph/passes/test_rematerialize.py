@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from torch.nn.functional import dropout
 from harness.graph.activations import TAG_KEY, is_backward
 from harness.graph.origin import RECOMPUTED_KEY
 from harness.graph.passes.rematerialize import rematerialize
+from harness.graph.trace import JointGraph
 from harness.graph.writer import CHUNK_KEY
+from harness.records import PassReport
 from tests.harness.graph.graphs import (
     Applied,
     D,
@@ -146,12 +149,28 @@ def test_two_blocks_keep_their_bits(policy: str) -> None:
     assert all(torch.equal(bits(x), bits(y)) for x, y in zip(before, after, strict=True))
 
 
+class Blocks(NamedTuple):
+    """A model of three blocks, its batch, its step as traced, and the step after all passes."""
+
+    model: Layers
+    x: Tensor
+    joint: JointGraph
+    module: GraphModule
+    reports: list[PassReport]
+
+
+@functools.cache
+def three_blocks(policy: str, modules: str | None, dim: str) -> Blocks:
+    """Made once for all tests that only read them. Passes change what they are given: each has a trace of its own."""
+    model, x = Layers(Block(), Block(), Block()), batch()
+    joint = trace(model, x, dim=("batch", "seq").index(dim))
+    return Blocks(model, x, joint, *with_policy(joint, policy, modules, dim))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("modules", "dim"), CHUNKINGS)
 def test_blocks_of_attention_and_experts_keep_eagers_bits(policy: str, modules: str | None, dim: str) -> None:
-    model, x = Layers(Block(), Block(), Block()), batch()
-    joint = trace(model, x, dim=("batch", "seq").index(dim))
-    module, reports = with_policy(joint, policy, modules, dim)
+    model, x, joint, module, reports = three_blocks(policy, modules, dim)
     assert {report.name: report.facts for report in reports}["rematerialize"]["recomputed_nodes"] > 30
     assert not differing(run_graph(module, joint, model, x), run_eager(model, x, modules, dim))
 
@@ -191,9 +210,7 @@ def of_original(node: Node) -> str:
 def test_every_recomputed_value_and_each_of_its_inputs_has_the_originals_bits_and_strides(
     policy: str, modules: str | None, dim: str
 ) -> None:
-    model, x = Layers(Block(), Block(), Block()), batch()
-    joint = trace(model, x, dim=("batch", "seq").index(dim))
-    module, _ = with_policy(joint, policy, modules, dim)
+    model, x, joint, module, _ = three_blocks(policy, modules, dim)
     values = Values(module)
     state = {name: value.detach().clone() for name, value in model.state_dict(keep_vars=True).items()}
     with torch.no_grad():

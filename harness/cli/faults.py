@@ -1,0 +1,82 @@
+"""`bitproof faults`: which faults are caught, and are they found where they struck?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.case.case_file import read_case
+from harness.cli.app import Expression, app, selected_cases
+from harness.cli.options import (
+    Candidate,
+    Collectives,
+    Device,
+    MeetingIn,
+    OnDevice,
+    Reference,
+    ReportDir,
+    WorldSize,
+    check_seconds,
+    make_changes,
+)
+from harness.commands.run import change_case, replay_options
+
+DEFAULT_CASES = (
+    "moe_seq",
+    "transformer_batch",
+    "experts_seq_sight",
+    "blocks_batch_sight",
+    "blocks_batch_offload",
+    "blocks_batch_bucketed_float32",
+)
+"""Where nothing is selected: each fault goes into the first of them that should see it."""
+
+
+@app.command("faults")
+def faults_command(
+    expression: Expression = None,
+    case_file: Annotated[
+        Path | None, typer.Option("--case", metavar="FILE", help="The case in this JSON file, instead of -k.")
+    ] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault, or this family. Repeatable.")
+    ] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="Show the catalogue, and run nothing.")] = False,
+    candidate: Candidate = None,
+    reference: Reference = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that each run takes.")] = 2,
+    world_size: WorldSize = None,
+    device: OnDevice = Device.AUTO,
+    collectives: MeetingIn = Collectives.AUTO,
+    report_dir: ReportDir = Path("reports"),
+    timeout: Annotated[
+        float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a fault.")
+    ] = 120.0,
+) -> None:
+    """Put every fault of the catalogue into cases: which are caught, and are they found where they struck?"""
+    from harness.commands.faults import choose, faults, list_faults
+    from harness.errors import UsageError
+    from harness.options import RunOptions
+
+    entries = choose(fault or ())
+    if list_only:
+        print("\n".join(list_faults(entries)))
+        return
+    changes = make_changes(reference=reference, candidate=candidate, steps=steps, world_size=world_size)
+    if case_file is not None and expression is not None:
+        raise UsageError("-k and --case both say what to run", expected="one of them", found=f"-k {expression!r}")
+    if case_file is not None:
+        selected = [read_case(case_file)]
+    elif expression is not None:
+        selected = selected_cases(expression)
+    else:
+        by_name = {case.name: case for case in selected_cases(None)}
+        selected = [by_name[name] for name in DEFAULT_CASES]
+    cases = [change_case(case, changes) for case in selected]
+    options = RunOptions(
+        device=device.value, collectives=collectives.value, timeout=timeout, control="never", inject=None
+    )
+    replay = replay_options(changes, options)
+    raise typer.Exit(faults(cases, entries, options, report_dir, everywhere=expression is not None, replay=replay))

@@ -1,0 +1,160 @@
+"""One `bitproof faults`, from the report folder to the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from harness.case import Case
+from harness.compare.outcome import complete
+from harness.disturb.faults import CATALOGUE, Entry
+from harness.errors import UsageError
+from harness.execute.fault_runs import FaultRuns
+from harness.execute.launch import environment
+from harness.execute.transport import open_desk
+from harness.machine.devices import lease_gpus
+from harness.options import RunOptions
+from harness.program import interrupts
+from harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
+from harness.report.faults import headline, line_of, render_json, render_markdown, tell
+from harness.report.progress import make_progress
+from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
+from harness.report.write import finish_run, prepare_run_dir
+
+FAULTS_FILE = "faults.json"
+FAULTS_TABLE = "faults.md"
+
+Plan = Mapping[str, Sequence[Entry]]
+"""By case, the faults that it is to be given."""
+
+
+def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
+    """The rows of these names and families, all where neither is given. Raises UsageError for one that is not there."""
+    known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
+    if unknown := [name for name in (*wanted, *families) if name not in known]:
+        raise UsageError(
+            f"no fault and no family is named {', '.join(unknown)}",
+            expected="a name that `bitproof faults --list` shows",
+            found=", ".join(unknown),
+        )
+    chosen = [*wanted, *families]
+    return [entry for entry in CATALOGUE.values() if not chosen or {entry.name, entry.family} & set(chosen)]
+
+
+def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
+    """A line a row: name, family, what is wrong, and what a case needs for it."""
+    for entry in entries:
+        needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
+        yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")
+
+
+def homes(entry: Entry, cases: Sequence[Case]) -> list[Case]:
+    """The cases in which a fault can strike: those that should see it first, in their order."""
+    able = [case for case in cases if not entry.unmet(case)]
+    return sorted(able, key=lambda case: bool(entry.hidden(case)))
+
+
+def faults(
+    cases: Sequence[Case],
+    entries: Sequence[Entry],
+    options: RunOptions,
+    report_dir: Path,
+    *,
+    everywhere: bool,
+    replay: Sequence[str] = (),
+) -> int:
+    """Put faults into cases, show and write what came of each, and return the exit status.
+
+    A fault goes into the first of the cases that should see it, or, with `everywhere`, into each where it can strike.
+    0 where every fault was killed and no equivalent flagged, 1 where not, 3 where something could not be judged.
+    """
+    with interrupts.raising(), interrupts.held():
+        run_dir = prepare_run_dir(report_dir)
+        print(f"bitproof: {len(entries)} faults in {len(cases)} cases, report in {run_dir}", flush=True)
+        found = FaultsFound()
+        results: list[CaseResult] = []
+        try:
+            with interrupts.let_in(), open_desk(cases, run_dir, options) as desk, make_progress(1) as progress:
+                plan = {entry.name: homes(entry, cases) for entry in entries}
+                found.outcomes += [_nowhere(entry) for entry in entries if not plan[entry.name]]
+                for case in cases:
+                    mine = [x for x in entries if case in (plan[x.name] if everywhere else plan[x.name][:1])]
+                    if not mine:
+                        continue
+                    placement = desk.place(case)
+                    with lease_gpus(placement, case.parallelism.world_size):
+                        runs = FaultRuns(case, placement, desk, options, progress.on_event)
+                        results.append(runs.begin())
+                        if results[-1].verdict != Verdict.EQUAL:
+                            continue
+                        for entry in mine:
+                            outcome = runs.outcome(entry)
+                            print(line_of(outcome), flush=True)
+                            later = [x for x in plan[entry.name] if cases.index(x) > cases.index(case)]
+                            if outcome.status == "not struck" and later and not everywhere:
+                                plan[entry.name] = later
+                            else:
+                                found.outcomes.append(outcome)
+        except interrupts.STOPS:
+            found.problem = "interrupted"
+        interrupts.too_late()
+        return _finish(found, cases, results, options, run_dir, replay)
+
+
+def _nowhere(entry: Entry) -> FaultOutcome:
+    """The outcome of a fault that none of the cases takes."""
+    needs = "; ".join(need.says for need in entry.all_needs)
+    return FaultOutcome(
+        fault=entry.name,
+        family=entry.family,
+        is_fault=entry.is_fault,
+        says=entry.says,
+        source=entry.source,
+        case="none",
+        ranks=0,
+        steps=0,
+        status="not struck",
+        reason=f"none of the cases can take it: it needs {needs}",
+    )
+
+
+def _finish(
+    found: FaultsFound,
+    cases: Sequence[Case],
+    results: Sequence[CaseResult],
+    options: RunOptions,
+    run_dir: Path,
+    replay: Sequence[str],
+) -> int:
+    ran = {result.case.name for result in results}
+    judged = [case for case in cases if case.name in ran]
+    where = {"device": options.device, "backend": "unknown"}
+    complete_results = complete(judged, list(results), found.problem or "", **where)
+    report = Report(
+        run_id=run_dir.name,
+        exit_status=exit_status(complete_results),
+        environment=environment(options.device),
+        cases=complete_results,
+        options=tuple(replay),
+        remarks=(f"bitproof faults: {headline(found.outcomes)}",),
+    )
+    print("\n".join(["", *tell(found)]))
+    _drop_empty_logs(run_dir)
+    more = {FAULTS_FILE: render_json(found), FAULTS_TABLE: render_markdown(found)}
+    return finish_run(report, run_dir, status_of(found, results), more, shown=FAULTS_TABLE)
+
+
+def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
+    """0 where all is as it should be, 1 where a fault survived or an equivalent was flagged, 3 where not known."""
+    is_unknown = found.problem is not None or not found.outcomes
+    is_unknown |= any(result.verdict != Verdict.EQUAL for result in results)
+    if is_unknown or any(outcome.status == "unjudged" for outcome in found.outcomes):
+        return UNJUDGED
+    return SUCCESS if all(outcome.is_as_expected for outcome in found.outcomes) else UNEXPECTED
+
+
+def _drop_empty_logs(run_dir: Path) -> None:
+    """Every fault has logs of its own, which mostly hold nothing."""
+    for path in (run_dir / "logs").rglob("*.log"):
+        if not path.stat().st_size:
+            path.unlink()

@@ -1,0 +1,43 @@
+"""Deliberate defects, put into the candidate to see whether they are caught.
+
+A fault is written `kind:field=value,field=value`, or as a name of the catalogue: a row (`entry`) in the module of its
+family, told by what is wrong, by who met it, and by where blame must find it. One that never fires is an error: a run
+that was to be broken and was not proves nothing.
+"""
+
+from harness.disturb.faults.catalogue import CATALOGUE
+from harness.disturb.faults.entry import Entry, Named, Site
+from harness.disturb.faults.injector import Injector, flip_bit
+from harness.disturb.faults.kinds import (
+    FAULTS,
+    SUM_ORDERS,
+    Fault,
+    FlipBit,
+    HangRank,
+    KillRank,
+    Raise,
+    RankFault,
+    SumOrder,
+)
+from harness.disturb.faults.parse import check_fault, known_faults, parse_fault
+
+__all__ = [
+    "CATALOGUE",
+    "FAULTS",
+    "SUM_ORDERS",
+    "Entry",
+    "Fault",
+    "FlipBit",
+    "HangRank",
+    "Injector",
+    "KillRank",
+    "Named",
+    "Raise",
+    "RankFault",
+    "Site",
+    "SumOrder",
+    "check_fault",
+    "flip_bit",
+    "known_faults",
+    "parse_fault",
+]

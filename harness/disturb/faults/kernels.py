@@ -1,0 +1,176 @@
+"""What edits put into a graph that no single operator does, some of it on one rank alone or from a later step on."""
+
+# R rows, N elements
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.disturb.faults.clock import NOW
+
+
+def flipped_on_last_rank(x: Tensor) -> Tensor:
+    """The rows in reverse order, on the last rank alone."""
+    return x.flip(0) if NOW.is_last_rank else x
+
+
+def doubled_on_last_rank(x: Tensor) -> Tensor:
+    """Twice the values, on the last rank alone."""
+    return x * 2 if NOW.is_last_rank else x
+
+
+def nudged_on_last_rank(x: Tensor) -> Tensor:
+    """One element one ULP away, on the last rank alone."""
+    return nudged(x) if NOW.is_last_rank else x
+
+
+def nudged_from_step_1(x: Tensor) -> Tensor:
+    """One element one ULP away, from the second step on."""
+    return nudged(x) if NOW.step >= 1 else x
+
+
+def zeroed_from_step_1(x: Tensor) -> Tensor:
+    """Zeros from the second step on."""
+    return torch.zeros_like(x) if NOW.step >= 1 else x
+
+
+def nudged(x: Tensor) -> Tensor:
+    """The element of largest magnitude one ULP further from zero."""
+    flat = x.detach().clone().reshape(-1)
+    bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    place = flat.float().abs().argmax()
+    bits[place] += 1
+    return flat.reshape(x.shape)
+
+
+def last_row_zeroed(x: Tensor, dim: int) -> Tensor:
+    """The last index along `dim` overwritten with zeros, as padding would."""
+    x = x.clone()
+    x.select(dim, x.shape[dim] - 1).zero_()
+    return x
+
+
+def last_row_zeroed_on_last_rank(x: Tensor) -> Tensor:
+    """The same along dim 0, on the last rank alone."""
+    return last_row_zeroed(x, 0) if NOW.is_last_rank and len(x) else x
+
+
+def truncated(x: Tensor) -> Tensor:
+    """float32 cut to bfloat16, towards zero, where the nearest is meant."""
+    return (x.contiguous().view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
+
+
+def in_tf32(x: Tensor) -> Tensor:
+    """float32 with the 10 bits of mantissa that tensor cores keep, rounded half up."""
+    return ((x.contiguous().view(torch.int32) + 4096) & -8192).view(torch.float32)
+
+
+def flushed(x: Tensor) -> Tensor:
+    """float32 with small values as zeros, as where subnormals of a narrower dtype are flushed."""
+    return torch.where(x.abs() < 2.0**-14, torch.zeros_like(x), x)
+
+
+def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor, d: Tensor, sign: int) -> Tensor:
+    """a * b + sign * c * d, the first product unrounded: what contraction makes of two products and a sum."""
+    return (a.double() * b.double() + sign * (c * d).double()).float()
+
+
+def sigmoid_by_exp(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + torch.exp(-x))
+
+
+def silu_in_two_roundings(x: Tensor) -> Tensor:
+    """x * sigmoid(x), each rounded to x's dtype."""
+    return x * torch.sigmoid(x)
+
+
+def square_mean_in_bfloat16(x: Tensor) -> Tensor:
+    """The mean of the squares over the last dim, (..., 1) in float32, of squares in bfloat16."""
+    return x.bfloat16().square().mean(-1, keepdim=True).float()
+
+
+def mm_in_halves(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b as the sum of two products over the halves of the inner dim, the second first."""
+    half = a.shape[1] // 2
+    return a[:, half:] @ b[half:] + a[:, :half] @ b[:half]
+
+
+def mm_through(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b in another dtype, returned in a's."""
+    return (a.to(dtype) @ b.to(dtype)).to(a.dtype)
+
+
+def mm_rowwise(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b as one product a row."""
+    return torch.cat([row.unsqueeze(0) @ b for row in a]) if len(a) else a @ b
+
+
+def summed_backwards(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    """The sum over `dims`, rows from the last to the first."""
+    return x.flip(dims).contiguous().sum(dims, keepdim=keepdim)
+
+
+def own_rows(x: Tensor, size: int) -> Tensor:
+    """This rank's rows of what should have been summed over `size` ranks."""
+    rows = len(x) // size
+    first = NOW.rank % size * rows
+    return x[first : first + rows].clone()
+
+
+def rolled_blocks(x: Tensor, size: int) -> Tensor:
+    """Blocks of `size` ranks, each in its neighbour's place."""
+    return x.roll(len(x) // size, 0)
+
+
+def first_block_repeated(x: Tensor, size: int) -> Tensor:
+    """The last rank's block replaced by the first's."""
+    rows = len(x) // size
+    return torch.cat([x[:-rows], x[:rows]]) if size > 1 else x
+
+
+def clipped(x: Tensor, limit: float) -> Tensor:
+    """x, scaled to a norm of at most `limit` by the norm of what this rank alone holds."""
+    norm = torch.linalg.vector_norm(x)
+    return x * (limit / torch.maximum(norm, torch.full_like(norm, limit)))
+
+
+def of_step_before(x: Tensor, key: str) -> Tensor:
+    """What x was at the step before; at the first step x itself."""
+    before = NOW.memory.get(key)
+    NOW.memory[key] = (NOW.step, x.clone())
+    return before[1].clone() if before is not None and before[0] < NOW.step else x
+
+
+def with_step_before(x: Tensor, key: str) -> Tensor:
+    """x, with what it was at all steps before added."""
+    total = NOW.memory[key] + x if key in NOW.memory else x.clone()
+    NOW.memory[key] = total.clone()
+    return total
+
+
+def capped_counts(x: Tensor, limit: int) -> Tensor:
+    """Counts of at most `limit`."""
+    return x.clamp(max=limit)
+
+
+def narrowed_to_bytes(x: Tensor) -> Tensor:
+    """Counts kept in eight bits."""
+    return x.to(torch.uint8).to(x.dtype)
+
+
+def poisoned(x: Tensor) -> Tensor:
+    """x, whose memory is overwritten as soon as it was read."""
+    kept = x.clone()
+    x.zero_()
+    return kept
+
+
+def slept_on_last_rank(x: Tensor) -> Tensor:
+    """x, late on the last rank."""
+    import time
+
+    if NOW.is_last_rank:
+        time.sleep(0.02)
+    return x

@@ -1,0 +1,105 @@
+"""The faults with fields of their own: a flipped bit, a rank that dies, hangs or raises, another order of sums."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar
+
+from harness.errors import UsageError
+
+SUM_ORDERS = ("descending", "pairwise", "position")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A defect at one step."""
+
+    kind: ClassVar[str]
+    if TYPE_CHECKING:
+        step: int  # every fault has it, in a place of its own
+
+    def __str__(self) -> str:
+        values = ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+        return f"{self.kind}:{values}"
+
+    def strike(self) -> None:
+        """What the fault does at the start of its step; a fault of values does nothing here."""
+
+    def is_on(self, rank: int) -> bool:
+        """Whether the fault is a rank's."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFault(Fault):
+    """A defect on one rank."""
+
+    rank: int
+    step: int
+
+    def is_on(self, rank: int) -> bool:
+        """Whether the fault is a rank's."""
+        return rank == self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOrder(Fault):
+    """Sums over ranks are taken in another order, on all ranks, from the step on: see `reference.parallel`."""
+
+    kind: ClassVar[str] = "sum-order"
+    order: str
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.order not in SUM_ORDERS:
+            raise UsageError("unknown order of sums", expected=", ".join(SUM_ORDERS), found=self.order)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipBit(RankFault):
+    """One bit of one element of a local gradient, counted from its lowest."""
+
+    kind: ClassVar[str] = "flip-bit"
+    grad: str
+    bit: int = 0
+    element: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillRank(RankFault):
+    """The rank dies by SIGKILL."""
+
+    kind: ClassVar[str] = "kill-rank"
+
+    def strike(self) -> None:
+        """Die as if killed from outside."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangRank(RankFault):
+    """The rank stops taking part, and lives."""
+
+    kind: ClassVar[str] = "hang-rank"
+
+    def strike(self) -> None:
+        """Never come back."""
+        while True:
+            time.sleep(3600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raise(RankFault):
+    """The rank raises."""
+
+    kind: ClassVar[str] = "raise"
+
+    def strike(self) -> None:
+        """Fail as a defect in the system would."""
+        raise RuntimeError(f"injected by {self}")
+
+
+FAULTS: dict[str, type[Fault]] = {fault.kind: fault for fault in (FlipBit, KillRank, HangRank, Raise, SumOrder)}

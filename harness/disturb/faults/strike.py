@@ -1,0 +1,43 @@
+"""Put a row's edit into a finished graph: a copy of it, struck, and what is known of where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.fx import Graph, GraphModule
+
+from harness.case import Case
+from harness.disturb.faults.entry import Entry, Site
+from harness.disturb.faults.surgeon import NoPlaceError, Surgeon
+from harness.errors import UsageError
+from harness.graph.verify import verify_order
+
+
+class Struck(NamedTuple):
+    """A graph with a fault in it, and the places that blame may name."""
+
+    module: GraphModule
+    sites: list[Site]
+
+
+def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
+    """A copy of the finished graph, changed as the entry says; `module` stays as it is.
+
+    Raises UsageError where the graph has nothing of the kind that the fault strikes.
+    """
+    assert entry.edit is not None, "only edits change graphs"
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    graph.output_node().meta.update(module.graph.output_node().meta)
+    before = str(graph)
+    try:
+        sites = entry.edit(Surgeon(graph, case))
+        verify_order(graph)
+    except NoPlaceError as error:
+        raise UsageError(
+            f"fault {entry.name} never fired: {error.what}",
+            expected=error.expected,
+            fix="choose another case: see `bitproof faults --list`",
+        ) from error
+    assert str(graph) != before, f"{entry.name} changed nothing"
+    return Struck(GraphModule(module, graph), sites)

@@ -1,0 +1,203 @@
+"""Put faults into one case, one after another, and see what the harness makes of each.
+
+1. The reference is recorded once, and the candidate once without any fault: they must agree, or nothing is shown.
+2. Each fault is one run of the candidate, forked from the stage that traced it, and one comparison.
+3. Where that differs, the step is replayed with every call logged, the reference's once for all faults, and the call
+   to blame is held against the places where the fault struck.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from harness.capture.store import read_recording
+from harness.case import Case
+from harness.compare.verdict import compare, demand_substance
+from harness.disturb.faults import Entry, Site
+from harness.errors import BitproofError, RankError, UsageError
+from harness.execute.case_run import CaseRun
+from harness.execute.requests import RunAnswer
+from harness.execute.session import Desk
+from harness.localize.blame import call_of, find_culprit
+from harness.localize.calls import Call
+from harness.localize.replay import Replay, archive_of, read_log
+from harness.localize.search import differing_digests, held_as
+from harness.machine.devices import Placement
+from harness.options import OnEvent, RunOptions
+from harness.records import (
+    BlamedCall,
+    CaseResult,
+    Comparison,
+    Divergence,
+    FaultOutcome,
+    FaultStatus,
+    Key,
+    Recording,
+    Role,
+    Verdict,
+)
+
+MAX_TOLD = 600
+"""Characters of an error that an outcome keeps, from its head."""
+
+
+class FaultRuns:
+    """One case, whose candidate is made wrong in one way after another."""
+
+    def __init__(self, case: Case, placement: Placement, desk: Desk, options: RunOptions, on_event: OnEvent) -> None:
+        self.case = case
+        self._placement = placement
+        self._desk = desk
+        self._options = replace(options, control="never", inject=None)
+        self._on_event = on_event
+        self._reference: Recording | None = None
+        self._logs: dict[int, list[list[Call]]] = {}
+
+    def begin(self) -> CaseResult:
+        """Judge the case without a fault, as any run would; only where it is EQUAL do faults show anything."""
+        run = CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
+        result = run.result()
+        if result.verdict == Verdict.EQUAL:
+            self._reference = run.recording("reference")
+        return result
+
+    def outcome(self, entry: Entry) -> FaultOutcome:
+        """What comes of one fault."""
+        began = time.monotonic()
+        outcome = self._outcome(entry)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return replace(outcome, seconds=time.monotonic() - began)
+
+    def _outcome(self, entry: Entry) -> FaultOutcome:
+        assert self._reference is not None, "begin comes first"
+        blank = FaultOutcome(
+            fault=entry.name,
+            family=entry.family,
+            is_fault=entry.is_fault,
+            says=entry.says,
+            source=entry.source,
+            case=self.case.name,
+            ranks=self.case.parallelism.world_size,
+            steps=self.case.steps,
+            status="unjudged",
+        )
+        if unmet := entry.unmet(self.case):
+            return replace(blank, status="not struck", reason=f"it needs {'; '.join(unmet)}")
+        run = self._run_with(entry)
+        try:
+            answer = run.record("candidate", entry.name, out=self._folder / "recording")
+        except RankError as error:
+            if "never fired" in str(error):
+                return replace(blank, status="not struck", reason=_told(error))
+            status: FaultStatus = "killed" if entry.is_fault else "flagged"
+            return replace(blank, status=status, verdict=Verdict.ERROR, reason=_told(error))
+        except UsageError as error:
+            return replace(blank, status="not struck", reason=_told(error))
+        except BitproofError as error:
+            return replace(blank, reason=_told(error))
+        candidate = read_recording(self._folder / "recording")
+        comparison = demand_substance(compare(self._reference, candidate, self.case))
+        sites = _sites(entry, answer)
+        return self._judged(blank, entry, run, comparison, candidate, sites)
+
+    def _judged(
+        self,
+        blank: FaultOutcome,
+        entry: Entry,
+        run: CaseRun,
+        comparison: Comparison,
+        candidate: Recording,
+        sites: list[Site],
+    ) -> FaultOutcome:
+        first = comparison.first_divergence
+        seen = comparison.verdict == Verdict.DIFFERENT
+        if comparison.verdict not in (Verdict.DIFFERENT, Verdict.EQUAL):
+            return replace(blank, verdict=comparison.verdict, reason=comparison.reason)
+        named: dict[bool, FaultStatus] = {True: "killed" if seen else "survived", False: "flagged" if seen else "equal"}
+        outcome = replace(
+            blank,
+            status=named[entry.is_fault],
+            verdict=comparison.verdict,
+            kinds=comparison.differing_kinds,
+            expected=tuple(map(_tell_site, sites)),
+        )
+        if first is None:
+            hidden = entry.hidden(self.case)
+            reason = f"this case cannot see it: it needs {'; '.join(hidden)}" if hidden and entry.is_fault else None
+            return replace(outcome, reason=reason)
+        call, problem = self._blamed(run, first, candidate)
+        key = Key(first.step, first.kind, first.name, first.rank)
+        assert self._reference is not None
+        outcome = replace(
+            outcome,
+            first=f"step {first.step}, rank {first.rank}, {first.kind} {first.name}",
+            holds=held_as(self._reference, candidate, key),
+            call=call,
+            reason=problem,
+        )
+        return _checked(outcome, entry, first, sites) if entry.is_fault else outcome
+
+    def _blamed(self, run: CaseRun, first: Divergence, candidate: Recording) -> tuple[BlamedCall | None, str | None]:
+        """The call to blame, and why there is none where a replay failed."""
+        assert self._reference is not None
+        try:
+            if first.step not in self._logs:
+                clean = CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
+                self._logs[first.step] = self._logged(clean, "reference", first.step)
+            calls = self._logged(run, "candidate", first.step)
+        except BitproofError as error:
+            return None, f"the replay that looks for the cause failed: {_told(error)}"
+        differing = differing_digests(self._reference, candidate, first.step)
+        culprit = find_culprit(self._logs[first.step], calls, differing)
+        return (call_of(culprit) if culprit else None), None
+
+    def _logged(self, run: CaseRun, role: Role, step: int) -> list[list[Call]]:
+        folder = self._folder / f"{role}-{step}"
+        run.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
+        return [read_log(archive_of(folder, rank)) for rank in range(self.case.parallelism.world_size)]
+
+    def _run_with(self, entry: Entry) -> CaseRun:
+        options = replace(self._options, inject=entry.name)
+        return CaseRun(self.case, self._placement, self._desk, options, self._on_event)
+
+    @property
+    def _folder(self) -> Path:
+        return self._desk.work / f"{self.case.name}-fault"
+
+
+def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
+    """Where the fault struck: as its edit told with the graph, or as its row says."""
+    passes = answer.graph.passes if answer.graph else []
+    told = next((report.facts["sites"] for report in passes if report.name == f"fault {entry.name}"), None)
+    return [Site(*site) for site in told] if told is not None else list(entry.sites)
+
+
+def _checked(outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site]) -> FaultOutcome:
+    """Hold what blame named against where the fault struck."""
+    call, rank = outcome.call, entry.rank_of(outcome.ranks)
+    outcome = replace(outcome, kind_right=first.kind in entry.kinds)
+    if not sites:  # no call is wrong: it is outside of every operator
+        return outcome
+    if call is None:
+        return replace(outcome, place_right=False, operator_right=False, rank_right=None if rank is None else False)
+    return replace(
+        outcome,
+        place_right=any(site.is_at(call.module, call.direction) for site in sites),
+        operator_right=any(site.is_at(call.module, call.direction) and site.is_of(call.operator) for site in sites),
+        rank_right=None if rank is None else call.rank == rank,
+    )
+
+
+def _tell_site(site: Site) -> str:
+    module = "no module" if site.module is None else site.module or "the root"
+    chunk = "" if site.chunk is None else f", chunk {site.chunk}"
+    return f"{site.operator} of {module} ({site.direction}{chunk})"
+
+
+def _told(error: BitproofError) -> str:
+    """An error's head: what gloo and pydantic say stands there."""
+    text = str(error)
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."

@@ -1,0 +1,92 @@
+"""What came of putting faults into cases: one outcome a fault, and what they sum up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.records.result import BlamedCall, Verdict
+
+FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "unjudged"]
+"""A fault is killed or survives, an equivalent is equal or flagged; some struck nothing, or could not be judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultOutcome:
+    """What came of one fault in one case.
+
+    `first` is the first record that differs; `call` is what blame named. `place_right`, `operator_right` and
+    `rank_right` say whether that is one of the places where the fault struck: None where the row expects none, or where
+    nothing was to be blamed. `reason` says why a fault survived, struck nothing or was not judged, or how a run failed.
+    """
+
+    fault: str
+    family: str
+    is_fault: bool
+    says: str
+    source: str
+    case: str
+    ranks: int
+    steps: int
+    status: FaultStatus
+    verdict: Verdict | None = None
+    kinds: tuple[str, ...] = ()
+    kind_right: bool | None = None
+    first: str | None = None
+    holds: str | None = None
+    call: BlamedCall | None = None
+    expected: tuple[str, ...] = ()
+    place_right: bool | None = None
+    operator_right: bool | None = None
+    rank_right: bool | None = None
+    reason: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether a fault was killed, or an equivalent agreed; what struck nothing says nothing against a case."""
+        return self.status in ("killed", "equal", "not struck")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What outcomes sum up to. Shares are of those of which something was expected."""
+
+    faults: int = 0
+    killed: int = 0
+    equivalents: int = 0
+    flagged: int = 0
+    places: tuple[int, int] = (0, 0)
+    operators: tuple[int, int] = (0, 0)
+    ranks: tuple[int, int] = (0, 0)
+    seconds: float = 0.0
+
+    @staticmethod
+    def of(outcomes: Sequence[FaultOutcome]) -> Score:
+        """The score of some outcomes."""
+        faults = [outcome for outcome in outcomes if outcome.status in ("killed", "survived")]
+        equivalents = [outcome for outcome in outcomes if outcome.status in ("equal", "flagged")]
+
+        def share(name: str) -> tuple[int, int]:
+            found = [getattr(outcome, name) for outcome in faults]
+            return found.count(True), len(found) - found.count(None)
+
+        return Score(
+            faults=len(faults),
+            killed=sum(outcome.status == "killed" for outcome in faults),
+            equivalents=len(equivalents),
+            flagged=sum(outcome.status == "flagged" for outcome in equivalents),
+            places=share("place_right"),
+            operators=share("operator_right"),
+            ranks=share("rank_right"),
+            seconds=sum(outcome.seconds for outcome in outcomes),
+        )
+
+
+@dataclass(kw_only=True)
+class FaultsFound:
+    """All that one call of `bitproof faults` found. `problem` says why it ended early."""
+
+    outcomes: list[FaultOutcome] = field(default_factory=list)
+    problem: str | None = None

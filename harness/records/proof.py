@@ -1,0 +1,44 @@
+"""What a static proof said of a case before it ran. docs/proving.md says what that means."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from harness.checked import GROWING
+from harness.ulps import Count
+
+
+class ProofVerdict(enum.StrEnum):
+    """What a proof came to: see `harness.prove.answers`. NOT TRIED where it was not asked for, or could not be."""
+
+    PROVED = "PROVED"
+    NOT_PROVED = "NOT PROVED"
+    REFUSED = "REFUSED"
+    NOT_TRIED = "NOT TRIED"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofOutcome:
+    """One case's proof: how many outputs of the step got which answer, and why not all are proved, in words.
+
+    `unproved` has the first outputs that are not proved, `first` what the two sides do differently in the very first.
+    `assumptions` is what the proof rests on.
+    """
+
+    __pydantic_config__ = GROWING
+
+    verdict: ProofVerdict
+    proved: Count = 0
+    not_proved: Count = 0
+    refused: Count = 0
+    reason: str | None = None
+    unproved: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+    seconds: float | None = None
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs have an answer."""
+        return self.proved + self.not_proved + self.refused

@@ -1,0 +1,148 @@
+"""What came of faults, as tables for a terminal and for Markdown, and as faults.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+
+from harness.records import SCHEMA, FaultOutcome, FaultsFound, Score
+
+TOTAL = "all"
+HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and direction", "operator", "rank", "s")
+
+
+def line_of(outcome: FaultOutcome) -> str:
+    """An outcome in one line, as it comes."""
+    verdict = outcome.verdict.value if outcome.verdict else "-"
+    words = [f"{outcome.fault} in {outcome.case}: {outcome.status}, {verdict} in {outcome.seconds:.1f} s"]
+    if outcome.call is not None:
+        words.append(f"blamed {blamed(outcome)}")
+    if outcome.holds:
+        words.append(f"it holds {outcome.holds}")
+    if False in (outcome.place_right, outcome.operator_right, outcome.rank_right):
+        words.append(f"expected {' or '.join(dict.fromkeys(outcome.expected))}")
+    if outcome.reason and outcome.status != "killed":
+        words.append(outcome.reason.splitlines()[0])
+    return "; ".join(words)
+
+
+def blamed(outcome: FaultOutcome) -> str:
+    """The call that blame named."""
+    call = outcome.call
+    if call is None:
+        return ""
+    module = "no module" if call.module is None else call.module or "the root"
+    chunk = "" if call.chunk is None else f", chunk {call.chunk}"
+    return f"{call.operator} of {module} ({call.direction}{chunk}) on rank {call.rank}"
+
+
+def by_family(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
+    """A row a family, and one for all."""
+    families = dict.fromkeys(outcome.family for outcome in outcomes)
+    groups = {family: [x for x in outcomes if x.family == family] for family in families} | {TOTAL: list(outcomes)}
+    return [_row(name, Score.of(group)) for name, group in groups.items()]
+
+
+def _row(name: str, score: Score) -> tuple[str, ...]:
+    shares = (score.places, score.operators, score.ranks)
+    return (
+        name,
+        str(score.faults),
+        _share((score.killed, score.faults)),
+        str(score.equivalents),
+        str(score.flagged),
+        *map(_share, shares),
+        f"{score.seconds:.0f}",
+    )
+
+
+def _share(pair: tuple[int, int]) -> str:
+    right, of = pair
+    return f"{right} of {of} ({100 * right / of:.0f}%)" if of else "-"
+
+
+def headline(outcomes: Sequence[FaultOutcome]) -> str:
+    """All of it in a sentence."""
+    score = Score.of(outcomes)
+    return (
+        f"{score.killed} of {score.faults} faults killed, {score.flagged} of {score.equivalents} equivalents flagged, "
+        f"module and direction right in {_share(score.places)}, operator in {_share(score.operators)}, "
+        f"rank in {_share(score.ranks)}, {score.seconds:.0f} s"
+    )
+
+
+def tell(found: FaultsFound) -> Iterator[str]:
+    """The table by family, what was not as it should be, and the headline."""
+    from tabulate import tabulate
+
+    yield from tabulate(by_family(found.outcomes), HEADERS, disable_numparse=True).splitlines()
+    for title, chosen in _odd(found.outcomes).items():
+        if chosen:
+            yield ""
+            yield f"{title}:"
+            yield from (f"  {line_of(outcome)}" for outcome in chosen)
+    yield ""
+    if found.problem:
+        yield f"ended early: {found.problem}"
+    yield headline(found.outcomes)
+
+
+def _odd(outcomes: Sequence[FaultOutcome]) -> dict[str, list[FaultOutcome]]:
+    return {
+        "survivors": [x for x in outcomes if x.status == "survived"],
+        "false alarms": [x for x in outcomes if x.status == "flagged"],
+        "not judged": [x for x in outcomes if x.status == "unjudged"],
+        "struck nothing": [x for x in outcomes if x.status == "not struck"],
+        "blamed elsewhere": [
+            x
+            for x in outcomes
+            if x.status == "killed" and False in (x.place_right, x.operator_right, x.rank_right, x.kind_right)
+        ],
+    }
+
+
+def render_json(found: FaultsFound) -> str:
+    """faults.json: every outcome, and the scores by family."""
+    values = {
+        "schema": SCHEMA,
+        "headline": headline(found.outcomes),
+        "problem": found.problem,
+        "families": [dict(zip(HEADERS, row, strict=True)) for row in by_family(found.outcomes)],
+        "outcomes": [dataclasses.asdict(outcome) for outcome in found.outcomes],
+    }
+    return json.dumps(values, indent=1, allow_nan=False) + "\n"
+
+
+def render_markdown(found: FaultsFound) -> str:
+    """faults.md: the tables, fit for a job summary and for the docs."""
+    lines = [headline(found.outcomes), "", *_table(HEADERS, by_family(found.outcomes)), ""]
+    headers = ("fault", "what is wrong", "source", "case", "came to", "blamed", "as expected")
+    rows = [
+        (
+            f"`{x.fault}`",
+            x.says,
+            x.source,
+            f"`{x.case}`, {x.ranks} ranks, {x.steps} steps",
+            x.status + (f" ({', '.join(x.kinds)})" if x.kinds else f" ({x.verdict})" if x.verdict == "ERROR" else ""),
+            blamed(x) or (f"holds {x.holds}" if x.holds else ""),
+            _as_expected(x),
+        )
+        for x in found.outcomes
+    ]
+    return "\n".join([*lines, *_table(headers, rows), ""])
+
+
+def _as_expected(outcome: FaultOutcome) -> str:
+    names = {"place": outcome.place_right, "operator": outcome.operator_right, "rank": outcome.rank_right}
+    wrong = [name for name, right in names.items() if right is False]
+    if outcome.status in ("survived", "flagged", "unjudged", "not struck"):
+        return (outcome.reason or "no").splitlines()[0]
+    return f"not {', '.join(wrong)}" if wrong else "yes"
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def cells(values: Sequence[str]) -> str:
+        return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
+
+    return [cells(headers), "|" + "---|" * len(headers), *map(cells, rows)]

@@ -1,0 +1,94 @@
+"""What reports say of proofs: a column beside the verdict, and the loudest line where a proved case differs.
+
+A proof holds under assumptions, which docs/proving.md lists. A case that is PROVED and found DIFFERENT shows that one
+of them is false on that machine, or that something beside the step took part; the line says which call shows it, and
+which assumption that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.records import BlamedCall, CaseResult, Divergence, ProofOutcome, ProofVerdict, Report, Verdict
+from harness.report import text
+
+NOT_TRIED = "not tried"
+HEADER = "proof"
+
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+PROVED_KINDS = ("loss", "grad", "buffer")
+"""The kinds of records that a proof is about; the optimizer's step is not in it."""
+
+
+def has_proofs(report: Report) -> bool:
+    """Whether a proof was asked for, so that the column says something."""
+    return any(result.proof is not None for result in report.cases)
+
+
+def column(result: CaseResult) -> str:
+    """What a proof came to: `PROVED`, `NOT PROVED (38 of 44)`, `REFUSED`, `not tried`."""
+    found = result.proof
+    if found is None or found.verdict == ProofVerdict.NOT_TRIED:
+        return NOT_TRIED
+    less = {ProofVerdict.NOT_PROVED: found.not_proved, ProofVerdict.REFUSED: found.refused}.get(found.verdict, 0)
+    return f"{found.verdict} ({less} of {found.outputs})" if less else str(found.verdict)
+
+
+def tell(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
+    """What a proof says of a case before it runs, as lines: what is equal whatever the data, and what may differ."""
+    counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
+    seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"
+    lines = [f"{name}: {found.verdict}: {counts}{seconds}"]
+    if found.outputs and found.verdict != ProofVerdict.PROVED:
+        more = found.not_proved + found.refused - most
+        named = ", ".join(found.unproved[:most]) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"  may differ in: {named}")
+        lines += [f"    {line}" for line in [*found.first, *([found.reason] if found.reason else [])]]
+    return lines
+
+
+def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
+    """The loudest line: that a PROVED case differs all the same, and which call and assumption are to blame.
+
+    None where the run bears the proof out, or parts from it in what no proof is about. `options` are the run's.
+    """
+    found, first = result.proof, result.first_divergence
+    if found is None or found.verdict != ProofVerdict.PROVED:
+        return None
+    if result.verdict == Verdict.NONDETERMINISTIC:
+        shown = f"; {text.blame(first)}" if text.blame(first) else ""
+        return _loud(result, f"kernels are not deterministic here: a system differs from itself{shown}")
+    if result.verdict not in (Verdict.DIFFERENT, Verdict.CLOSE) or first is None or first.kind not in PROVED_KINDS:
+        return None
+    if "--inject" in options:
+        return _loud(result, f"--inject put in a fault that no proof sees{_blamed(first)}")
+    return _loud(result, f"{_false_assumption(first.call)}{_blamed(first)}")
+
+
+def loudest(report: Report) -> list[str]:
+    """The loudest lines of a report, a case each."""
+    return [line for line in (loudest_of(report, result) for result in report.cases) if line]
+
+
+def loudest_of(report: Report, result: CaseResult) -> str | None:
+    """The loudest line of one case of a report, where it has one."""
+    return belied(result, report.options if result.options is None else result.options)
+
+
+def _loud(result: CaseResult, why: str) -> str:
+    return f"{result.case.name}: PROVED EQUAL, YET {result.verdict}: an assumption of the proof is false here: {why}"
+
+
+def _blamed(first: Divergence) -> str:
+    return f"; {text.blame(first)}" if first.call else f"; first at {text.locate(first)}"
+
+
+def _false_assumption(call: BlamedCall | None) -> str:
+    """The assumption that a call to blame shows to be false, as docs/proving.md words them."""
+    if call is None:
+        return "both sides run what was traced (no call explains the difference)"
+    if call.how is not None and "same inputs" not in call.how:
+        return "both sides run what was traced"
+    if any(name in call.operator for name in COLLECTIVES):
+        return "a collective's bits depend on its group's ranks in order, on sizes, dtypes and values alone"
+    return "a kernel's bits depend on its arguments and their values, dtypes, shapes, strides and alignment alone"

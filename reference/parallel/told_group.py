@@ -1,0 +1,96 @@
+"""A process group whose collectives are told on a board before they are launched and waited for.
+
+A rank that hangs in one is stopped in C++ or in the kernel, where its Python stack says which line waits, and not for
+what. Another process reads the board (`harness.shared_memory.Board`), so nothing has to run in the rank any more.
+
+On CUDA the host runs ahead of its device: what it launched last may not have begun. Then the numbers tell: collectives
+of a group are counted alike on all its ranks, and the rank with the lowest is the one that the others wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Work
+
+Tell = Callable[[str], None]
+
+
+class ToldGroup(dist.ProcessGroup):
+    """The collectives of `inner`, any group of torch's or of ours, named `name`; `tell` takes what is done next."""
+
+    def __init__(self, inner: dist.ProcessGroup, name: str, tell: Tell) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner = inner
+        self._name = name
+        self._tell = tell
+        self._launched = 0
+
+    def getBackendName(self) -> str:
+        """What `dist.get_backend` and error messages show."""
+        return self.inner.name()
+
+    def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        """As the inner group does."""
+        return self._launch("all_gather", inputs, self.inner.allgather_into_tensor_coalesced, outputs, inputs, opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        """As the inner group does."""
+        call = self.inner.reduce_scatter_tensor_coalesced
+        return self._launch("reduce_scatter", inputs, call, outputs, inputs, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """As the inner group does."""
+        return self._launch("all_reduce", tensors, self.inner.allreduce_coalesced, tensors, opts)
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
+        """As the inner group does."""
+        return self._launch("all_reduce", tensors, self.inner.allreduce, tensors, opts)
+
+    def _allgather_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
+        return self._launch("all_gather", [x], self.inner._allgather_base, output, x, opts)
+
+    def _reduce_scatter_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
+        return self._launch("reduce_scatter", [x], self.inner._reduce_scatter_base, output, x, opts)
+
+    def alltoall_base(
+        self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> Work:
+        """As the inner group does."""
+        call = self.inner.alltoall_base
+        return self._launch("all_to_all", [x], call, output, x, output_splits, input_splits, opts)
+
+    # Releases of torch differ in which of a method's names they call (see `rank_order_group.py`).
+    all_gather_single = _allgather_base  # type: ignore[assignment]
+    all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
+    all_to_all_single = alltoall_base  # type: ignore[assignment]
+
+    def _launch(self, kind: str, inputs: list[Tensor], call: Callable[..., Work], *given: Any) -> Work:
+        self._launched += 1
+        size, dtype = sum(x.nbytes for x in inputs), str(inputs[0].dtype).removeprefix("torch.")
+        what = f"{kind} {self._launched} of group {self._name}, {size} bytes of {dtype}"
+        self._tell(f"launches {what}")
+        work = call(*(x for x in given if x is not None))
+        self._tell(f"launched {what}")
+        return _Told(work, what, self._tell)
+
+
+class _Told(Work):
+    """Work that tells when it is waited for."""
+
+    def __init__(self, work: Work, what: str, tell: Tell) -> None:
+        super().__init__()
+        self._work = work
+        self._what = what
+        self._tell = tell
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._tell(f"waits for {self._what}")
+        self._work.wait()
+        self._tell(f"has waited for {self._what}")
+        return True

@@ -1,0 +1,238 @@
+"""Does any damaged file do more than be refused? `python tests/benchmarks/fuzz_readers.py [INPUTS] [SEED]`.
+
+100,000 by default: reports, case files, recordings (their manifest, their table, and both with sums that fit, as
+somebody with intent would leave them), histories and certificates, each a valid file with one to three changes of
+bytes, or of the JSON in it. A reader may accept a file, or refuse it as errors of ours. A traceback, a process that
+ends, more than 4 GiB or more than 30 s for one file is a finding: its file is kept, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from harness.capture.store import read_recording
+from harness.case import Case
+from harness.case.case_file import case_text, read_case
+from harness.certificate.calls import RejectedError
+from harness.certificate.check import check
+from harness.certificate.files import read_certificate
+from harness.errors import BitproofError
+from harness.history.store import add_runs, read_nights
+from harness.prove.certify import write_certificate
+from harness.records import CaseResult, Report, Verdict
+from harness.report import json as report_json
+from tests.benchmarks.fuzz_certificates import example
+from tests.harness.forging import make_recording, vouch
+
+SECONDS, BYTES = 30, 4 << 30
+CASE = Case(name="fuzzed", family="test", reference="a:b", candidate="c:d", steps=2)
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, -1, 0, 1, 2**31, 2**63, 2**64, 10**400, 1e308, -0.0, float("nan"), float("inf")),
+    *("", " ", "x" * 10_000, "\ud800", "\x00", "../..", "/etc/passwd", "EQUAL", "DIFFERENT", "0x1p+0", "nan", "é.β"),
+    *([], {}, [[]], {"": {}}, [None] * 1000),
+)
+
+
+class Target(NamedTuple):
+    """A reader, the file of its that is changed, its share of the inputs, and what mends sums after a change."""
+
+    name: str
+    file: Path
+    read: Callable[[], object]
+    share: int
+    mend: Callable[[], None] = lambda: None
+
+
+def targets(folder: Path) -> list[Target]:
+    """A valid file of each kind, in `folder`."""
+    result = CaseResult(
+        case=CASE,
+        verdict=Verdict.EQUAL,
+        steps=CASE.steps,
+        world_size=CASE.parallelism.world_size,
+        compared={kind: 16 for kind in ("loss", "grad", "param", "buffer", "optimizer")},
+        device="cpu",
+        backend="gloo",
+        losses={role: [(2.0).hex()] * 16 for role in ("reference", "candidate")},
+    )
+    run = folder / "run"
+    run.mkdir()
+    report = Report(run_id="20260102T030405Z-abcdef", exit_status=0, environment={"torch": "2.13.0"}, cases=[result])
+    (run / "report.json").write_text(report_json.render(report))
+    report_json.read(run / "report.json")
+    (folder / "case.json").write_text(case_text(CASE))
+    recordings = {name: make_recording(folder / name, CASE) for name in ("plain", "manifest", "table")}
+    add_runs(folder / "history.sqlite", [run])
+    write_certificate(example(), folder / "certificate")
+
+    def certificate() -> None:
+        check(read_certificate(folder / "certificate", sealed=False))
+
+    return [
+        Target("report", run / "report.json", lambda: report_json.read(run / "report.json"), 30),
+        Target("case", folder / "case.json", lambda: read_case(folder / "case.json"), 20),
+        Target("manifest", recordings["plain"] / "manifest.json", lambda: read_recording(recordings["plain"]), 5),
+        Target(
+            "manifest, sums fit",
+            recordings["manifest"] / "manifest.json",
+            lambda: read_recording(recordings["manifest"]),
+            15,
+            lambda: vouch(recordings["manifest"]),
+        ),
+        Target(
+            "table, sums fit",
+            recordings["table"] / "digests.parquet",
+            lambda: read_recording(recordings["table"]),
+            15,
+            lambda: vouch(recordings["table"]),
+        ),
+        Target("history", folder / "history.sqlite", lambda: read_nights(folder / "history.sqlite", 30), 5),
+        Target("certificate", folder / "certificate" / "certificate.json", certificate, 4),
+        Target("certificate's steps", folder / "certificate" / "steps.json", certificate, 3),
+        Target("certificate's graph", folder / "certificate" / "candidate.json", certificate, 3),
+    ]
+
+
+def changed(content: bytes, chance: random.Random) -> bytes:
+    """The file with one to three changes: of the JSON that it is, or of bytes."""
+    for _ in range(chance.randint(1, 3)):
+        parsed = None
+        if chance.random() < 0.7:
+            with suppress(ValueError, RecursionError):
+                parsed = json.loads(content)
+        if isinstance(parsed, (dict, list)) and parsed:
+            content = change_json(parsed, chance).encode(errors="surrogatepass")
+        else:
+            content = change_bytes(bytearray(content), chance)
+    return content
+
+
+def change_json(root: Any, chance: random.Random) -> str:
+    """A JSON text with one place left out, renamed, repeated, replaced, or filled with what stands elsewhere."""
+    at, places = root, []
+    while isinstance(at, (dict, list)) and at:
+        key = chance.choice(list(at)) if isinstance(at, dict) else chance.randrange(len(at))
+        places.append((at, key))
+        at = at[key]
+        if chance.random() < 0.15:
+            break
+    parent, key = places[-1]
+    match chance.randrange(5):
+        case 0:
+            del parent[key]
+        case 1 if isinstance(parent, dict):
+            parent[chance.choice(("", "x", "\ud800", str(key) + "_", "__class__"))] = parent.pop(key)
+        case 2 if isinstance(parent, dict):
+            text = json.dumps(root)
+            return text.replace(f"{json.dumps(key)}:", f"{json.dumps(key)}: 1, {json.dumps(key)}:", 1)
+        case 3:
+            parent[key] = json.loads(json.dumps(chance.choice(places)[0]))
+        case _:
+            parent[key] = chance.choice(VALUES)
+    return json.dumps(root)
+
+
+def change_bytes(content: bytearray, chance: random.Random) -> bytes:
+    """Bytes with a bit flipped, a part left out, repeated, overwritten, or put in."""
+    at, size = chance.randrange(len(content) + 1), chance.choice((1, 2, 8, 64, 1024))
+    match chance.randrange(6):
+        case 0 if at < len(content):
+            content[at] ^= 1 << chance.randrange(8)
+        case 1:
+            del content[at : at + size]
+        case 2:
+            content[at:at] = content[at : at + size]
+        case 3:
+            content[at : at + size] = chance.randbytes(size)
+        case 4:
+            del content[at:]
+        case _:
+            content[at:at] = chance.choice((b"\x00", b"\xff\xfe", b"[" * 100_000, b'{"":', b"9" * 5_000, b"\r\n", b","))
+    return bytes(content)
+
+
+def outcome(target: Target) -> str:
+    """What became of a changed file. What is no error of ours is raised."""
+    try:
+        target.read()
+    except (BitproofError, RejectedError):
+        return "refused"
+    return "read"
+
+
+def fuzz(target: Target, inputs: int, seed: int, tell: int) -> None:
+    """Read changed files, one after another, in a process of its own; a finding ends it, and its file stays."""
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    chance, content, found = random.Random(f"{seed} {target.name}"), target.file.read_bytes(), Counter[str]()
+    others = {
+        file: file.read_bytes() for file in target.file.parent.iterdir() if file.is_file() and file != target.file
+    }
+    for _ in range(inputs):
+        target.file.write_bytes(changed(content, chance))
+        signal.alarm(SECONDS)
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):  # nothing to mend in what is no manifest
+            target.mend()
+        found[outcome(target)] += 1
+        for file, before in others.items():
+            file.write_bytes(before)
+    signal.alarm(0)
+    os.write(tell, json.dumps(found).encode())
+
+
+def in_a_process(target: Target, inputs: int, seed: int) -> Counter[str] | None:
+    """What became of each input; None where the process did not finish."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            fuzz(target, inputs, seed, writer)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(status)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        told = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code:
+        print(f"FOUND: {target.name}: the reader ended with {code}; the file is {target.file}")
+        return None
+    return Counter(json.loads(told))
+
+
+def main(inputs: int = 100_000, seed: int = 0) -> int:
+    """Run, print, and return 1 where a reader does anything but read or refuse."""
+    folder, status = Path(tempfile.mkdtemp(prefix="bitproof-fuzz-")), 0
+    for target in targets(folder):
+        count, began = inputs * target.share // 100, time.perf_counter()
+        found = in_a_process(target, count, seed)
+        if found is None:
+            status = 1
+            continue
+        seconds = time.perf_counter() - began
+        print(
+            f"{target.name:20} {count:7} inputs: {found['refused']:7} refused, {found['read']:6} read,"
+            f" {seconds:4.0f} s",
+            flush=True,
+        )
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

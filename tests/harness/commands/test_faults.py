@@ -1,0 +1,121 @@
+"""`bitproof faults` as it is called; in the slow lane, every row of the catalogue struck and run on two ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cases import CASES
+from harness.case import Parallelism
+from harness.cli import main
+from harness.commands.faults import choose, homes, list_faults, status_of
+from harness.disturb.faults import CATALOGUE
+from harness.errors import UsageError
+from harness.records import FaultOutcome, FaultsFound, Verdict
+from tests.harness.report.test_faults import EQUAL, KILLED, LOST, SURVIVED
+from tests.small import small
+
+pytestmark = pytest.mark.ranks
+
+
+def test_names_and_families_choose_rows_and_others_are_refused():
+    assert [row.name for row in choose(["tokens-not-counted"])] == ["tokens-not-counted"]
+    assert {row.family for row in choose(["moe", "optimizer"])} == {"moe", "optimizer"}
+    assert choose([]) == list(CATALOGUE.values())
+    with pytest.raises(UsageError, match="no fault and no family is named tokens"):
+        choose(["tokens"])
+
+
+def test_a_listed_row_says_what_a_case_needs_for_it():
+    [line] = list_faults(choose(["counts-not-summed-over-ranks"]))
+    assert line == (
+        "counts-not-summed-over-ranks (moe): each rank balances by its own tokens "
+        "[a model with experts; 2 ranks or more]"
+    )
+
+
+def test_the_list_is_printed_and_nothing_runs(capsys):
+    assert main(["faults", "--list", "--fault", "optimizer"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == sum(row.family == "optimizer" for row in CATALOGUE.values())
+
+
+class Result:
+    """What of a case's result the status depends on."""
+
+    def __init__(self, verdict):
+        self.verdict = verdict
+
+
+def test_the_status_is_that_of_the_worst():
+    def status(*outcomes: FaultOutcome, verdict=Verdict.EQUAL, problem=None):
+        return status_of(FaultsFound(outcomes=list(outcomes), problem=problem), [Result(verdict)])
+
+    assert status(KILLED, EQUAL, LOST) == 0
+    assert status(KILLED, SURVIVED) == 1
+    assert status(KILLED, replace(SURVIVED, status="unjudged")) == 3
+    assert status(KILLED, verdict=Verdict.DIFFERENT) == 3
+    assert status(KILLED, problem="interrupted") == 3
+    assert status() == 3
+
+
+def written(folder, name, ranks=2, **changes):
+    """A small case's file: one layer, few ranks."""
+    case = small(CASES[name], changes.pop("layers", 1))
+    case = replace(case, parallelism=Parallelism(world_size=ranks, ep=2 - ranks % 2), name=f"{name}_small", **changes)
+    file = folder / f"{case.name}.json"
+    file.write_text(json.dumps(case.to_dict()))
+    return str(file)
+
+
+def run(folder, case, *faults, steps=2):
+    chosen = [part for name in faults for part in ("--fault", name)]
+    arguments = ["faults", "--case", case, *chosen, "--steps", str(steps), "--device", "cpu"]
+    status = main([*arguments, "--report-dir", str(folder / "reports")])
+    return status, json.loads((folder / "reports" / "latest" / "faults.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_fault_is_killed_and_blamed_where_it_struck_and_an_equivalent_agrees(tmp_path, capsys):
+    status, found = run(tmp_path, written(tmp_path, "moe_seq"), "tokens-not-counted", "negated-twice", steps=1)
+    assert status == 0
+    fault, equivalent = found["outcomes"]
+    assert (fault["status"], fault["place_right"], fault["operator_right"]) == ("killed", True, True)
+    assert fault["kinds"] == ["param", "buffer"] or "buffer" in fault["kinds"]
+    assert (equivalent["status"], equivalent["verdict"]) == ("equal", "EQUAL")
+    assert "1 of 1 faults killed, 0 of 1 equivalents flagged" in capsys.readouterr().out
+    assert (tmp_path / "reports" / "latest" / "faults.md").is_file()
+
+
+def test_a_fault_goes_first_where_it_should_be_seen_and_nowhere_that_it_cannot_strike():
+    chosen = [CASES[name] for name in ("moe_seq", "transformer_batch", "blocks_batch_sight")]
+
+    def names(fault):
+        return [case.name for case in homes(CATALOGUE[fault], chosen)]
+
+    assert names("tokens-not-counted") == ["moe_seq", "transformer_batch", "blocks_batch_sight"]
+    assert names("chunk-1-uses-chunk-0s-positions") == ["blocks_batch_sight", "transformer_batch"]
+    assert names("gathered-parts-exchanged") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "ranks", "changes"),
+    [
+        ("moe_seq", 2, {}),
+        ("blocks_batch_float32", 4, {}),
+        ("blocks_batch_offload", 2, {"layers": 2}),
+        ("blocks_batch_bucketed_float32", 2, {}),
+    ],
+    ids=["moe_seq", "float32", "offload", "bucketed"],
+)
+def test_faults_are_killed_and_no_equivalent_is_flagged(tmp_path, name, ranks, changes):
+    _, found = run(tmp_path, written(tmp_path, name, ranks, **changes))
+    struck = [x for x in found["outcomes"] if x["status"] != "not struck"]
+    assert [x["fault"] for x in struck if x["status"] in ("flagged", "unjudged")] == []
+    survivors = {x["fault"] for x in struck if x["status"] == "survived"}
+    told = {x["fault"] for x in struck if x["reason"] and x["reason"].startswith("this case cannot see it")}
+    assert survivors - told <= {"reciprocal-root-in-two-steps"}, "of few elements and steps"
+    right = [x["place_right"] for x in struck if x["place_right"] is not None]
+    assert right.count(True) >= 0.9 * len(right)

@@ -1,0 +1,90 @@
+"""Outcomes of faults, summed up and told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
+from harness.report.faults import by_family, headline, line_of, render_json, render_markdown, tell
+
+KILLED = FaultOutcome(
+    fault="relu-for-silu",
+    family="numerics",
+    is_fault=True,
+    says="another activation",
+    source="ours",
+    case="moe_seq",
+    ranks=2,
+    steps=1,
+    status="killed",
+    verdict=Verdict.DIFFERENT,
+    kinds=("loss", "grad"),
+    kind_right=True,
+    first="step 0, rank 0, loss loss",
+    call=BlamedCall(operator="relu", module="layers.1.moe", direction="forward", chunk=1, rank=0),
+    expected=("relu of layers.1.moe (forward, chunk 1)",),
+    place_right=True,
+    operator_right=True,
+    seconds=1.5,
+)
+SURVIVED = replace(KILLED, fault="quiet", status="survived", verdict=Verdict.EQUAL, call=None, place_right=None)
+SURVIVED = replace(SURVIVED, operator_right=None, kinds=(), kind_right=None)
+ELSEWHERE = replace(KILLED, fault="astray", place_right=True, operator_right=False, rank_right=False)
+EQUAL = replace(SURVIVED, fault="negated-twice", family="equivalent", is_fault=False, status="equal")
+FLAGGED = replace(KILLED, fault="alarm", family="equivalent", is_fault=False, status="flagged", place_right=None)
+FLAGGED = replace(FLAGGED, operator_right=None)
+LOST = replace(SURVIVED, fault="lost", status="not struck", verdict=None, reason="it needs 3 ranks or more")
+
+
+def test_a_score_counts_faults_and_equivalents_apart_and_what_struck_nothing_as_neither():
+    score = Score.of([KILLED, SURVIVED, ELSEWHERE, EQUAL, FLAGGED, LOST])
+    assert (score.faults, score.killed, score.equivalents, score.flagged) == (3, 2, 2, 1)
+    assert (score.places, score.operators, score.ranks) == ((2, 2), (1, 2), (0, 1))
+    assert score.seconds == 9.0
+
+
+def test_what_is_not_as_it_should_be_is_told():
+    expected = [KILLED, ELSEWHERE, EQUAL, LOST]
+    assert [outcome.is_as_expected for outcome in expected] == [True] * 4
+    assert not SURVIVED.is_as_expected and not FLAGGED.is_as_expected
+
+
+def test_a_line_says_what_was_blamed_and_what_was_expected_where_that_is_another_thing():
+    assert line_of(KILLED) == (
+        "relu-for-silu in moe_seq: killed, DIFFERENT in 1.5 s; blamed relu of layers.1.moe (forward, chunk 1) on rank 0"
+    )
+    assert line_of(ELSEWHERE).endswith("; expected relu of layers.1.moe (forward, chunk 1)")
+    assert line_of(LOST) == "lost in moe_seq: not struck, - in 1.5 s; it needs 3 ranks or more"
+
+
+def test_families_have_a_row_each_and_all_of_them_one():
+    rows = by_family([KILLED, SURVIVED, EQUAL])
+    assert [row[:5] for row in rows] == [
+        ("numerics", "2", "1 of 2 (50%)", "0", "0"),
+        ("equivalent", "0", "-", "1", "0"),
+        ("all", "2", "1 of 2 (50%)", "1", "0"),
+    ]
+
+
+def test_the_terminal_names_survivors_and_false_alarms():
+    text = "\n".join(tell(FaultsFound(outcomes=[KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
+    for title in ("survivors:\n  quiet", "false alarms:\n  alarm", "struck nothing:\n  lost", "elsewhere:\n  astray"):
+        assert title in text
+    assert text.endswith(headline([KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST]))
+    assert "ended early: interrupted" in "\n".join(tell(FaultsFound(problem="interrupted")))
+
+
+def test_an_error_that_killed_is_told_as_an_error():
+    text = render_markdown(FaultsFound(outcomes=[replace(KILLED, verdict=Verdict.ERROR, kinds=(), call=None)]))
+    assert "| killed (ERROR) |" in text
+
+
+def test_json_has_every_outcome_and_markdown_a_row_each_without_breaking_its_table():
+    found = FaultsFound(outcomes=[KILLED, replace(LOST, says="a | b\nc")])
+    values = json.loads(render_json(found))
+    assert [outcome["fault"] for outcome in values["outcomes"]] == ["relu-for-silu", "lost"]
+    assert values["outcomes"][0]["call"]["operator"] == "relu"
+    lines = render_markdown(found).splitlines()
+    assert any(line.startswith("| `relu-for-silu` | another activation | ours |") for line in lines)
+    assert any("a \\| b c" in line for line in lines)

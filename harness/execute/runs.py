@@ -151,6 +151,8 @@ class Tracer:
                 case_timeout=run.case_timeout,
                 hangup=hangup,
             )
+        except UsageError:  # the call was wrong, and the program is as it was
+            raise
         except RankError:  # it hangs, or is gone: nothing is left to wait for
             finishing.kill()
             self._finishing = None

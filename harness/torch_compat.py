@@ -66,6 +66,11 @@ def import_tracing() -> None:
     import torch.export._trace  # noqa: F401
 
 
+def build() -> tuple[str, str, str]:
+    """This torch: its whole version, the commit it was built from, and with what it was built."""
+    return str(torch.__version__), str(torch.version.git_version), torch.__config__.show()
+
+
 def untested_release() -> str | None:
     """This torch, in words, when it is none of those that bitproof was tested on; else None."""
     if is_tested(torch.__version__):
@@ -227,6 +232,11 @@ def register_group(name: str, group: Any) -> None:
 def all_gather_flat(group: ProcessGroup, output: Tensor, x: Tensor) -> Any:
     """Launch a group's own all-gather of x (N) into output (W * N), ranks in ascending order; returns its work."""
     return group._allgather_base(output, x, AllgatherOptions())
+
+
+def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A group's own all-gather and reduce-scatter of whole tensors, as torch's functional collectives call them."""
+    return group._allgather_base, group._reduce_scatter_base
 
 
 def unregister_group(name: str) -> None:

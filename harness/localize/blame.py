@@ -136,10 +136,12 @@ def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) ->
 
 def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
     """What a report says of the call to blame; `told` words what is wrong with it."""
-    call = culprit.call
+    call, arguments = culprit.call, culprit.arguments
+    if told is not HOW:  # of two runs of one system
+        arguments = arguments.replace("where the reference has", "where its other run had")
     return BlamedCall(
         operator=call.operator,
-        how=told[culprit.how] + (f", with {culprit.arguments}" if culprit.arguments else ""),
+        how=told[culprit.how] + (f", with {arguments}" if arguments else ""),
         module=call.place.module,
         direction=call.place.direction,
         chunk=call.place.chunk,

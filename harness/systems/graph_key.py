@@ -82,6 +82,8 @@ def shelf_of(case: Case, folder: Path | None, installation: Installation | None)
 def _key(case: Case, installation: Installation) -> str:
     import torch
 
+    from harness.torch_compat import build
+
     return json.dumps(
         {
             "form": _FORM,
@@ -89,7 +91,7 @@ def _key(case: Case, installation: Installation) -> str:
             "device": "cpu",
             "sources": installation.sources.digest,
             "others": installation.others,
-            "torch": [torch.__version__, str(torch.version.git_version), torch.__config__.show()],
+            "torch": build(),
             "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
             "python": [sys.version, sys.implementation.cache_tag, repr(sys.flags)],
             "switches": read_switches(),

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
+from harness.torch_compat import flat_collectives
+
 Tell = Callable[[str], None]
 
 
@@ -51,10 +53,10 @@ class ToldGroup(dist.ProcessGroup):
         return self._launch("all_reduce", tensors, self.inner.allreduce, tensors, opts)
 
     def _allgather_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
-        return self._launch("all_gather", [x], self.inner._allgather_base, output, x, opts)
+        return self._launch("all_gather", [x], flat_collectives(self.inner)[0], output, x, opts)
 
     def _reduce_scatter_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
-        return self._launch("reduce_scatter", [x], self.inner._reduce_scatter_base, output, x, opts)
+        return self._launch("reduce_scatter", [x], flat_collectives(self.inner)[1], output, x, opts)
 
     def alltoall_base(
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None

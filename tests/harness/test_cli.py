@@ -17,6 +17,7 @@ from harness.commands.doctor import Torch
 from harness.compare.outcome import result_of_error
 from harness.errors import UsageError
 from harness.options import Stress
+from harness.program.kept import default_folder
 from harness.records import CaseResult, Report, Verdict
 from harness.report.text import replay_command
 from harness.report.write import prepare_run_dir, write_run
@@ -37,7 +38,7 @@ def called(monkeypatch) -> list:
     calls, shards = Calls(), []
     calls.shards = shards
 
-    def record(cases, options, report_dir, replay, not_run, shard):
+    def record(cases, options, report_dir, replay, not_run, shard, prove_first):
         shards.append(shard)
         calls.append((cases, options, report_dir, replay, not_run))
         return 1
@@ -145,6 +146,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "baseline_dir": None,
         "profile": False,
         "share_gpus": False,
+        "kept_graphs": default_folder(),
     }
     assert report_dir == tmp_path
     assert (
@@ -223,6 +225,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "baseline_dir": None,
         "profile": False,
         "share_gpus": False,
+        "kept_graphs": default_folder(),
     }
     assert (report_dir, replay) == (Path("reports"), [])
 
@@ -273,7 +276,7 @@ def test_a_case_that_needs_a_gpu_is_left_out_with_its_reason_unless_it_is_named(
 
 
 def test_our_own_bug_ends_with_3_and_a_traceback(called, monkeypatch, capsys):
-    monkeypatch.setattr("harness.cli.run.run_and_report", lambda *arguments: 1 // 0)
+    monkeypatch.setattr("harness.cli.run.run_and_report", lambda *arguments, **named: 1 // 0)
     assert main(["run"]) == 3
     assert "ZeroDivisionError" in capsys.readouterr().err
 

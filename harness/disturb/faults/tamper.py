@@ -7,7 +7,7 @@ inputs and what the tampered call gave: just as if the kernel were wrong.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ class TamperedCall:
 
     function: Any
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     turn: int
     clock: Clock
     fire: Callable[[], None]
@@ -38,12 +38,12 @@ class TamperedCall:
         this.fire()
         names = [argument.name for argument in schema_of(this.function).arguments]
         args = [changes.pop(name, value) for name, value in zip(names, this.args, strict=False)]
-        return this.function(*args, **(this.kwargs | changes))
+        return this.function(*args, **{**this.kwargs, **changes})
 
     def given(self, name: str) -> Any:
         """An argument by name, None where it was left out."""
         names = [argument.name for argument in schema_of(self.function).arguments]
-        return (dict(zip(names, self.args, strict=False)) | self.kwargs).get(name)
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name)
 
 
 @contextmanager

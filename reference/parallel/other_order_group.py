@@ -21,13 +21,14 @@ from reference.parallel.rank_order_group import sum_in_rank_order
 # W ranks of the group; N elements of one rank's part
 
 ORDERS = ("descending", "pairwise", "position")
+FEWEST_RANKS = {"descending": 3, "pairwise": 4, "position": 3}
+"""Of how many parts on each is another order: of two there is one alone, and of three pairs make the ascending one."""
 
 
 class OtherOrderGroup(DeviceOrderGroup):
     """A group that moves what `transport` moves, and adds in `order` while `is_on()`.
 
-    `tell` is called for each sum that was taken so of floating-point parts of three ranks or more: of two there is
-    one order alone.
+    `tell` is called for each sum that was taken so, of floating-point parts of as many ranks as the order needs.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class OtherOrderGroup(DeviceOrderGroup):
         self._tell = tell
 
     def _sum(self, parts_WN: Tensor) -> Tensor:
-        if not self._is_on() or len(parts_WN) < 3 or not parts_WN.is_floating_point():
+        if not self._is_on() or len(parts_WN) < FEWEST_RANKS[self._order] or not parts_WN.is_floating_point():
             return sum_in_rank_order(parts_WN)
         self._tell()
         return sum_in_order(parts_WN, self._order)

@@ -7,7 +7,7 @@ from harness.disturb.faults import SUM_ORDERS
 from harness.torch_compat import register_group
 from reference.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from reference.parallel.mesh import FSDP
-from reference.parallel.other_order_group import ORDERS, OtherOrderGroup, sum_in_order
+from reference.parallel.other_order_group import FEWEST_RANKS, ORDERS, OtherOrderGroup, sum_in_order
 from reference.parallel.rank_order_group import sum_in_rank_order
 from tests.ranks import on_ranks
 
@@ -33,6 +33,15 @@ def test_each_order_is_the_one_that_it_says():
 def test_every_part_is_added_once_whatever_the_order(order, ranks):
     parts = (2.0 ** torch.arange(ranks)).unsqueeze(1).expand(ranks, 5)
     assert torch.equal(sum_in_order(parts, order), torch.full((5,), 2.0**ranks - 1))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_of_fewer_ranks_than_an_order_needs_it_is_the_ascending_one(order):
+    def is_ascending(ranks):
+        parts = torch.randn(ranks, 4096, generator=torch.Generator().manual_seed(ranks))
+        return torch.equal(sum_in_order(parts, order), sum_in_rank_order(parts))
+
+    assert is_ascending(FEWEST_RANKS[order] - 1) and not is_ascending(FEWEST_RANKS[order])
 
 
 def test_an_order_that_there_is_not_is_refused():

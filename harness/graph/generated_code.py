@@ -1,4 +1,4 @@
-"""A name for the code that Inductor and Triton generated: two compilations of one graph have one, on every GPU.
+"""A name for the code that Inductor and Triton generated: two traces of one step have one, on every GPU.
 
 A graph's own hash says nothing of it. Another release, another heuristic, or a choice that was made by timing kernels
 gives other kernels for the same graph, and other bits.

@@ -6,8 +6,8 @@ from it finds torch as it was imported: ranks, and stages, which make programs (
 It reads a request a line (`execute/requests.py`) from standard input and answers through a pipe of its own, so that a
 stray print of a library cannot damage an answer. What comes before the answer, or the problem, is events.
 
-It ends when standard input does, and, on Linux, when the process that started it dies. Then it ends all that was
-started below it, in whatever session, and, where nobody else is left to do so, removes the temporary folder.
+It ends when standard input does, be it that the process that started it died. Then it ends all that was started below
+it, in whatever session, and, where nobody else is left to do so, removes the temporary folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -28,24 +29,23 @@ from harness.capture.store import warm_up
 from harness.execute import wire
 from harness.execute.answers import Answerer
 from harness.execute.failures import Problem
-from harness.execute.process import adopt_orphans, die_with_parent, end_children, keep_private
+from harness.execute.process import adopt_orphans, end_children, keep_private
 from harness.execute.requests import REQUESTS, Request
 from harness.execute.worker import preload
 from harness.machine.determinism import set_determinism
 from harness.program.sources import installation
+
+_LAST_MOMENT = 0.3  # seconds
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
-    parser.add_argument("--parent", type=int, help="pid of a parent to die with")
+    parser.add_argument("--parent", type=int, help="pid of who removes the temporary folder, while it lives")
     parser.add_argument("--temporary", type=Path, help="folder to remove where the parent cannot")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _end)
-    if options.parent:
-        die_with_parent(options.parent, signal.SIGTERM)
     adopt_orphans()
     os.set_inheritable(options.answers, False)
     keep_private(options.answers)
@@ -80,15 +80,18 @@ def main() -> None:
             else:
                 send(answer)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         answerer.close()
         end_children(but=set())
-        if options.temporary and options.parent and os.getppid() != options.parent:
+        if options.temporary and options.parent and _is_gone(options.parent):
             shutil.rmtree(options.temporary, ignore_errors=True)
 
 
-def _end(number: int, frame: object) -> None:
-    sys.exit(128 + number)
+def _is_gone(parent: int) -> bool:
+    """Whether the parent has ended, or does so now: its end of our input closes a moment before."""
+    limit = time.monotonic() + _LAST_MOMENT
+    while os.getppid() == parent and time.monotonic() < limit:
+        time.sleep(0.01)
+    return os.getppid() != parent
 
 
 if __name__ == "__main__":

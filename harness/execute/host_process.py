@@ -118,8 +118,9 @@ class HostProcess:
         """End the host and every process below it, now. Harmless when done before."""
         atexit.unregister(self.kill)
         if self._process.returncode is None:
-            if self._is_busy:  # what a system started may have left the group: the host can find it
-                os.kill(self._process.pid, signal.SIGTERM)
+            if self._is_busy and self._process.stdin is not None:  # what left the group, the host can find
+                with contextlib.suppress(OSError):
+                    self._process.stdin.close()
                 self._wait(_END_SECONDS)
             # Before the host is reaped its pid, which is its group's, cannot belong to anybody else.
             with contextlib.suppress(ProcessLookupError):

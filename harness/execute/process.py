@@ -36,14 +36,14 @@ def close_private() -> None:
         close_kept(fd)
 
 
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask Linux to send this process a signal when the thread that started it ends; elsewhere nothing happens.
+def die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when the thread that started it ends; elsewhere nothing happens.
 
     `parent` is that process: it may have died before we could ask.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

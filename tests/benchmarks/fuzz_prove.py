@@ -20,7 +20,7 @@ from tests.harness.prove.fuzzing import Fuzzer
 
 def main(mutants: int, seed: int) -> int:
     """Run, print, and return 1 for an unsound answer."""
-    fuzzer, chance, start = Fuzzer(), random.Random(seed), time.perf_counter()
+    fuzzer, chance, start = Fuzzer(), random.Random(seed), time.process_time()
     kinds: Counter[str] = Counter()
     flagged: Counter[str] = Counter()
     proved = agreed = failed = unsound = 0
@@ -34,10 +34,8 @@ def main(mutants: int, seed: int) -> int:
         if outcome.unsound:
             unsound += 1
             print(f"UNSOUND: {outcome.kind}: {', '.join(outcome.unsound)}", flush=True)
-    seconds = time.perf_counter() - start
-    print(
-        f"{mutants} mutants from seed {seed} in {seconds:.0f} s: {unsound} unsound; {failed} that torch refuses to run"
-    )
+    seconds = time.process_time() - start
+    print(f"{mutants} mutants, seed {seed}, {seconds:.0f} s of this process: {unsound} unsound; torch refuses {failed}")
     print(f"outputs whose bits agreed: {agreed}; of these proved: {proved}, flagged: {sum(flagged.values())}")
     for kind, count in flagged.most_common():
         print(f"  {kind:22} {count:6} flagged in {kinds[kind]} mutants")

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.certificate.calls import RejectedError
 from harness.certificate.check import check
 from harness.certificate.data import Answer
 from harness.certificate.files import read_certificate
+from harness.certificate.rules import RejectedError
 from harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.prove.graphs import aten, c10d, compare, randn
@@ -77,8 +77,9 @@ def test_what_was_refused_is_refused_by_the_checker_too():
 
     found = certificate_of("stale", compare(step, step, W, X))
     assert check(found) == {"REFUSED": 1, "PROVED": 1}
-    with pytest.raises(RejectedError, match="refused on one side of the proof alone"):
-        check(replace(found, refused=((), ())))
+    claimed = tuple(replace(answer, verdict="PROVED", terms=(0, 0)) for answer in found.answers)
+    with pytest.raises(RejectedError, match="what is said to be proved is refused"):
+        check(replace(found, answers=claimed))
 
 
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():

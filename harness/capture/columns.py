@@ -19,9 +19,12 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
         items = _numbers([item for value in values for item in value], field.type.value_type)
         return pa.Array.from_buffers(field.type, len(values), [None, offsets], children=[items])
     if pa.types.is_string(field.type):
-        encoded = [(value or "").encode() for value in values]
-        parts = [_validity(values), _offsets([len(text) for text in encoded]), pa.py_buffer(b"".join(encoded))]
-        return pa.Array.from_buffers(field.type, len(values), parts)
+        validity = _validity(values)
+        texts = [value or "" for value in values] if validity else values
+        joined = "".join(texts)
+        content = joined.encode()
+        sizes = map(len, texts if len(content) == len(joined) else [text.encode() for text in texts])
+        return pa.Array.from_buffers(field.type, len(values), [validity, _offsets(list(sizes)), pa.py_buffer(content)])
     return _numbers(values, field.type)
 
 
@@ -38,5 +41,7 @@ def _offsets(sizes: Sequence[int]) -> pa.Buffer:
 
 def _validity(values: Sequence[str | None]) -> pa.Buffer | None:
     """A bit for each value, lowest first, where some are None."""
+    if None not in values:
+        return None
     present = [value is not None for value in values]
-    return None if all(present) else pa.py_buffer(numpy.packbits(present, bitorder="little"))
+    return pa.py_buffer(numpy.packbits(present, bitorder="little"))

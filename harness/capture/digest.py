@@ -40,6 +40,7 @@ _INFINITY = {
 }
 """The bits of infinity: what is larger, without its sign, is NaN."""
 
+_IS_LITTLE = sys.byteorder == "little"
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -59,22 +60,27 @@ def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
     tensor = plain(tensor)
     found, content = _digest(tensor)
     if content is None:
-        content = tensor_bytes(tensor.as_strided((1,), (1,)))
+        content = _octets_at(tensor.as_strided((1,), (1,)))
         if _may_be_constant(content, tensor.dtype):
-            content = tensor_bytes(tensor)
+            content = _octets_at(tensor)
     return found, _constant(content, tensor.dtype) if _may_be_constant(content, tensor.dtype) else None
 
 
-def _digest(tensor: torch.Tensor) -> tuple[str, memoryview | None]:
+def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
     """A plain tensor's digest, and its bytes where they are in host memory."""
-    shape = ",".join(map(str, tensor.shape))
-    hasher = xxhash.xxh3_128(f"{dtype_name(tensor.dtype)}[{shape}]".encode())
-    content = None if tensor.is_cuda and tensor.nbytes > LEAF_BYTES else tensor_bytes(tensor)
-    if content is None:
-        hasher.update(hash_on_device(octets(tensor)))
-    else:
-        hasher.update(content if len(content) <= LEAF_BYTES else _leaves(content))
-    return hasher.hexdigest(), content
+    header, num_bytes = _header(tensor.dtype, tensor.shape), tensor.nbytes
+    if num_bytes <= LEAF_BYTES:  # a copy of so little takes less than feeding a hasher twice
+        content = _octets_at(tensor)
+        return xxhash.xxh3_128_hexdigest(header + content), content
+    if tensor.is_cuda:
+        return xxhash.xxh3_128_hexdigest(header + hash_on_device(octets(tensor))), None
+    content = _octets_at(tensor)
+    return xxhash.xxh3_128_hexdigest(header + _leaves(memoryview(content))), content
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return f"{dtype_name(dtype)}[{','.join(map(str, shape))}]".encode()
 
 
 def _leaves(view: memoryview) -> bytes:
@@ -82,20 +88,28 @@ def _leaves(view: memoryview) -> bytes:
     return b"".join([xxhash.xxh3_128_digest(view[start : start + LEAF_BYTES]) for start in starts])
 
 
-def _may_be_constant(content: memoryview, dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or NaN: it spares nearly every tensor the reading of all."""
+def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
+    """Whether the first element is zero or NaN: it spares nearly every tensor the reading of all.
+
+    Of nearly every one its highest byte tells: the sign and seven bits of the exponent, all ones in every NaN.
+    """
     if not content:
         return False
-    size = dtype.itemsize
-    first = int.from_bytes(content[:size], sys.byteorder) & ~(1 << (8 * size - 1) if dtype in _INFINITY else 0)
-    return first == 0 or first > _INFINITY.get(dtype, first)
-
-
-def _constant(content: memoryview, dtype: torch.dtype) -> str | None:
-    infinity = _INFINITY.get(dtype)
+    infinity, size = _INFINITY.get(dtype), dtype.itemsize
+    if infinity is not None and _IS_LITTLE and 0 < content[size - 1] & 0x7F < infinity >> (8 * size - 8):
+        return False
+    first = int.from_bytes(content[:size], sys.byteorder)
     if infinity is None:
-        return None if numpy.frombuffer(content, numpy.uint8).any() else "zero"
-    magnitudes = numpy.frombuffer(content, f"u{dtype.itemsize}") & ((1 << (8 * dtype.itemsize - 1)) - 1)
+        return first == 0
+    magnitude = first & ((1 << (8 * size - 1)) - 1)
+    return magnitude == 0 or magnitude > infinity
+
+
+def _constant(content: ctypes.Array[Any], dtype: torch.dtype) -> str | None:
+    infinity, octets_of_all = _INFINITY.get(dtype), memoryview(content)
+    if infinity is None:
+        return None if numpy.frombuffer(octets_of_all, numpy.uint8).any() else "zero"
+    magnitudes = numpy.frombuffer(octets_of_all, f"u{dtype.itemsize}") & ((1 << (8 * dtype.itemsize - 1)) - 1)
     if not magnitudes.any():
         return "zero"
     return "nan" if (magnitudes > infinity).all() else None
@@ -103,9 +117,10 @@ def _constant(content: memoryview, dtype: torch.dtype) -> str | None:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The dense local tensor behind `tensor`, apart from autograd; raises RecordingError when there is none."""
-    tensor = tensor.detach()
-    if type(tensor) is not torch.Tensor:
-        tensor = _unwrap(tensor)
+    if type(tensor) is not torch.Tensor or tensor.requires_grad:
+        tensor = tensor.detach()
+        if type(tensor) is not torch.Tensor:
+            tensor = _unwrap(tensor)
     if tensor.layout is not torch.strided:
         raise _no_bytes(f"a tensor of layout {tensor.layout}")
     if tensor.is_nested or tensor.is_quantized:
@@ -145,17 +160,27 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements' bytes in row-major order, without a copy where they already lie so in host memory."""
-    if tensor.numel() == 0:
-        return memoryview(b"")
+    content = _octets_at(tensor)
+    return memoryview(content).cast("B") if len(content) else memoryview(b"")
+
+
+def _octets_at(tensor: torch.Tensor) -> ctypes.Array[Any]:
+    """`tensor_bytes`, as the array of C that has them."""
+    num_bytes = tensor.nbytes
+    if num_bytes == 0:
+        return _NOTHING
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         tensor = octets(tensor).cpu()
     # Not .numpy(): it forbids the storage to be resized ever after, and FSDP frees gathered parameters that way.
     # Not through dlpack either: that takes 12 us a tensor, more than hashing most of them, and this takes one.
-    content = _array_type(tensor.nbytes).from_address(tensor.data_ptr())
+    content = _array_type(num_bytes).from_address(tensor.data_ptr())
     content.owner = tensor  # whose memory this is, for as long as somebody reads it
-    return memoryview(content).cast("B")
+    return content
 
 
 @functools.lru_cache(maxsize=1024)
 def _array_type(num_bytes: int) -> Any:
     return ctypes.c_ubyte * num_bytes
+
+
+_NOTHING = _array_type(0)()

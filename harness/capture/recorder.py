@@ -34,7 +34,7 @@ class Recorder:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self._is_chosen = chooser(self.patterns)
+        self._is_chosen = chooser(self.patterns) if self.patterns else None
 
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
         """Take one tensor's digest now, before the system goes on to change it.
@@ -51,9 +51,9 @@ class Recorder:
             )
         digest, constant = digest_and_constant(tensor)
         self.rows[key] = Record(digest, dtype_name(tensor.dtype), tuple(tensor.shape), _loss(kind, tensor), constant)
-        if self.keep == key:
+        if self.keep is not None and self.keep == key:
             self.kept = copy_value(plain(tensor))
-        if self._is_chosen(key):
+        if self._is_chosen is not None and self._is_chosen(key):
             self.values[key] = copy_value(plain(tensor))
         self.seconds += time.perf_counter() - began
 

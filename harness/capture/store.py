@@ -167,11 +167,19 @@ def warm_up_checks() -> None:
 
 
 def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
-    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS.names}
+    keys, records = [], []
     for key, record in rows:
-        for name, value in (key._asdict() | record._asdict()).items():
-            columns[name].append(value)
+        keys.append(key)
+        records.append(record)
+    columns = dict(
+        zip((*Key._fields, *Record._fields), (*_transposed(keys, Key), *_transposed(records, Record)), strict=True)
+    )
     return pa.Table.from_arrays([column(columns[field.name], field) for field in _COLUMNS], schema=_COLUMNS)
+
+
+def _transposed(rows: Sequence[Any], kind: Any) -> Sequence[Sequence[Any]]:
+    """The columns of rows of one kind; empty ones where there are no rows."""
+    return list(zip(*rows, strict=True)) or [()] * len(kind._fields)
 
 
 def _values_path(folder: Path, rank: int) -> Path:

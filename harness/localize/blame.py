@@ -37,11 +37,12 @@ Site = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 
-How = Literal["computes", "reads", "adds", "lacks", "abandons"]
+How = Literal["computes", "reads", "exchanges", "adds", "lacks", "abandons"]
 
 HOW: dict[How, str] = {
     "computes": "gives another output from the same inputs",
     "reads": "reads other inputs, each of them right by itself",
+    "exchanges": "reads the same inputs in another order",
     "adds": "is a call that the reference does not make",
     "lacks": "is a call of the reference that the candidate does not make",
     "abandons": "is launched, and never waited for",
@@ -50,6 +51,7 @@ HOW: dict[How, str] = {
 HOW_ITSELF: dict[How, str] = {
     "computes": HOW["computes"],
     "reads": "reads other inputs, though no operator call before it gave another output",
+    "exchanges": HOW["exchanges"],
     "adds": "is a call that another run of the system does not make",
     "lacks": "is a call that another run of the system does not make",
     "abandons": HOW["abandons"],
@@ -98,13 +100,13 @@ def find_culprit(
     index, first_rank = min((index, rank) for rank, index in computing or roots)
     log = logs[first_rank]
     call = log.calls[index]
-    partner, same_inputs = log.reference.partner(call, log.turn(index))
+    partner, same = log.reference.partner(call, log.turn(index))
     ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
-    if partner is not None and not same_inputs:
+    if partner is not None and same is None:
         missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs})
         if missing is not None:
             return missing
-    how: How = "computes" if same_inputs else "reads" if partner is not None else "adds"
+    how: How = same or ("reads" if partner is not None else "adds")
     if call.collective and not call.outputs:
         how = "abandons"
     arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
@@ -263,7 +265,7 @@ class _Log:
     def only_packs(self, index: int) -> bool:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
         operator = self.calls[index].operator.partition(".")[0]
-        return operator in _PACKING and all(map(self.only_packs, self.bad_producers(index)))
+        return operator in PACKING and all(map(self.only_packs, self.bad_producers(index)))
 
     def is_packing(self, index: int) -> bool:
         """Whether a call only packs right values, or is the collective of such."""
@@ -341,16 +343,22 @@ class _Reference:
         """The first call that gave a value."""
         return self._producers.get(value)
 
-    def partner(self, call: Call, turn: int) -> tuple[int | None, bool]:
-        """The call that `call`, the turn-th of its operator at its place, should equal; whether its inputs do."""
+    def partner(self, call: Call, turn: int) -> tuple[int | None, Literal["computes", "exchanges"] | None]:
+        """The call that `call`, the turn-th of its operator at its place, should equal.
+
+        And what is wrong with `call` where it has the same inputs: its output, or their order.
+        """
         indices = [i for i in self._indices.get(call.operator, ()) if _fits(self.log[i].place, call.place)]
         for index in indices:
+            if self.log[index].inputs == call.inputs:
+                return index, "computes"
+        for index in indices:
             if sorted(self.log[index].inputs) == sorted(call.inputs):
-                return index, True
+                return index, "computes" if call.operator.partition(".")[0] in _COMMUTATIVE else "exchanges"
         if any(self.log[i].place.direction is None for i in indices) or call.place.direction is None:
-            return self._nearest(indices, call), False
+            return self._nearest(indices, call), None
         indices = [i for i in indices if self.log[i].place.module == call.place.module]
-        return (indices[turn] if turn < len(indices) else None), False
+        return (indices[turn] if turn < len(indices) else None), None
 
     def _nearest(self, indices: Sequence[int], call: Call) -> int | None:
         """Of the calls at these indices the first that shares most inputs with `call`; None when none shares any."""
@@ -370,10 +378,13 @@ def _fits(first: Place, second: Place) -> bool:
     return all(None in pair or pair[0] == pair[1] for pair in (directions, chunks))
 
 
+_COMMUTATIVE = {"add", "mul", "maximum", "minimum"}
+"""Operators whose result does not depend on which of two tensors comes first."""
+
 _ORDER_KEEPING = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze"}
 
-
-_PACKING = _ORDER_KEEPING | {"cat", "stack", "constant_pad_nd", "clone", "split_with_sizes_copy"}
+PACKING = _ORDER_KEEPING | {"cat", "stack", "constant_pad_nd", "clone", "split_with_sizes_copy"}
+"""Operators that compute nothing: they put values together, or give parts of them."""
 
 
 def _keeps_order(call: Call) -> bool:

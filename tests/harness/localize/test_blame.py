@@ -205,9 +205,12 @@ def test_a_last_call_that_is_left_out_is_named_although_nothing_that_ran_is_wron
     assert (culprit.how, culprit.call, culprit.reference) == ("lacks", reference[2], 2)
 
 
-def test_inputs_in_another_order_are_the_same_inputs() -> None:
+def test_a_sums_inputs_in_another_order_are_the_same_inputs_and_a_differences_are_not() -> None:
     culprit = blamed([call("add a b -> c")], [call("add b a -> C")], "C")
     assert culprit is not None and culprit.how == "computes"
+    culprit = blamed([call("sub a b -> c")], [call("sub b a -> C")], "C")
+    assert culprit is not None and (culprit.how, culprit.reference) == ("exchanges", 0)
+    assert call_of(culprit).how == "reads the same inputs in another order"
 
 
 def test_a_call_that_only_hands_a_value_on_did_not_make_it() -> None:

@@ -16,7 +16,6 @@ from cases import (
     overlap,
     process_groups,
     shapes,
-    sight,
     trainers,
     unequal,
 )
@@ -48,7 +47,6 @@ FAMILIES = (
     unequal,
     models,
     shapes,
-    sight,
     memory,
     process_groups,
     bucketing,

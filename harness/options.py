@@ -47,6 +47,8 @@ class RunOptions:
     `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
     itself (see `harness.systems.names`).
     `share_gpus` lets ranks share GPUs, over gloo, where there are fewer than ranks.
+    With `deep` the last step of a case that is EQUAL is replayed, and calls are told whose values the reference never
+    had.
     With `profile` the first run of each system is profiled, into the run folder.
     `kept_graphs` is the folder of prepared graphs that are kept from run to run, None where every one shall be traced.
     Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
@@ -66,6 +68,7 @@ class RunOptions:
     values: tuple[str, ...] = ()
     baseline_dir: Path | None = None
     profile: bool = False
+    deep: bool = False
     share_gpus: bool = False
     kept_graphs: Path | None = None
 

@@ -101,6 +101,9 @@ def run_command(
     profile: Annotated[
         bool, typer.Option("--profile", help="Write what each rank's time goes into, as a trace that Perfetto reads.")
     ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Of a case that is EQUAL, tell calls whose values the reference never had.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write the passes' debug logs to the logs.")] = False,
 ) -> None:
     """Run cases on every rank, compare, and write a report."""
@@ -133,6 +136,7 @@ def run_command(
         names={} if names is None else read_names(names),
         baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
         profile=profile,
+        deep=deep,
     )
     files = {"--names": names, CASE_FILE: case_file}
     named = [part for option, file in files.items() if file is not None for part in (option, str(file))]

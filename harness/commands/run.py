@@ -114,6 +114,7 @@ def replay_options(changes: Changes, run: RunOptions) -> list[str]:
         "--no-control": run.control == "never",
         "--stress": run.stress is not None,
         "--baseline": run.baseline_dir is not None,
+        "--deep": run.deep,
     }
     options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     options += [name for name, is_given in flags.items() if is_given]

@@ -24,7 +24,7 @@ from harness.execute.session import Desk
 from harness.graph.options import GraphOptions
 from harness.localize.noise import NoiseSearch
 from harness.localize.replay import Replay
-from harness.localize.search import Search, UnrepeatableError
+from harness.localize.search import NO_CALL, Search, UnrepeatableError
 from harness.machine.devices import Placement
 from harness.options import ROLES, OnEvent, Role, RunOptions
 from harness.records import (
@@ -185,7 +185,19 @@ class CaseRun:
             found = repeats(controls, stresses)
             repeat = next(repeat for repeat in found if repeat.between == first.between)
             judgement = self._find_noise(judgement, first, repeat, recordings)
+        elif judgement.verdict == Verdict.EQUAL and self.options.deep:
+            self.remarks.append(self._strangers())
         return judgement, recordings
+
+    def _strangers(self) -> str:
+        """What of the candidate's last step the reference never had, by replays of both systems."""
+        search = Search({}, self._archives, self.case.parallelism.world_size, self._replay, self._compare_bits)
+        try:
+            return str(search.strangers(self.case.steps - 1))
+        except (RankError, RecordingError) as error:
+            return f"--deep: the replay of the last step failed:\n{error}"
+        finally:
+            shutil.rmtree(self._archives, ignore_errors=True)
 
     def _is_measurable(self, comparison: Comparison) -> bool:
         """Whether the case states a bound, and the two systems differ in nothing but values."""
@@ -247,7 +259,10 @@ class CaseRun:
 
         def explain() -> Judgement:
             try:
-                return replace(judgement, first_divergence=search.explain(first))
+                explained = search.explain(first)
+                if explained.call is None:
+                    self.remarks.append(NO_CALL)
+                return replace(judgement, first_divergence=explained)
             except UnrepeatableError as error:
                 return self._unrepeatable(judgement, error.role, error.key, recordings)
 

@@ -145,6 +145,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "values": (),
         "baseline_dir": None,
         "profile": False,
+        "deep": False,
         "share_gpus": False,
         "kept_graphs": default_folder(),
     }
@@ -208,7 +209,9 @@ def test_an_extra_pass_that_is_not_there_ends_with_2_and_no_report(value, text, 
 def test_run_without_options_takes_every_case_as_it_is(called):
     assert main(["run", "-k", "chunking"]) == 1
     [(cases, options, report_dir, replay, not_run)] = called
-    assert [case.name for case in cases] == ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    names = ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    names += ["blocks_batch_sight", "experts_batch_sight", "experts_seq_sight"]
+    assert [case.name for case in cases] == names
     assert not_run == {}, "who selects by name gets every case that is named"
     assert vars(options) == {
         "device": "auto",
@@ -224,6 +227,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "values": (),
         "baseline_dir": None,
         "profile": False,
+        "deep": False,
         "share_gpus": False,
         "kept_graphs": default_folder(),
     }

@@ -58,7 +58,8 @@ def is_safe(value: Any) -> bool:
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
     """The value with one element off by one ULP: of integers by one, and within what the others span where they do.
 
-    An element that is finite and not zero is chosen where there is one; `chance` says which. Elements that lie in the
+    An element that is finite and not zero is chosen where there is one; `chance` says which. A tensor of zeros has no
+    scale of its own, and gets the ULP of one: a zero's own is lost in any sum. Elements that lie in the
     same memory, as those of an expanded dim, change together. A number that is no tensor is off by one. None for a
     value with nothing to change.
     """
@@ -70,6 +71,9 @@ def by_one_ulp(value: Any, chance: random.Random) -> Any:
     x = chance.choice(found)
     wrong = copied(x)
     where = _element(x, chance)
+    if x.is_floating_point() and not bool(x.any()):
+        wrong[where] = torch.finfo(x.dtype).eps
+        return replaced(value, x, wrong)
     bits = as_integers(wrong)
     place = (*where, chance.randrange(2)) if x.is_complex() else where
     bits[place] = _off_by_one(x, bits[place].item(), chance)
@@ -89,9 +93,7 @@ def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
     """The index of an element that is finite and not zero, of any where there is none."""
     flat = x.detach().reshape(-1)
     usual = (flat != 0) & flat.isfinite() if flat.is_floating_point() or flat.is_complex() else None
-    if usual is None or not bool(usual.any()):
-        number = chance.randrange(flat.numel())
-    elif bool(usual.all()):
+    if usual is None or not bool(usual.any()) or bool(usual.all()):
         number = chance.randrange(flat.numel())
     else:
         places = usual.nonzero().reshape(-1)

@@ -53,49 +53,71 @@ class Examiner:
         self._seed = seed
         self._isolate = isolate
 
-    def examine(self, index: int, *, may_be_blind: bool = True, formulas: Sequence[str] | None = None) -> Finding:
+    def examine(
+        self,
+        index: int,
+        *,
+        may_be_blind: bool = True,
+        formulas: Sequence[str] | None = None,
+        needs_ulp: bool = True,
+    ) -> Finding:
         """What comes of one call. `formulas` are the neighbours still to be tried, None for all.
+
+        Without `needs_ulp` they alone are.
 
         Raises NotRepeatableError.
         """
         call = self._program.calls[index]
         tried = neighbours.names_of(self._program, call) if formulas is None else formulas
         answers = {name: self._neighbour(call, name) for name in tried}
+        if not needs_ulp:
+            return Finding(call=index, neighbours=answers)
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
         if not targets:
             return Finding(call=index, lost=(-1,), is_blind=True, neighbours=answers)
         fate = Fate()
         for turn in range(TRIES):
-            chance = random.Random(f"{self._seed} {index} {turn}")
-            fate = self._one_ulp(targets[turn % len(targets)], chance)
+            fate = self._one_ulp(call, turn)
             if fate.shown:
                 return Finding(call=index, shown=fate.shown, tries=turn + 1, neighbours=answers)
-        is_blind, lost = False, fate.lost
-        if may_be_blind:
-            gross = [self._gross(call, targets, turn) for turn in range(2)]
-            is_blind = not any(found.shown for found in gross)
-            lost = gross[0].lost if is_blind else lost
-        return Finding(call=index, tries=TRIES, lost=lost, is_blind=is_blind, neighbours=answers)
+        gross = self._is_blind(call, targets) if may_be_blind else None
+        lost = fate.lost if gross is None else gross.lost
+        return Finding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
     def _filled(self, slot: int) -> list[int]:
         """The ranks on which a slot holds anything to change."""
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
-    def _one_ulp(self, slot: int, chance: random.Random) -> Fate:
+    def error(self, call: Call, turn: int) -> tuple[int, int, Any]:
+        """The slot, the rank and the wrong value of a call's `turn`-th try."""
+        chance = random.Random(f"{self._seed} {call.index} {turn}")
+        targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
+        slot = targets[turn % len(targets)]
         rank = chance.choice(self._filled(slot))
+        return slot, rank, by_one_ulp(self._ranks[rank][slot], chance)
+
+    def _one_ulp(self, call: Call, turn: int) -> Fate:
+        slot, rank, wrong = self.error(call, turn)
         value = self._ranks[rank][slot]
         if not readers_agree(self._program, self._ranks, slot, rank, _again(value)):
-            maker = self._program.makers[slot]
-            raise NotRepeatableError(f"what reads {maker.operator} {maker.node} gives other bits when it is repeated")
-        wrong = by_one_ulp(value, chance)
+            raise NotRepeatableError(f"what reads {call.operator} {call.node} gives other bits when it is repeated")
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
-    def _gross(self, call: Call, targets: Sequence[int], turn: int) -> Fate:
-        chance = random.Random(f"{self._seed} {call.index} gross {turn}")
-        values = {(slot, rank): self._ranks[rank][slot] for slot in targets for rank in self._filled(slot)}
-        wrong = {key: grossly(value, chance) for key, value in values.items()}
-        return self._followed(wrong, all(map(is_safe, values.values())))
+    def _is_blind(self, call: Call, targets: Sequence[int]) -> Fate | None:
+        """The fate of gross errors in every element, first on one rank, then on all; None where they are seen."""
+        fate = Fate()
+        for turn in range(3):
+            chance = random.Random(f"{self._seed} {call.index} gross {turn}")
+            values = {(slot, rank): self._ranks[rank][slot] for slot in targets for rank in self._filled(slot)}
+            if turn == 0:
+                chosen = chance.choice(sorted({rank for _, rank in values}))
+                values = {key: value for key, value in values.items() if key[1] == chosen}
+            wrong = {key: grossly(value, chance) for key, value in values.items()}
+            fate = self._followed(wrong, all(map(is_safe, values.values())))
+            if fate.shown:
+                return None
+        return fate
 
     def _followed(self, wrong: Mapping[tuple[int, int], Any], safe: bool) -> Fate:
         run = functools.partial(follow, self._program, self._ranks, wrong)

@@ -15,7 +15,7 @@ from harness.errors import RecordingError
 from harness.graph.options import GraphOptions
 from harness.records import Key, Recording
 from harness.sensitivity.lockstep import after, run_step
-from harness.sensitivity.program import BUFFER, GRAD, INPUT, PARAM, STATE, Program, add_graph
+from harness.sensitivity.program import BUFFER, INPUT, PARAM, STATE, Program, add_graph
 from harness.sensitivity.update import Trainer, add_update, begin_state, held
 from harness.systems.graph import all_trainers, step_graph
 
@@ -59,7 +59,7 @@ class Steps:
             program,
             graph.module,
             sources,
-            [("loss", "loss"), *((GRAD, name) for name in graph.parameter_names)],  # type: ignore[list-item]
+            [("loss", "loss"), *(("grad", name) for name in graph.parameter_names)],
             partitions,
         )
         for name in first.state_buffers:

@@ -7,6 +7,7 @@ order of every sum is said where it is written.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,7 +33,9 @@ def _wide(function: Formula) -> Formula:
         def widened(x: Any) -> Any:
             return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
-        kwargs = {name: torch.float64 if name == "dtype" and value else widened(value) for name, value in kwargs.items()}
+        kwargs = {
+            name: torch.float64 if name == "dtype" and value else widened(value) for name, value in kwargs.items()
+        }
         given = function(*(torch.float64 if isinstance(x, torch.dtype) else widened(x) for x in args), **kwargs)
         return given.to(dtypes[0]) if isinstance(given, Tensor) else given
 
@@ -73,7 +76,7 @@ def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: An
     """Each group's product in float32, rounded once."""
     assert offs is not None
     bounds = [0, *offs.tolist()]
-    pairs = list(zip(bounds, bounds[1:], strict=False))
+    pairs = list(itertools.pairwise(bounds))
     if y.dim() == 3:  # rows of x by group, a matrix each
         parts = [x[a:b].float() @ y[i].float() for i, (a, b) in enumerate(pairs)]
         return torch.cat([*parts, x.new_zeros(x.shape[0] - bounds[-1], y.shape[-1]).float()]).to(x.dtype)
@@ -221,7 +224,7 @@ def _from_last_rank(call: Call, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: Call) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Of a sum whose summand is a product: that rounded once; of one whose first summand is a sum: added the other way."""
+    """Of a sum with a product in it: rounded once; of one whose first summand is a sum: added the other way round."""
     for place, read in enumerate(call.args):
         maker = program.makers.get(read.number) if isinstance(read, Slot) else None
         if maker is None or maker.partition is not None or maker.kwargs or len(maker.args) != 2:

@@ -23,8 +23,8 @@ from harness.localize.calls import Place
 from harness.localize.node_places import place_of
 from harness.torch_compat import HigherOrderOperator, OpOverload
 
-PARAM, BUFFER, STATE, INPUT, GRAD = "param", "buffer", "optimizer", "input", "grad"
-"""What a step starts from: parameters, buffers, optimizer state and what it reads, each by name; and gradients."""
+PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
+"""What a step starts from: parameters, buffers, optimizer state and what it reads, each by name."""
 
 Source = tuple[str, str]
 """What a slot holds before the step: of which sort, and its name."""
@@ -114,7 +114,7 @@ class Program:
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: Call) -> list[int]:
-        """The slots that a call fills and that somebody reads, or that are compared; of several results each its own."""
+        """The slots that a call fills and that are read or compared; of several results in one, the slot of each."""
         found: list[int] = []
         for slot in call.gives:
             readers = [self.calls[index] for index in self.readers[slot]]

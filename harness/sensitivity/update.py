@@ -17,7 +17,7 @@ from harness.errors import PassError
 from harness.graph.groups import Partition
 from harness.graph.operators import COLLECTIVE_NAMESPACES, name_of, written_names
 from harness.localize.calls import Place
-from harness.sensitivity.program import BUFFER, GRAD, PARAM, STATE, Call, Program, Slot, Source, Variables, slots_in
+from harness.sensitivity.program import BUFFER, PARAM, STATE, Call, Program, Slot, Source, Variables, slots_in
 from harness.torch_compat import TorchDispatchMode, schema_of
 
 AT = Place(None, "update")
@@ -81,7 +81,7 @@ def add_update(program: Program, trainer: Trainer, partitions: Mapping[str, Part
     for name, parameter in trainer.parameters.items():  # what an optimizer hands on is the parameter itself
         tape.know(parameter, program.last[PARAM, name])
     for name, x in gradients.items():
-        tape.know(x, program.compared[GRAD, name])
+        tape.know(x, program.compared["grad", name])
     with tape:
         trainer.update(gradients)
     for source, x in known.items():

@@ -113,11 +113,15 @@ class Trainer:
         observe("loss", "loss", loss.detach())
         _observe_all(observe, "grad", gradients)
         self._observe_buffers(observe, "before_optimizer")
-        balance_experts(self.model, self.case.optimizer.expert_bias_lr)
-        self.optimizer.step(gradients)
+        self.update(gradients)
         _observe_all(observe, "param", self.parameters)
         _observe_all(observe, "optimizer", dict(self.optimizer.state()))
         self._observe_buffers(observe, "after_optimizer")
+
+    def update(self, gradients: Mapping[str, Tensor]) -> None:
+        """Balance experts, then update every parameter from its gradient."""
+        balance_experts(self.model, self.case.optimizer.expert_bias_lr)
+        self.optimizer.step(gradients)
 
     def _observe_buffers(self, observe: Observe, moment: str) -> None:
         _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})

@@ -43,6 +43,7 @@ TRACES = (
     "tests/harness/localize/test_shrink_case.py",
     "tests/harness/localize/test_standalone.py",
     "tests/harness/prove/",
+    "tests/harness/sensitivity/test_measure.py",
     "tests/harness/systems/test_graph.py",
     "tests/harness/test_torch_compat.py",
     "tests/reference/layers/test_attention.py",

@@ -72,6 +72,11 @@ ELSEWHERE = {
     "harness/records/proof.py": ("tests/harness/report/test_proofs.py", "proofs are told in reports"),
     "harness/records/recording.py": ("tests/harness/capture/test_store.py", "recordings go to disk and back"),
     "harness/records/result.py": ("tests/harness/report/test_json.py", "results go through report.json and back"),
+    "harness/cli/sensitivity.py": (
+        "tests/harness/commands/test_sensitivity.py",
+        "commands are tested as they are called",
+    ),
+    "harness/records/sensitivity.py": ("tests/harness/report/test_sensitivity.py", "shares are told in reports"),
     "harness/cli/faults.py": ("tests/harness/commands/test_faults.py", "commands are tested as they are called"),
     "harness/disturb/faults/injector.py": (
         "tests/harness/disturb/test_faults.py",

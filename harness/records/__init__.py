@@ -60,6 +60,14 @@ from harness.records.result import (
     group_keys,
     zero_counts,
 )
+from harness.records.sensitivity import (
+    FormulaRow,
+    Sensitivity,
+    SensitivityRow,
+    UnseenCall,
+    by_direction,
+    wilson,
+)
 from harness.ulps import (
     BUCKETS,
     UNLIKE,
@@ -92,6 +100,7 @@ __all__ = [
     "FaultOutcome",
     "FaultStatus",
     "FaultsFound",
+    "FormulaRow",
     "GraphIdentity",
     "Histogram",
     "Key",
@@ -111,12 +120,17 @@ __all__ = [
     "Role",
     "Sample",
     "Score",
+    "Sensitivity",
+    "SensitivityRow",
     "Shard",
     "Step",
     "Switch",
     "TensorDifference",
+    "UnseenCall",
     "Verdict",
+    "by_direction",
     "group_keys",
     "ulp_bucket",
+    "wilson",
     "zero_counts",
 ]

@@ -13,6 +13,7 @@ from harness.case.shard import Shard
 from harness.checked import GROWING, That
 from harness.records.proof import ProofOutcome
 from harness.records.recording import ROLES, Key, Role
+from harness.records.sensitivity import Sensitivity
 from harness.ulps import Count, Histogram
 
 SCHEMA = 1
@@ -295,6 +296,7 @@ class CaseResult:
     `kept_graph` says whether the graph was one that an earlier run had traced; None where no graph was made.
     `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
     `proof` is what a proof said before the case ran, None where none was asked for.
+    `sensitivity` is how much of the step the comparison sees, None where nobody asked.
     """
 
     case: Case
@@ -324,6 +326,7 @@ class CaseResult:
     collectives: str | None = None
     proof: ProofOutcome | None = None
     kept_graph: bool | None = None
+    sensitivity: Sensitivity | None = None
 
     @property
     def where(self) -> str:

@@ -34,6 +34,7 @@ from harness.records import (
     Report,
     Role,
     Sample,
+    Sensitivity,
     TensorDifference,
     Verdict,
 )
@@ -247,6 +248,7 @@ class CaseEntry:
     collectives: str | None = None
     proof: ProofOutcome | None = None
     kept_graph: bool | None = None
+    sensitivity: Sensitivity | None = None
     case: WholeCase
 
     @staticmethod

@@ -229,6 +229,12 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
     return [TextStream(documents, case.batch, rank=r, world_size=size).step(step)._asdict() for r in ranks]
 
 
+def all_trainers(case: Case) -> list[Trainer]:
+    """Every rank's trainer, in this one process: state and data, for who carries what ranks send each other himself."""
+    ranks = range(case.parallelism.world_size)
+    return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]
+
+
 def rank_order_group_source() -> str:
     """The source of gloo's group whose sums are taken in rank order, for a file that stands alone."""
     text = inspect.getsource(rank_order_group)

@@ -10,6 +10,7 @@ from cases import (
     backends,
     bucketing,
     chunking,
+    joint,
     memory,
     models,
     nightly,
@@ -55,6 +56,7 @@ FAMILIES = (
     overlap,
     attention,
     backends,
+    joint,
     nightly,
     trainers,
 )

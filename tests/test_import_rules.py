@@ -17,6 +17,7 @@ FLOOR = {
     "harness.case",
     "harness.case.case",
     "harness.case.shard",
+    "harness.case.traced",
     "harness.records",
     "harness.records.bisection",
     "harness.records.comparison",

@@ -187,7 +187,10 @@ def divided(module: GraphModule, num_outputs: int, num_static: int, *, by: str) 
     """
     from torch._functorch import config, partitioners
 
-    ways = {"min_cut": partitioners.min_cut_rematerialization_partition, "default": partitioners.default_partition}
+    ways: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
+        "min_cut": partitioners.min_cut_rematerialization_partition,
+        "default": partitioners.default_partition,
+    }
     settings = {name: value for name, value in _PARTITION_SETTINGS.items() if hasattr(config, name)}
     with cast(Any, config).patch(settings):
         static = list(range(num_static))

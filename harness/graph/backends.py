@@ -138,7 +138,7 @@ class CompiledHalves:
         return self.halves.run(self.forward, self.backward, *inputs)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What the report says of both."""
         facts = {"forward": self.forward.facts, "backward": self.backward.facts}
         code = "".join(half["generated_hash"] for half in facts.values())

@@ -30,7 +30,7 @@ from harness.graph import operators
 from harness.graph.fake_mode import step_fake_mode
 from harness.graph.origin import META_KEY, Origin, OriginRecorder
 from harness.graph.runtime_checks import written_checks
-from harness.graph.trace import ChunkSymbol, JointGraph, LossFunction, fake_state, refuse_opaque_nested_graphs
+from harness.graph.trace import ChunkSymbol, JointGraph, LossFunction, fixed_fake, refuse_opaque_nested_graphs
 from harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, swapped_state
 
 SEED_KEY = "seed"
@@ -78,8 +78,8 @@ def export_joint_step(
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = list(state)
     parameter_names = [name for name, _ in model.named_parameters()]
-    fakes = {name: fake_state(fake_mode, x, device) for name, x in state.items()}
-    fake_inputs = tuple(fake_state(fake_mode, x, device) for x in inputs)
+    fakes = {name: fixed_fake(fake_mode, x, device) for name, x in state.items()}
+    fake_inputs = tuple(fixed_fake(fake_mode, x, device) for x in inputs)
     recorder = OriginRecorder(model)
     with ExitStack() as recordings:
 

@@ -149,7 +149,8 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
             continue
         env[node] = graph.node_copy(node, env.__getitem__)
         env[node].meta[_TAG] = f"is_{origin_of(node).direction}"
-    loss, *gradients = module.graph.output_node().args[0]  # type: ignore[misc]
+    outputs: Any = module.graph.output_node().args[0]
+    loss, *gradients = outputs
     graph.output(tuple(env[x] for x in (loss, *(write.value for write in writes), *gradients)))
     return GraphModule(module, graph)
 
@@ -168,7 +169,8 @@ def _as_one(
         inputs[node] = values[node.name] = graph.placeholder(node.name)
         values[node.name].meta = dict(node.meta)
     _copy(graph, forward, values, "forward")
-    loss, *of_buffers = (values[x.name] for x in forward.graph.output_node().args[0][: 1 + len(writes)])  # type: ignore[index, union-attr]
+    outputs: Any = forward.graph.output_node().args[0]
+    loss, *of_buffers = (values[x.name] for x in outputs[: 1 + len(writes)])
     names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     crossing = [node.name for node in backward.graph.find_nodes(op="placeholder") if "tangents" not in node.name]
     due = list(zip((inputs[write.buffer] for write in writes), of_buffers, strict=True))

@@ -22,6 +22,7 @@ FLOOR = {
     "harness.records.bisection",
     "harness.records.comparison",
     "harness.records.faults",
+    "harness.records.partition",
     "harness.records.proof",
     "harness.records.recording",
     "harness.records.result",

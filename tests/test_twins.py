@@ -69,6 +69,7 @@ ELSEWHERE = {
     "harness/report/diff.py": ("tests/harness/commands/test_record.py", "recordings are compared there"),
     "harness/records/bisection.py": ("tests/harness/localize/test_bisect_passes.py", "a search fills it"),
     "harness/records/comparison.py": ("tests/harness/compare/test_verdict.py", "comparisons are made there"),
+    "harness/records/partition.py": ("tests/harness/report/test_partition.py", "partitions are told in reports"),
     "harness/records/proof.py": ("tests/harness/report/test_proofs.py", "proofs are told in reports"),
     "harness/records/recording.py": ("tests/harness/capture/test_store.py", "recordings go to disk and back"),
     "harness/records/result.py": ("tests/harness/report/test_json.py", "results go through report.json and back"),

@@ -34,6 +34,7 @@ from harness.records import (
     Divergence,
     Event,
     Key,
+    Partition,
     PassReport,
     Recording,
     Verdict,
@@ -332,6 +333,7 @@ class CaseRun:
             "memory": self.memory,
             "passes": self.passes,
             "kept_graph": self.kept_graph,
+            "partition": Partition.of([entry.facts for entry in self.passes]),
             "logs": self._logs(),
         }
 

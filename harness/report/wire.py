@@ -29,6 +29,7 @@ from harness.records import (
     Key,
     KindName,
     Neighbour,
+    Partition,
     PassReport,
     ProofOutcome,
     Report,
@@ -247,6 +248,7 @@ class CaseEntry:
     collectives: str | None = None
     proof: ProofOutcome | None = None
     kept_graph: bool | None = None
+    partition: Partition | None = None
     case: WholeCase
 
     @staticmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cases.chunking import unchunked
-from harness.case import JOINT, Batch, Model, Parallelism, Pipeline
+from harness.case import JOINT, Batch, Case, Memory, Model, Parallelism, Pipeline, Precision
 
 FAMILY = "joint"
 
@@ -22,20 +22,49 @@ _llama3 = replace(
 joint_llama3_fsdp2_tp4 = replace(_llama3, name="joint_llama3_fsdp2_tp4", parallelism=Parallelism(ep=1, tp=4))
 joint_llama3_fsdp4_tp2 = replace(_llama3, name="joint_llama3_fsdp4_tp2", parallelism=Parallelism(ep=1, tp=2))
 
+# Beside what the cut recomputes, backward computes all of a block again, gathers of its parameters included.
+joint_llama3_recomputed = replace(joint_llama3_fsdp4_tp2, name="joint_llama3_recomputed", memory=Memory(policy="full"))
 
-_flex = {"model": Model(family="llama3", attention="flex"), "batch": Batch(data="pydoc_lines"), "steps": 5}
-joint_llama3_flex_fsdp2_tp4 = replace(joint_llama3_fsdp2_tp4, name="joint_llama3_flex_fsdp2_tp4", **_flex)
-joint_llama3_flex_fsdp4_tp2 = replace(joint_llama3_fsdp4_tp2, name="joint_llama3_flex_fsdp4_tp2", **_flex)
+
+def _flex(case: Case) -> Case:
+    name = case.name.replace("llama3", "llama3_flex")
+    model = Model(family="llama3", attention="flex")
+    return replace(case, name=name, steps=5, model=model, batch=Batch(data="pydoc_lines"))
+
 
 _deepseek = replace(_llama3, model=Model())
 joint_deepseek_ep2 = replace(_deepseek, name="joint_deepseek_ep2", parallelism=Parallelism(ep=2))
 joint_deepseek_ep4 = replace(_deepseek, name="joint_deepseek_ep4", parallelism=Parallelism(ep=4))
 
+# Both graphs compiled, each as a whole, in float32: nothing but rounding differs.
+joint_llama3_inductor = replace(
+    joint_llama3_fsdp4_tp2,
+    name="joint_llama3_inductor",
+    steps=2,
+    expected="CLOSE",
+    close_within=1e-5,
+    precision=Precision(compute="float32"),
+    pipeline=Pipeline(bucket=True, backend="inductor"),
+)
+
+# Of both graphs FlexAttention's operators alone are compiled, which Inductor does on CUDA.
+joint_llama3_regional = replace(
+    _flex(joint_llama3_fsdp4_tp2),
+    name="joint_llama3_regional",
+    steps=2,
+    expected="CLOSE",
+    close_within=0.5,
+    requires="cuda",
+    pipeline=Pipeline(bucket=True, backend="regional_inductor"),
+)
+
 CASES = (
     joint_llama3_fsdp2_tp4,
     joint_llama3_fsdp4_tp2,
-    joint_llama3_flex_fsdp2_tp4,
-    joint_llama3_flex_fsdp4_tp2,
+    joint_llama3_recomputed,
+    *map(_flex, (joint_llama3_fsdp2_tp4, joint_llama3_fsdp4_tp2)),
     joint_deepseek_ep2,
     joint_deepseek_ep4,
+    joint_llama3_inductor,
+    joint_llama3_regional,
 )

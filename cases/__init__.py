@@ -10,6 +10,7 @@ from cases import (
     backends,
     bucketing,
     chunking,
+    joint,
     memory,
     models,
     nightly,
@@ -53,6 +54,7 @@ FAMILIES = (
     overlap,
     attention,
     backends,
+    joint,
     nightly,
     trainers,
 )

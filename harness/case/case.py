@@ -13,6 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from harness.case.traced import check_joint
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
@@ -336,6 +337,7 @@ class Case:
                 found="chunking=None",
             )
         self._check_chunks()
+        check_joint(self)
 
     @property
     def bound(self) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.capture.store import read_recording
-from harness.case import Case
+from harness.case import TRACED, Case
 from harness.compare.baselines import values_to_keep
 from harness.compare.bits import ComparedBits
 from harness.compare.outcome import result_of, result_of_error
@@ -34,6 +34,7 @@ from harness.records import (
     Divergence,
     Event,
     Key,
+    Partition,
     PassReport,
     Recording,
     Verdict,
@@ -61,9 +62,9 @@ class CaseRun:
         self.remarks: list[str] = []
         self._firsts: dict[Role, Recording] = {}
         self._control_steps = case.steps
-        if options.dump_graphs and "graph" not in (case.reference, case.candidate):
+        if options.dump_graphs and not {*TRACED} & {case.reference, case.candidate}:
             self.remarks.append(
-                "--dump-graphs wrote nothing: only the passes of the system graph are known, and neither "
+                "--dump-graphs wrote nothing: only the passes of the systems graph and joint are known, and neither "
                 f"{case.reference} nor {case.candidate} is it"
             )
         self._on_event = on_event
@@ -148,7 +149,7 @@ class CaseRun:
         self._read_first("reference")  # before a candidate runs that could rewrite it
         # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
         is_ahead = (
-            self.options.control == "always" and self.case.candidate == "graph" and self.case.reference != "graph"
+            self.options.control == "always" and self.case.candidate in TRACED and self.case.reference not in TRACED
         )
         controls: dict[Role, Comparison | None] = dict.fromkeys(ROLES)
         if is_ahead:
@@ -347,6 +348,7 @@ class CaseRun:
             "memory": self.memory,
             "passes": self.passes,
             "kept_graph": self.kept_graph,
+            "partition": Partition.of([entry.facts for entry in self.passes]),
             "logs": self._logs(),
         }
 

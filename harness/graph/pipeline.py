@@ -30,6 +30,7 @@ from harness.graph.passes.isolate_process_groups import isolate_process_groups
 from harness.graph.passes.measure_memory import measure_memory
 from harness.graph.passes.offload import offload
 from harness.graph.passes.overlap import overlap
+from harness.graph.passes.partition import partition
 from harness.graph.passes.rematerialize import rematerialize
 from harness.graph.passes.tag_memory import tag_memory
 from harness.graph.stages import OPEN, RESOLVED, Stage
@@ -82,6 +83,7 @@ def build_pipeline(context: PassContext) -> list[Row]:
     by_blocks = {"blocks": BLOCKS}
     column = [
         Row(clean_up),
+        Row(partition, context.is_joint, bound={"by": "min_cut"}),
         Row(tag_memory, memory.policy != "none", follows=memory, bound=by_blocks),
         Row(offload, memory.policy == "offload", follows=memory, bound=by_blocks),
         Row(rematerialize, memory.policy != "none", follows=memory),

@@ -18,6 +18,7 @@ from harness.records.faults import (
     FaultStatus,
     Score,
 )
+from harness.records.partition import Partition
 from harness.records.proof import (
     ProofOutcome,
     ProofVerdict,
@@ -109,6 +110,7 @@ __all__ = [
     "Manifest",
     "Neighbour",
     "Pair",
+    "Partition",
     "PassReport",
     "PassSettings",
     "Probe",

@@ -166,6 +166,8 @@ def _case_details(report: Report, result: CaseResult) -> str:
     if seconds := text.flatten_seconds(result):
         rows = [(name, f"{value:.3f}") for name, value in seconds]
         parts.append(f"### Seconds\n\n{_table(('part', 'seconds'), rows)}")
+    if result.partition:
+        parts.append(f"### Partition\n\n{_table(('what', 'value'), result.partition.tell())}")
     if result.passes:
         headers = ("pass", "seconds", "nodes before", "nodes after")
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]

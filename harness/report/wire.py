@@ -29,6 +29,7 @@ from harness.records import (
     Key,
     KindName,
     Neighbour,
+    Partition,
     PassReport,
     ProofOutcome,
     Report,
@@ -249,6 +250,7 @@ class CaseEntry:
     proof: ProofOutcome | None = None
     kept_graph: bool | None = None
     sensitivity: Sensitivity | None = None
+    partition: Partition | None = None
     case: WholeCase
 
     @staticmethod

@@ -10,10 +10,10 @@ Refuses:  a collective whose group is unknown. What is no parameter's gather or 
 2. Drop those that gather the same again: one parameter, one chain of casts, one group.
 3. Find the reduce-scatters from which nothing but casts, changes of shape, cuts and additions lead to a gradient.
 4. Sort both into buckets: one group, operation, dtype, block and direction; recomputed gathers and, unless
-   `join_chunks`, chunks apart. Modules outside all blocks get buckets of their own. Inside a bucket,
-   parameters stand in the order of the graph's inputs.
-5. Write a bucket's gather where its first member stood, launched one bucket ahead. Write its reduction
-   where its last gradient is ready, and wait for it when the next is launched: one is in flight.
+   `join_chunks`, chunks apart; the halves of a partitioned graph stay apart in any case. Modules outside all blocks
+   get buckets of their own. Inside a bucket, parameters stand in the order of the graph's inputs.
+5. Write a bucket's gather where its first member stood, launched one bucket ahead within its half. Write its
+   reduction where its last gradient is ready, and wait for it when the next is launched: one is in flight.
 6. Put every node after what it now reads.
 """
 
@@ -35,6 +35,7 @@ from harness.graph.context import PassContext
 from harness.graph.dead_code import drop_dead_code
 from harness.graph.dependencies import reorder
 from harness.graph.groups import GroupTable
+from harness.graph.halves import HALF_KEY, Half
 from harness.graph.origin import META_KEY, RECOMPUTED_KEY, Direction, Origin, origin_of
 from harness.graph.writer import CHUNK_KEY
 from harness.torch_compat import FakeTensor, FakeTensorMode, tree_leaves
@@ -78,12 +79,13 @@ class _Kind(NamedTuple):
     direction: Direction
     recomputed: bool
     chunk: int | None
+    half: Half | None
 
     @property
     def meta(self) -> dict[str, Any]:
         """The metadata of what is written for the bucket, but for its values."""
         origin = Origin(self.block, self.direction)
-        marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk}
+        marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk, HALF_KEY: self.half}
         return {key: mark for key, mark in marks.items() if mark is not None}
 
 
@@ -108,6 +110,7 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
             direction=origin_of(node).direction,
             recomputed=bool(node.meta.get(RECOMPUTED_KEY)),
             chunk=node.meta.get(CHUNK_KEY) if with_chunk else None,
+            half=node.meta.get(HALF_KEY),
         )
 
     distinct = _drop_repeated(gathers, lambda member: kind_of(member, with_chunk=True))
@@ -229,7 +232,8 @@ class _Writer:
             anchor = min((member.wait for member in bucket.members), key=self.place.__getitem__)
             with self.graph.inserting_before(anchor):
                 for ahead in buckets[len(launched) : index + 2]:
-                    launched.append(self._launch_gather(ahead, anchor))
+                    if ahead.kind.half == bucket.kind.half:
+                        launched.append(self._launch_gather(ahead, anchor))
                 self._finish_gather(bucket, launched[index])
 
     def write_reductions(self, buckets: list[_Bucket], groups: GroupTable) -> None:

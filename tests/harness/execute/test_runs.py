@@ -61,7 +61,7 @@ def runner(
         assert traced == "traced"
         return prepare(*arguments) if prepare else os.getpid()
 
-    monkeypatch.setattr(runs, "trace_step", trace or (lambda case, enter: "traced"))
+    monkeypatch.setattr(runs, "trace_step", trace or (lambda case, system, enter: "traced"))
     monkeypatch.setattr(runs, "finish_program", finish)
     monkeypatch.setattr(runs, "set_determinism", lambda seed: None)  # a host has imported what that takes a second for
     monkeypatch.setattr(runs, "run_ranks", run_ranks)

@@ -17,6 +17,7 @@ from cases import (
     overlap,
     process_groups,
     shapes,
+    tp_ep,
     trainers,
     unequal,
 )
@@ -47,6 +48,7 @@ FAMILIES = (
     chunking,
     unequal,
     models,
+    tp_ep,
     shapes,
     memory,
     process_groups,

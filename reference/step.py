@@ -62,7 +62,9 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
         if hasattr(module, "exchange"):
             module.exchange = cast(Any, ExpertExchange(mesh.size(EXPERT), EXPERT))
     spread = case.batch.data == ADVERSARIAL
-    fully_shard(model, mesh, case.precision, case.seed, device, split_layers(model, mesh), spread=spread)
+    num_tokens = case.batch.sequences * case.batch.seq_len // (2 if case.chunking else 1)
+    dims = split_layers(model, mesh, num_tokens)
+    fully_shard(model, mesh, case.precision, case.seed, device, dims, spread=spread)
     if spread:
         spread_biases(model, case.seed)
     return model

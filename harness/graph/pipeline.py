@@ -26,6 +26,7 @@ from harness.graph.passes.bucket import bucket
 from harness.graph.passes.chunk import chunk
 from harness.graph.passes.clean_up import clean_up
 from harness.graph.passes.concretize_symbols import concretize_symbols
+from harness.graph.passes.isolate_gathers import isolate_gathers
 from harness.graph.passes.isolate_process_groups import isolate_process_groups
 from harness.graph.passes.measure_memory import measure_memory
 from harness.graph.passes.offload import offload
@@ -89,6 +90,7 @@ def build_pipeline(context: PassContext) -> list[Row]:
         Row(rematerialize, memory.policy != "none", follows=memory),
         Row(chunk, chunking is not None, follows=chunking, leaves=RESOLVED),
         Row(isolate_process_groups, options.isolate_groups),
+        Row(isolate_gathers, options.isolate_gathers),
         Row(bucket, options.bucket, bound=by_blocks),
         Row(overlap, options.overlap),
         Row(concretize_symbols, leaves=RESOLVED),

@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import sympy
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
@@ -319,7 +319,7 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
     """
     for path, nested in module.named_modules():
         for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
-            if hidden := _hidden_effect(nested, node):
+            if hidden := operators.hidden_effect(node):
                 name = path.split(".")[0]
                 [reader, *_] = (x for ref in module.graph.find_nodes(op="get_attr", target=name) for x in ref.users)
                 raise TraceError(
@@ -329,16 +329,6 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
                     where=symbols.source_of(reader),
                     fix="hand the operator each tensor that its function reads; draw and write outside of it",
                 )
-
-
-def _hidden_effect(nested: GraphModule, node: Node) -> str | None:
-    if node.op == "get_attr" and isinstance(getattr(nested, str(node.target)), FakeTensor):
-        return "a tensor that its function closes over"
-    if operators.is_collective(node):
-        return "a collective"
-    if operators.is_random(node):
-        return "a random draw"
-    return "a write in place" if operators.written_arguments(node) else None
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:

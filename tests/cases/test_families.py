@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import cases
-from cases import attention, backends, bucketing, chunking, models, process_groups, shapes, unequal
-from harness.case import Case, Pipeline
+from cases import attention, backends, bucketing, chunking, models, process_groups, shapes, tp_ep, unequal
+from harness.case import Case, Parallelism, Pipeline
 from harness.case.select import select
 from harness.errors import CaseError, UsageError
 from reference.data import TextStream, text_source
@@ -140,6 +140,20 @@ def test_tensor_parallel_cases_split_eight_ranks_as_their_names_say():
     for case, data_ranks, tp in ((models.llama3_fsdp4_tp2, 4, 2), (models.llama3_fsdp2_tp4, 2, 4)):
         assert (case.parallelism.data_ranks, case.parallelism.tp) == (data_ranks, tp)
         assert (case.reference, case.candidate, case.chunking) == ("eager", "graph", None)
+
+
+def test_both_parallelisms_are_tried_with_groups_of_their_own_and_with_shared_ones():
+    whole, nightly, shared, distinct = tp_ep.CASES
+    for case in tp_ep.CASES:
+        assert (case.reference, case.candidate, case.expected, case.chunking) == ("eager", "graph", "EQUAL", None)
+        assert (case.parallelism.world_size, case.parallelism.data_ranks, case.parallelism.tp) == (8, 4, 2)
+        assert case.model.family == "deepseek_v3" and "tp_ep" in case.name
+    assert (whole.steps, whole.parallelism.ep) == (5, 4)
+    every_pass = Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True)
+    assert nightly == replace(whole, name="tp_ep_nightly", steps=2, memory=nightly.memory, pipeline=every_pass)
+    assert nightly.memory.policy == "offload"
+    assert shared.pipeline.isolate_groups and shared.parallelism == Parallelism(tp=2, ep=2, shared_groups=True)
+    assert distinct == replace(shared, name="tp_ep_distinct", parallelism=Parallelism(tp=2, ep=2))
 
 
 @pytest.mark.parametrize(

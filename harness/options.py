@@ -51,6 +51,7 @@ class RunOptions:
     had.
     With `profile` the first run of each system is profiled, into the run folder.
     `kept_graphs` is the folder of prepared graphs that are kept from run to run, None where every one shall be traced.
+    `jobs` is how many cases go side by side, with "auto" as many as find a core a rank and memory.
     Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
     the folder `baseline_dir`.
     """
@@ -71,6 +72,7 @@ class RunOptions:
     deep: bool = False
     share_gpus: bool = False
     kept_graphs: Path | None = None
+    jobs: int | Literal["auto"] = 1
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""

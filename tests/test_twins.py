@@ -54,6 +54,7 @@ ELSEWHERE = {
         "ranks follow where torchrun made them",
     ),
     "harness/execute/accounts.py": ("tests/harness/execute/test_wire.py", "what ranks tell travels as it was told"),
+    "harness/execute/folders.py": (LAUNCH, "what lies where is seen from a run"),
     "harness/execute/host_process.py": (LAUNCH, "both ends of a host's life are seen from a run"),
     "harness/execute/ranks.py": (LAUNCH, "how ranks die, hang and raise is seen from a run"),
     "harness/execute/session.py": (LAUNCH, "what a session leaves behind is seen from a run"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -42,6 +42,7 @@ class Control(StrEnum):
 
 
 MAX_SECONDS = 1e9
+MAX_JOBS = 999
 
 
 def check_seconds(value: float) -> float:
@@ -49,6 +50,18 @@ def check_seconds(value: float) -> float:
     if not value <= MAX_SECONDS:  # nor is NaN
         raise typer.BadParameter(f"{value} is not a number of seconds up to {MAX_SECONDS:g}.")
     return value
+
+
+def check_jobs(value: str) -> str:
+    """The value of --jobs. Raises BadParameter for what is no number of runs."""
+    if value != "auto" and not (value.isascii() and value.isdecimal() and 1 <= int(value) <= MAX_JOBS):
+        raise typer.BadParameter(f"{value} is neither a number from 1 to {MAX_JOBS} nor auto.")
+    return value
+
+
+def chosen_jobs(value: str) -> int | Literal["auto"]:
+    """What --jobs means."""
+    return "auto" if value == "auto" else int(value)
 
 
 CaseName = Annotated[
@@ -89,6 +102,16 @@ Data = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Text 
 NoKeptGraph = Annotated[
     bool,
     typer.Option("--no-kept-graph", help="Trace every graph anew, and keep none: see BITPROOF_CACHE in the documents."),
+]
+Jobs = Annotated[
+    str,
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N|auto",
+        callback=check_jobs,
+        help="Run so many cases side by side; auto: as many as find a core for each rank, and memory.",
+    ),
 ]
 ReportDir = Annotated[Path, typer.Option("--report-dir", metavar="DIR", help="Folder that holds a folder a run.")]
 BaselineDir = Annotated[

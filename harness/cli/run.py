@@ -21,6 +21,7 @@ from harness.cli.options import (
     EarlyGradAccumulation,
     ExtraPass,
     Inject,
+    Jobs,
     MeetingIn,
     NoKeptGraph,
     OnDevice,
@@ -31,6 +32,7 @@ from harness.cli.options import (
     WorldSize,
     check_seconds,
     chosen_baseline_dir,
+    chosen_jobs,
     kept_graphs_folder,
     make_changes,
 )
@@ -97,6 +99,7 @@ def run_command(
     shard: Annotated[
         str | None, typer.Option(metavar="i/n", help="Run one of n parts of the selected cases; `merge` joins them.")
     ] = None,
+    jobs: Jobs = "1",
     data: Data = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Write what each rank's time goes into, as a trace that Perfetto reads.")
@@ -137,6 +140,7 @@ def run_command(
         baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
         profile=profile,
         deep=deep,
+        jobs=chosen_jobs(jobs),
     )
     files = {"--names": names, CASE_FILE: case_file}
     named = [part for option, file in files.items() if file is not None for part in (option, str(file))]

@@ -18,6 +18,7 @@ from harness.cli.options import (
     EarlyGradAccumulation,
     ExtraPass,
     Inject,
+    Jobs,
     MeetingIn,
     NoKeptGraph,
     OnDevice,
@@ -27,6 +28,7 @@ from harness.cli.options import (
     Steps,
     WorldSize,
     check_seconds,
+    chosen_jobs,
     find_case,
     kept_graphs_folder,
     make_changes,
@@ -53,6 +55,7 @@ def shrink_command(
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time to spend on them.")
     ] = 1800.0,
     report_dir: ReportDir = Path("reports"),
+    jobs: Jobs = "auto",
     data: Data = None,
 ) -> None:
     """Make a failing case as small as it can be and still fail the same way, and write what shows it."""
@@ -75,6 +78,7 @@ def shrink_command(
         kept_graphs=kept_graphs_folder(no_kept_graph),
         inject=inject,
         extra_passes=tuple(extra_pass or ()),
+        jobs=chosen_jobs(jobs),
     )
     # The small case's file will hold the changes, and which extra passes stay is found out.
     replay = replay_options(Changes(), replace(options, extra_passes=()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -152,12 +152,23 @@ def run_and_report(
             part = f"shard {shard}, " if shard else ""
             counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}" + (f" ({names})" if cases else "")
             print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
+            _tell_plan(cases, options)
         progress = _run(cases, options, run_dir, reports, prove_first)
         if isinstance(progress.failure, UsageError) and not progress.results:
             discard_if_bare(run_dir)
             raise progress.failure
         interrupts.too_late()
         return _finish(cases, progress, options, run_dir, replay, not_run, shard, reports, tell)
+
+
+def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
+    """Say what will go side by side, and what that takes; a call that is wrong is refused later, with its report."""
+    from harness.execute.lanes import plan_lanes
+
+    with suppress(UsageError):
+        plan = plan_lanes(cases, options)
+        if not plan.is_sequential:
+            print(plan, flush=True)
 
 
 def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool, prove_first: bool) -> Progressing:

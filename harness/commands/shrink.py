@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from harness.case import Case
 from harness.case.case_file import case_text
 from harness.compare.outcome import complete
 from harness.errors import BitproofError, RecordingError
 from harness.execute.case_run import CaseRun
+from harness.execute.lanes import plan_lanes
 from harness.execute.launch import environment
 from harness.execute.requests import Request, SizesRequest, StandaloneRequest
-from harness.execute.session import Desk
+from harness.execute.session import Desk, Session
 from harness.execute.transport import open_desk, refuse_torchrun
-from harness.localize.shrink_case import Budget, Symptom, Trial, differences, shrink, symptom_of
+from harness.execute.tries import Tries
+from harness.localize.shrink_case import FEWEST_RANKS, Budget, Symptom, Trial, differences, shrink, symptom_of
 from harness.machine.devices import Placement, lease_gpus
+from harness.machine.room import num_at_once, num_in_memory
 from harness.options import OnEvent, RunOptions
 from harness.program import interrupts
 from harness.records import CaseResult, Report, Verdict
@@ -40,6 +44,8 @@ A = TypeVar("A")
 
 _ASK_SECONDS = 120.0
 _FILE_SECONDS = 300.0
+MOST_TRIES = 8
+"""More at once would mostly be of no use: where one fails the same way, those behind it are dropped."""
 
 
 @dataclass
@@ -68,24 +74,61 @@ def shrink_and_report(case: Case, options: RunOptions, budget: Budget, report_di
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
     start.check()
+    room = room_for_tries(case, options)
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: shrink {case.name}, report in {run_dir}", flush=True)
         try:
             with interrupts.let_in(), open_desk([case], run_dir, options) as desk:
-                return _Shrinking(desk, run_dir, options, budget, tuple(replay)).run(start)
+                first = cast(Session, desk)
+                with _Shrinking(first, run_dir, options, budget, tuple(replay), room) as shrinking:
+                    return shrinking.run(start)
         except interrupts.STOPS:
             return _report_interrupted(case, options, run_dir)
 
 
+@dataclass(frozen=True)
+class Room:
+    """How many tries go at once, and the cores that their ranks may take together; None where that was not asked."""
+
+    num_tries: int
+    cores: int | None = None
+
+
+def room_for_tries(case: Case, options: RunOptions) -> Room:
+    """As many tries at once as are asked for, and with "auto" as many as find a core a rank and memory, up to a limit.
+
+    Raises UsageError where somebody asks for several and they may run on GPUs, which take one run at a time.
+    """
+    plan = plan_lanes([case], options)
+    if options.jobs != "auto":
+        return Room(num_in_memory(plan.num_ranks, plan.memory, options.jobs))
+    if plan.takes_turns:
+        return Room(1)
+    return Room(min(MOST_TRIES, num_at_once(FEWEST_RANKS, plan.cores, plan.memory)), plan.cores)
+
+
 @dataclass
 class _Shrinking:
-    desk: Desk
+    desk: Session
     run_dir: Path
     options: RunOptions
     budget: Budget
     replay: tuple[str, ...]
-    num_runs: int = 0
+    room: Room
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        sessions = [self.desk, *(self.desk.another() for _ in range(self.room.num_tries - 1))]
+        self.tries: Tries[Trial, CaseResult] = Tries(
+            sessions, self._try, lambda trial: trial.case.parallelism.world_size, self.room.cores
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.tries.close()
 
     def run(self, start: Trial) -> int:
         """All of it; returns the exit status."""
@@ -95,7 +138,12 @@ class _Shrinking:
             return refuse(first)
         print(f"it fails: {symptom}", flush=True)
         start = replace(start, case=self._with_sizes(start.case))
-        smallest = shrink(start, first, self._try, self.budget, lambda line: print(line, flush=True))
+        if self.room.num_tries > 1:
+            print(f"up to {self.room.num_tries} tries at once: what is found is the same", flush=True)
+        smallest = shrink(
+            start, first, self.tries.result, self.budget, lambda line: print(line, flush=True), self.tries.begin
+        )
+        self.tries.drop_all()
         if self.budget.is_spent:
             print(
                 f"the budget is spent ({self.budget.spent} tries, {self.budget.elapsed:.0f} s): there may be a smaller"
@@ -111,26 +159,28 @@ class _Shrinking:
             return case
         return replace(case, model=replace(case.model, **sizes))
 
-    def _try(self, trial: Trial) -> CaseResult:
-        self.num_runs += 1
-        folder = self.desk.work / f"try{self.num_runs}"
+    def _try(self, session: Session, trial: Trial) -> CaseResult:
+        folder = session.work / f"try{next(self.numbers)}"
         left = max(1.0, self.budget.seconds - self.budget.elapsed)
         options = replace(self.options, control="never", timeout=min(self.options.timeout, left))
-        return self._run(trial, options, folder, folder, lambda event: None)
+        return self._run(session, trial, options, folder, folder, lambda event: None)
 
     def _watched(self, trial: Trial, control: Any, name: str) -> CaseResult:
         """A run whose progress is shown and whose logs and recordings stay."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
-            result = self._run(trial, options, self.run_dir / name, self.desk.work / name, show.on_event)
+            folders = self.run_dir / name, self.desk.work / name
+            result = self._run(self.desk, trial, options, *folders, show.on_event)
             show.on_result(result)
         return result
 
-    def _run(self, trial: Trial, options: RunOptions, run_dir: Path, work: Path, on_event: OnEvent) -> CaseResult:
+    def _run(
+        self, session: Session, trial: Trial, options: RunOptions, run_dir: Path, work: Path, on_event: OnEvent
+    ) -> CaseResult:
         options = replace(options, extra_passes=trial.extra_passes, inject=trial.inject)
-        placement = self.desk.place(trial.case)
+        placement = session.place(trial.case)
         with lease_gpus(placement, trial.case.parallelism.world_size):
-            desk = _Drawer(self.desk, run_dir, work)
+            desk = _Drawer(session, run_dir, work)
             return CaseRun(trial.case, placement, desk, options, on_event).result()
 
     def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> int:

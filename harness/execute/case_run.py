@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,9 +17,11 @@ from harness.compare.outcome import result_of, result_of_error
 from harness.compare.verdict import Comparison, Judgement, Repeat, compare, judge, repeats
 from harness.disturb.stress import Stress
 from harness.errors import BitproofError, RankError, RecordingError
+from harness.execute.folders import CaseFolders
 from harness.execute.profile import join_profiles
 from harness.execute.requests import BitsRequest, ClosenessRequest, Request, RunAnswer, RunRequest
-from harness.execute.session import Desk
+from harness.execute.session import Desk, Session
+from harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from harness.graph.options import GraphOptions
 from harness.localize.noise import NoiseSearch
 from harness.localize.replay import Replay
@@ -49,10 +50,23 @@ A = TypeVar("A")
 class CaseRun:
     """One case, from its first run to its result."""
 
-    def __init__(self, case: Case, placement: Placement, desk: Desk, options: RunOptions, on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        case: Case,
+        placement: Placement,
+        desk: Desk,
+        options: RunOptions,
+        on_event: OnEvent,
+        sessions: Sequence[Session] = (),
+    ) -> None:
+        """Its runs go side by side at `sessions`, where there are several; `desk` is the first of them."""
         self.case = case
         self.placement = placement
         self.desk = desk
+        self.folders = CaseFolders(case, desk.run_dir, desk.work)
+        self._sessions = sessions
+        self._begun: Begun[RunAnswer] | None = None
+        self._took: dict[Arm, float] = {}
         self.options = options
         self.deadline = time.monotonic() + options.timeout
         self.seconds = CaseSeconds(trace=0.0, passes={}, reference=0.0, candidate=0.0, compare=0.0)
@@ -75,7 +89,7 @@ class CaseRun:
         where = {"device": placement.device, "backend": placement.backend, "collectives": placement.collectives}
         began = time.monotonic()
         try:
-            judgement, recordings = self._judge()
+            judgement, recordings = self._judge_runs()
         except BitproofError as error:
             self.seconds.total = time.monotonic() - began
             return result_of_error(self.case, error, **where, **self._measured(), remarks=tuple(self.remarks))
@@ -93,29 +107,32 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """One run of one system, recorded or replayed at `out`; returns what the host says of it."""
-        request = replace(self._request(role, arm, out, replay), later=later)
-        return self._ask(request, lambda event: replace(event, case=self.case.name, system=request.system, arm=arm))
+        """One run of one system, recorded or replayed at `out`; returns what the host says of it.
+
+        One that was begun is waited for.
+        """
+        if self._begun is not None and self._begun.has((role, arm)):
+            return self._begun.answer((role, arm))
+        return self._run(replace(self._request(role, arm, out, replay), later=later), self.desk)
 
     def recording(self, role: Role) -> Recording:
         """What the first run of one side recorded. Raises RecordingError when there is none."""
-        return read_recording(self._recording(role, "first"))
+        return read_recording(self.folders.recording(role, "first"))
 
     def recordings(self) -> dict[Role, Path]:
         """Where each side's recording lies, once it was made."""
-        return {role: self._recording(role, "first") for role in ROLES}
+        return {role: self.folders.recording(role, "first") for role in ROLES}
 
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
         system = getattr(self.case, role)
-        label = self._label(role)
         suffix = "" if arm == "first" else f".{arm}"
         return RunRequest(
             case=replace(self.case, steps=self._control_steps) if arm == "control" else self.case,
             system=system,
             arm=arm,
             placement=self.placement,
-            out=(out or self._recording(role, arm)).resolve(),
-            logs=(self.desk.run_dir / "logs" / self.case.name / label).resolve(),
+            out=(out or self.folders.recording(role, arm)).resolve(),
+            logs=self.folders.logs(role),
             work=self.desk.work / f"{self.case.name}-{role}{suffix}",
             timeout=self._remaining(),
             case_timeout=self.options.timeout,
@@ -124,17 +141,25 @@ class CaseRun:
             values=self.options.values + values_to_keep(self.options.baseline_dir, self.case, system),
             graph_options=GraphOptions(
                 extra_passes=self.options.extra_passes if role == "candidate" else (),
-                dump_dir=self._dump_dir(role) if self.options.dump_graphs and arm == "first" else None,
+                dump_dir=self.folders.graphs(role) if self.options.dump_graphs and arm == "first" else None,
             ),
             stress=self._stress if arm == "stress" or (replay and replay.stressed) else None,
             names=dict(self.options.names) if role == "candidate" else {},
-            profile=self._profile_dir(role) if self.options.profile and arm == "first" else None,
+            profile=self.folders.profile(role) if self.options.profile and arm == "first" else None,
             kept_graphs=self.options.kept_graphs,
         )
 
-    def _ask(self, request: Request[A], say: Callable[[Event], Event] = lambda event: event) -> A:
-        """Ask the desk, within the case's time. `say` has an event tell what it is about."""
-        return self.desk.ask(request, self._remaining() + _HOST_MARGIN, lambda event: self._on_event(say(event)))
+    def _run(self, request: RunRequest, desk: Desk) -> RunAnswer:
+        """Have a desk run a system, within the case's time; events tell what they are about."""
+
+        def on_event(event: Event) -> None:
+            self._on_event(replace(event, case=self.case.name, system=request.system, arm=request.arm))
+
+        return desk.ask(request, self._remaining() + _HOST_MARGIN, on_event)
+
+    def _ask(self, request: Request[A]) -> A:
+        """Ask the desk for what is no run, within the case's time."""
+        return self.desk.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
     def _compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
         return self._ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
@@ -142,9 +167,24 @@ class CaseRun:
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
-    def _judge(self) -> tuple[Judgement, dict[Role, Recording]]:
+    def _judge_runs(self) -> tuple[Judgement, dict[Role, Recording]]:
+        """Judge the case, by runs that are begun at once where there are sessions for that."""
         for role in ROLES if self.options.profile else ():
-            self._profile_dir(role).mkdir(parents=True, exist_ok=True)
+            self.folders.profile(role).mkdir(parents=True, exist_ok=True)
+        groups = groups_of(self.case, self.options, len(self._sessions))
+        if len(groups) == 1:
+            return self._judge()
+
+        def ask(session: Session, arm: Arm) -> RunAnswer:
+            began = time.monotonic()
+            answer = self._run(self._request(*arm), session)
+            self._took[arm] = time.monotonic() - began
+            return answer
+
+        with begun(groups, self._sessions, ask) as self._begun:
+            return self._judge()
+
+    def _judge(self) -> tuple[Judgement, dict[Role, Recording]]:
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
         self._read_first("reference")  # before a candidate runs that could rewrite it
         # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
@@ -156,7 +196,7 @@ class CaseRun:
             controls["reference"] = self._repeat("control", "reference")
         self._note("candidate", self.record("candidate", "first"))
         if self.options.profile:
-            self._join_profiles()
+            join_profiles(self.folders.profiles(), self.folders.joined_profile())
         began = time.monotonic()
         self._on_event(Event(event="compare", case=self.case.name))
         recordings = {role: self._read_first(role) for role in ROLES}
@@ -210,7 +250,7 @@ class CaseRun:
         began = time.monotonic()
         first = comparison.first_divergence
         step = first.step if first and self.case.differs_within is not None else None
-        reference, candidate = (self._recording(role, "first").resolve() for role in ROLES)
+        reference, candidate = (self.folders.recording(role, "first").resolve() for role in ROLES)
         assert self.case.bound is not None, "only what has a bound is measured"
         request = ClosenessRequest(reference=reference, candidate=candidate, bound=self.case.bound, step=step)
         found = self._ask(request)
@@ -221,11 +261,13 @@ class CaseRun:
         """Run a system once more, and compare it with itself."""
         began = time.monotonic()
         self.record(role, arm)
+        if (took := self._took.get((role, arm))) is not None:  # it was begun earlier, and not waited for all the while
+            began = time.monotonic() - took
         first, case = self._read_first(role), self.case
         if arm == "control" and self._control_steps < case.steps:
             case = replace(case, steps=self._control_steps)
             first = first.first_steps(case.steps)
-        found = compare(first, read_recording(self._recording(role, arm)), case)
+        found = compare(first, read_recording(self.folders.recording(role, arm)), case)
         self.seconds.note(arm, role, time.monotonic() - began)
         return found
 
@@ -349,48 +391,8 @@ class CaseRun:
             "passes": self.passes,
             "kept_graph": self.kept_graph,
             "partition": Partition.of([entry.facts for entry in self.passes]),
-            "logs": self._logs(),
+            "logs": self.folders.log_files(),
         }
-
-    def _logs(self) -> list[str]:
-        """Every log of the case, as a path within the run folder."""
-        files = (self.desk.run_dir / "logs" / self.case.name).rglob("*.log")
-        return sorted((path.relative_to(self.desk.run_dir).as_posix() for path in files), key=_by_number)
-
-    def _recording(self, role: Role, arm: str) -> Path:
-        suffix = "" if arm == "first" else f".{arm}"
-        return self.desk.run_dir / "recordings" / self.case.name / f"{self._label(role)}{suffix}"
-
-    def _dump_dir(self, role: Role) -> Path:
-        """Where a side's graphs go; where both sides have one, the reference's says so."""
-        twin = role == "reference" and self.case.reference == self.case.candidate
-        return (self.desk.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
-
-    def _profile_dir(self, role: Role) -> Path:
-        return (self.desk.work / "profile" / self.case.name / self._label(role)).resolve()
-
-    def _join_profiles(self) -> None:
-        """Make one trace of all ranks of both first runs, those of other machines left out."""
-        files = {
-            f"{self._label(role)} rank {rank}": file
-            for role in ROLES
-            for rank in range(self.case.parallelism.world_size)
-            if (file := self._profile_dir(role) / f"rank{rank}.json").is_file()
-        }
-        out = self.desk.run_dir / "profile" / f"{self.case.name}.json"
-        out.parent.mkdir(exist_ok=True)
-        join_profiles(files, out)
-
-    def _label(self, role: Role) -> str:
-        """A folder name for one side; where both sides run one system, the candidate says so."""
-        label = re.sub(r"[^\w.-]", "-", getattr(self.case, role))
-        twin = role == "candidate" and self.case.reference == self.case.candidate
-        return f"{label}.candidate" if twin else label
-
-
-def _by_number(path: str) -> list[Any]:
-    """A sort key that puts rank10 behind rank9."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.removesuffix(".log"))]
 
 
 def _add_error(judgement: Judgement, text: str) -> Judgement:

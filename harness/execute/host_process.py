@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,8 +59,7 @@ class HostProcess:
         command = [sys.executable, "-P", _START, "harness.execute.host", "--answers", str(writer)]
         command += ["--verbose"] if verbose else []
         command += ["--temporary", str(temporary)] if temporary else []
-        if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that forks
-            command += ["--parent", str(os.getpid())]
+        command += ["--parent", str(os.getpid())]
         try:
             with log.open("wb") as output:
                 self._process = subprocess.Popen(
@@ -96,6 +94,9 @@ class HostProcess:
         seconds, and Abandoned once `is_abandoned`, which is asked now and then, says that nobody waits any more.
         """
         deadline = time.monotonic() + timeout
+        if is_abandoned():
+            self.kill()
+            raise Abandoned
         self._is_busy = True
         assert self._process.stdin is not None
         try:
@@ -107,6 +108,9 @@ class HostProcess:
             match wire.read(self._next_line(deadline, timeout, is_abandoned), Event, Problem, request.answer):
                 case Event() as event:
                     on_event(event)
+                    if is_abandoned():  # one who tells much is never silent for long enough to be asked about
+                        self.kill()
+                        raise Abandoned
                 case Problem() as problem:
                     self._is_busy = False
                     raise problem.error()

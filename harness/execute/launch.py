@@ -6,7 +6,7 @@ The caller's process loads no torch. One host process does all that needs it; se
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,11 +14,13 @@ from typing import Any, cast
 from harness.case import Case
 from harness.disturb.faults import check_fault, parse_fault
 from harness.errors import CaseError
+from harness.execute.lanes import Lanes, Plan, plan_lanes
 from harness.execute.requests import DriftRequest
+from harness.execute.session import Session
 from harness.execute.transport import follow, follows, open_desk
 from harness.graph.options import check_extra_passes
 from harness.machine.describe import describe_machine
-from harness.machine.devices import lease_gpus
+from harness.machine.devices import Placement, lease_gpus
 from harness.options import DeviceRequest, OnEvent, RunOptions
 from harness.records import CaseResult, Drift
 from harness.systems.registry import BUILT_IN, check_system
@@ -33,8 +35,9 @@ def run_cases(
 
     The host starts now, not with the first result. Closing the iterator, an interrupt or SIGTERM ends
     every process that was started. Raises UsageError for a fault that cannot fire, a system or an extra pass that is
-    not there, or names for a system that has the reference's own, and CaseError for a case that does not fit the
-    machine, before any rank has started.
+    not there, names for a system that has the reference's own, or jobs where cases take turns, and CaseError for a case
+    that does not fit the machine, before any rank has started. Where cases go side by side, results come in the order
+    in which they are judged; events and results come one at a time.
 
     Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it tells.
     """
@@ -49,9 +52,10 @@ def run_cases(
         check_system(system)
     for case in cases if options.names else ():
         _check_named(case)
+    plan = plan_lanes(cases, options)
     if follows():
         return follow(cases, Path(run_dir), options)
-    results = _run_cases(cases, options, Path(run_dir), on_event)
+    results = _run_cases(cases, options, Path(run_dir), on_event, plan)
     next(results)  # starts the host; from here on results alone come
     return cast(Iterator[CaseResult], results)
 
@@ -95,9 +99,10 @@ def _check_named(case: Case) -> None:
 
 
 def _run_cases(
-    cases: list[Case], options: RunOptions, run_dir: Path, on_event: OnEvent
+    cases: list[Case], options: RunOptions, run_dir: Path, on_event: OnEvent, plan: Plan
 ) -> Generator[CaseResult | None, None, None]:
     with open_desk(cases, run_dir, options) as desk:
+        lanes = None if plan.is_sequential else Lanes(cast(Session, desk), plan)
         yield None
         # While the host imports torch, this process loads what it needs later.
         from harness.capture.store import warm_up_checks
@@ -106,14 +111,23 @@ def _run_cases(
 
         warm_up_checks()
 
-        def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
-            request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
-            return desk.ask(request, _DRIFT_TIMEOUT).drift
+        def judge(case: Case, placement: Placement, sessions: Sequence[Session], on_event: OnEvent) -> CaseResult:
+            own = sessions[0] if sessions else desk
 
-        for case, placement in zip(cases, [desk.place(case) for case in cases], strict=True):
+            def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
+                request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
+                return own.ask(request, _DRIFT_TIMEOUT).drift
+
             with lease_gpus(placement, case.parallelism.world_size):
-                run = CaseRun(case, placement, desk, options, on_event)
+                run = CaseRun(case, placement, own, options, on_event, sessions)
                 result = run.result()
-            result = hold_against_baselines(result, run.recordings(), measure_drift, options.baseline_dir)
+            return hold_against_baselines(result, run.recordings(), measure_drift, options.baseline_dir)
+
+        todo = list(zip(cases, [desk.place(case) for case in cases], strict=True))
+        if lanes is not None:
+            yield from lanes.judged(todo, judge, on_event)
+            return
+        for case, placement in todo:
+            result = judge(case, placement, (), on_event)
             desk.announce(result)
             yield result

@@ -1,4 +1,4 @@
-"""What all cases of one call share: the host that runs systems, and a temporary folder.
+"""What cases of one call share: a host that runs systems, and a temporary folder; one of each for all that is at once.
 
 However a session ends, by its own end, an error or an interrupt, it leaves no process and no file.
 """
@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from harness.case import Case
 from harness.errors import RankError
-from harness.execute.host_process import HostLost, HostProcess
+from harness.execute.host_process import Abandoned, HostLost, HostProcess
 from harness.execute.requests import MachineRequest, Request
 from harness.machine.devices import Placement, place
 from harness.options import OnEvent, RunOptions
@@ -49,32 +49,68 @@ class Desk(Protocol):
 
 
 class Session:
-    """The host and the temporary folder that all cases of one call share.
+    """A host and a temporary folder that cases of one call share, and, where runs go side by side, more such sessions.
 
-    A host that crashed takes every later case with it: the machine or the installation is to blame. One
-    that was killed because a case outlasted its time is replaced.
+    A host that crashed takes every later case with it, at whatever session: the machine or the installation is to
+    blame. One that was killed because a case outlasted its time, or nobody waited for it any more, is replaced.
     """
 
-    def __init__(self, run_dir: Path, options: RunOptions) -> None:
+    def __init__(self, run_dir: Path, options: RunOptions, first: Session | None = None) -> None:
         self.run_dir = run_dir
         self.options = options
         self.work = Path(tempfile.mkdtemp(prefix="bitproof-"))
-        self._crash: RankError | None = None
+        self._others: list[Session] = []
+        self._log = run_dir / "logs" / ("host.log" if first is None else f"host{len(first._others) + 2}.log")
+        self._crashes: list[RankError] = [] if first is None else first._crashes
         self._num_gpus: int | None = None
-        self._host = self._start()
+        self._is_abandoned = threading.Event()
+        self._has_ended = threading.Event()
+        self._is_asked = threading.Lock()
+        self._host: HostProcess | None = self._start()
+
+    def another(self) -> Session:
+        """A session beside this one, with a host of its own; it ends with this one. For the main thread alone."""
+        with interrupts.held():  # as in `open_session`
+            made = Session(self.run_dir, self.options, first=self)
+            self._others.append(made)
+        return made
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """One request to the host; after it crashed, the same error for every further one."""
-        if self._crash is not None:
-            raise self._crash
-        try:
-            return self._host.ask(request, timeout, on_event)
-        except HostLost as lost:
-            if lost.silent:
-                self._host = self._start()
-            else:
-                self._crash = lost.error
-            raise lost.error from lost
+        """One request to the host, after those of other threads; once it crashed, the same error for every further one.
+
+        Raises Abandoned from when `abandon` was called until `resume` is, and after `end`.
+        """
+        with self._is_asked:
+            if self._is_unwanted():
+                raise Abandoned
+            if self._crashes:
+                raise self._crashes[0]
+            self._host = self._host or self._start()
+            try:
+                return self._host.ask(request, timeout, on_event, self._is_unwanted)
+            except Abandoned:
+                self._host = None if self._has_ended.is_set() else self._start()
+                raise
+            except HostLost as lost:
+                self._host = self._start() if lost.silent else None
+                if not lost.silent:
+                    self._crashes.append(lost.error)
+                raise lost.error from lost
+
+    def abandon(self) -> None:
+        """End what other threads ask for: nobody waits for it any more."""
+        self._is_abandoned.set()
+
+    def resume(self) -> None:
+        """Answer again."""
+        self._is_abandoned.clear()
+
+    def end(self) -> None:
+        """End what other threads ask for, and answer nothing more."""
+        self._has_ended.set()
+
+    def _is_unwanted(self) -> bool:
+        return self._is_abandoned.is_set() or self._has_ended.is_set()
 
     def place(self, case: Case) -> Placement:
         """Where a case runs. Raises CaseError when it does not fit the machine."""
@@ -90,12 +126,15 @@ class Session:
 
     def close(self) -> None:
         """End the host and remove the temporary folder: all that a host and its stages leave lies in there."""
-        self._host.kill()
-        shutil.rmtree(self.work, ignore_errors=True)
+        for session in (*self._others, self):
+            if session._host is not None:
+                session._host.kill()
+        for session in (*self._others, self):
+            shutil.rmtree(session.work, ignore_errors=True)
 
     def _start(self) -> HostProcess:
         try:
-            return HostProcess(self.run_dir / "logs" / "host.log", temporary=self.work, verbose=self.options.verbose)
+            return HostProcess(self._log, temporary=self.work, verbose=self.options.verbose)
         except BaseException:
             shutil.rmtree(self.work, ignore_errors=True)
             raise

@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from harness.case import DIM_MULTIPLE, Case
@@ -127,6 +128,8 @@ Changes = Mapping[str, Any]
 
 Run = Callable[[Trial], CaseResult]
 Show = Callable[[str], None]
+Begin = Callable[[Iterator[Trial]], None]
+"""Told before each run which trials come next, should each fail to fail the same way: the first is the one to run."""
 
 
 def change(trial: Trial, changes: Changes) -> Trial:
@@ -141,19 +144,23 @@ def change(trial: Trial, changes: Changes) -> Trial:
     return replace(trial, case=replace(trial.case, **nested, **whole), extra_passes=extra_passes)
 
 
-def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
+def shrink(
+    start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show, begin: Begin = lambda trials: None
+) -> Trial:
     """The smallest trial found that fails as `start` did, whose result is given. Each run is told as one line.
 
+    `begin` may have trials run before `run` asks for them. Results count in the order in which they would be tried one
+    by one, and those that would not be tried do not count: so what is found is the same.
     Sizes of the model that a case leaves to its flavor stay as they are: let `start` state them all.
     """
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
-    search = _Search(start, result, symptom, run, budget, show)
+    search = _Search(start, result, symptom, run, budget, show, begin)
     before = None
     while before != search.smallest and not budget.is_spent:
         before = search.smallest
-        for dimension in DIMENSIONS:
-            while search.improve(dimension):
+        for place in range(len(DIMENSIONS)):
+            while search.improve(place):
                 pass
     if search.ignored:
         names = ", ".join(sorted(name.rpartition(".")[2] for name in search.ignored))
@@ -184,14 +191,35 @@ class _Search:
     run: Run
     budget: Budget
     show: Show
+    begin: Begin
     tried: set[Trial] = field(default_factory=set)
     ignored: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.tried.add(self.smallest)
 
-    def improve(self, dimension: Dimension) -> bool:
+    def improve(self, place: int) -> bool:
         """Take the first change along a dimension that fails the same way; whether there is one."""
+        for changes, trial in self._untried(DIMENSIONS[place]):
+            if self.budget.is_spent:
+                return False
+            self.begin(islice(self._next(place), self.budget.tries - self.budget.spent))
+            self.tried.add(trial)
+            if self._fails_the_same_way(trial, changes):
+                return True
+        return False
+
+    def _next(self, place: int) -> Iterator[Trial]:
+        """What comes next, as long as nothing fails the same way: of this dimension, then of those behind it."""
+        found: set[Trial] = set()
+        for dimension in DIMENSIONS[place:]:
+            for _, trial in self._untried(dimension):
+                if trial not in found:
+                    found.add(trial)
+                    yield trial
+
+    def _untried(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
+        """The smaller trials along a dimension that can be, and were not tried before."""
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
                 continue
@@ -200,14 +228,8 @@ class _Search:
                 trial.check()
             except UsageError:
                 continue
-            if trial in self.tried:
-                continue
-            if self.budget.is_spent:
-                return False
-            self.tried.add(trial)
-            if self._fails_the_same_way(trial, changes):
-                return True
-        return False
+            if trial not in self.tried:
+                yield changes, trial
 
     def _fails_the_same_way(self, trial: Trial, changes: Changes) -> bool:
         self.budget.spent += 1

@@ -31,7 +31,7 @@ from tabulate import tabulate
 
 from cases import all_cases
 from harness.capture.recorder import Recorder
-from harness.capture.store import read_recording, warm_up
+from harness.capture.store import warm_up
 from harness.case import Case
 from harness.case.select import select
 from harness.compare.verdict import compare
@@ -167,7 +167,7 @@ def comparison_row(case: Case, clock: str, without: float, recording: float, com
 def compare_once(run: CaseRun, case: Case) -> Times:
     """Reading both recordings and comparing them; that all agrees is checked, or the figures mean nothing."""
     began = now()
-    reference, candidate = (read_recording(run._recording(role, "first")) for role in ROLES)
+    reference, candidate = (run.recording(role) for role in ROLES)
     found = compare(reference, candidate, case)
     times = now() - began
     assert found.verdict == Verdict.EQUAL, "a benchmark of systems that differ measures something else"

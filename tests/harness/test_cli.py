@@ -90,6 +90,8 @@ def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, 
         (["record", "moe_seq", "--system", "eager", "--timeout", "nan"], "Invalid value for '--timeout'"),
         (["bisect", "moe_seq", "--timeout", "1e300"], "1e+300 is not a number of seconds up to 1e+09."),
         (["shrink", "moe_seq", "--timeout", "inf"], "inf is not a number of seconds up to 1e+09."),
+        (["run", "-j", "0"], "0 is neither a number from 1 to 999 nor auto."),
+        (["shrink", "moe_seq", "--jobs", "many"], "many is neither a number from 1 to 999 nor auto."),
         (["run", "--strain"], "No such option"),
         (["run", "--control"], "Option '--control' requires an argument"),
         (["run", "--control", "sometimes"], "Invalid value for '--control'"),
@@ -126,7 +128,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     line = (
         f"--candidate mine --reference eager --steps 3 --world-size 4 --device cpu --no-control --collectives gloo "
         f"--early-grad-accumulation --inject flip-bit --report-dir {tmp_path} --timeout 30 --data {data} -v "
-        f"--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs --stress --names {names}"
+        f"--extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs --stress --names {names} -j auto"
     )
     assert main(["run", "-k", "moe_seq", *line.split()]) == 1
     [(cases, options, report_dir, replay, not_run)] = called
@@ -149,6 +151,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "deep": False,
         "share_gpus": False,
         "kept_graphs": default_folder(),
+        "jobs": "auto",
     }
     assert report_dir == tmp_path
     assert (
@@ -231,6 +234,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "deep": False,
         "share_gpus": False,
         "kept_graphs": default_folder(),
+        "jobs": 1,
     }
     assert (report_dir, replay) == (Path("reports"), [])
 

@@ -1,0 +1,193 @@
+"""Cases side by side: the same results as in turns, told one at a time, and nothing left behind however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.case import Parallelism
+from harness.errors import UsageError
+from harness.execute import lanes
+from harness.execute.lanes import Plan, plan_lanes
+from harness.execute.launch import run_cases
+from harness.machine.room import HOST_BYTES, RANK_BYTES
+from harness.options import RunOptions
+from harness.records import Verdict
+from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
+from tests.harness.execute.test_side_by_side import EAGER, recorded
+
+CASES = [toy("one_bit_off", name="bad"), toy(name="good"), toy("raising", name="broken"), toy(name="late")]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Say what the machine has."""
+
+    def has(cores, memory=None, gpus=()):
+        monkeypatch.setattr(lanes, "cores_for_runs", lambda: cores)
+        monkeypatch.setattr(lanes, "free_memory", lambda: memory)
+        monkeypatch.setattr(lanes, "gpu_models", lambda: list(gpus))
+
+    return has
+
+
+def planned(cases=CASES, **options):
+    plan = plan_lanes(cases, RunOptions(**options))
+    return plan.num_lanes, plan.num_runs
+
+
+def test_as_many_cases_go_at_once_as_are_asked_for_and_by_default_one(machine):
+    machine(cores=2)
+    assert planned() == (1, 1)
+    assert planned(jobs=2) == (2, 1)
+    assert planned(jobs=9) == (4, 1), "there are no more"
+
+
+def test_with_auto_each_rank_has_a_core_and_cores_that_are_left_serve_the_runs_of_a_case(machine):
+    eights = [replace(EAGER, parallelism=Parallelism(world_size=8, ep=1))] * 3
+    for cores, expected in ((8, (1, 1)), (16, (2, 1)), (24, (3, 1)), (48, (3, 2)), (96, (3, 4)), (999, (3, 4))):
+        machine(cores)
+        assert planned(eights, jobs="auto") == expected
+
+
+def test_runs_of_one_case_go_at_once_without_being_asked_for_where_cores_allow_it(machine):
+    for cores, expected in ((1, 1), (2, 2), (4, 4)):
+        machine(cores)
+        assert planned([EAGER]) == (1, expected)
+
+
+def test_what_finds_no_memory_takes_turns(machine):
+    machine(cores=8, memory=2 * (HOST_BYTES + 2 * RANK_BYTES))
+    assert planned(jobs=4) == (2, 1)
+    assert planned(jobs="auto") == (2, 1)
+    machine(cores=8, memory=1)
+    assert planned(jobs=4) == (1, 1)
+
+
+def test_cases_that_may_run_on_gpus_take_turns_and_who_asks_for_more_is_told(machine):
+    machine(cores=64, gpus=["H100"])
+    assert planned() == planned(jobs="auto") == (1, 1)
+    assert planned(device="cpu", jobs=2) == (2, 1)
+    for device in ("auto", "cuda"):
+        with pytest.raises(UsageError) as refusal:
+            plan_lanes(CASES, RunOptions(device=device, jobs=2))
+        assert str(refusal.value) == (
+            "UsageError: -j has cases run side by side, and GPUs take one case at a time\n"
+            "  expected: -j 1, or --device cpu\n"
+            "  found: -j 2"
+        )
+
+
+def test_under_torchrun_cases_take_turns_and_who_asks_for_more_is_told(machine, monkeypatch):
+    machine(cores=64)
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert planned() == planned(jobs="auto") == (1, 1)
+    with pytest.raises(UsageError, match="the ranks that torchrun made take one case at a time"):
+        plan_lanes(CASES, RunOptions(jobs=2))
+
+
+def test_a_plan_says_what_goes_at_once_and_what_that_takes():
+    plan = Plan(num_lanes=2, num_runs=1, num_ranks=8, cores=2, memory=8 << 30)
+    assert str(plan) == "side by side: 2 cases at once; 16 ranks at most on 2 cores, some 4.7 GiB of 8.0 free"
+    plan = Plan(num_lanes=1, num_runs=4, num_ranks=1, cores=4)
+    assert str(plan) == "side by side: 4 runs of a case at once; 4 ranks at most on 4 cores, some 2.5 GiB"
+    assert Plan().is_sequential and not plan.is_sequential
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The cases' results, in turns and side by side: by jobs, their folder, results by name, and events."""
+    found = {}
+    for jobs in (1, 2):
+        folder, events = tmp_path_factory.mktemp(f"jobs{jobs}"), []
+        options = RunOptions(device="cpu", timeout=60.0, jobs=jobs)
+        caller = threading.get_ident()
+
+        def on_event(event, events=events, caller=caller):
+            assert threading.get_ident() == caller
+            events.append(event)
+
+        with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
+            results = list(run_cases(CASES, options, folder, on_event))
+        found[jobs] = folder, {result.case.name: result for result in results}, events
+    return found
+
+
+@pytest.mark.ranks
+def test_a_failing_case_beside_good_ones_is_told_as_in_turns(both):
+    (turns_folder, turns, _), (folder, beside, _) = both.values()
+    assert {name: result.verdict for name, result in beside.items()} == {
+        "bad": Verdict.DIFFERENT,
+        "good": Verdict.EQUAL,
+        "broken": Verdict.ERROR,
+        "late": Verdict.EQUAL,
+    }
+    for name, result in beside.items():
+        for fact in ("verdict", "compared", "mismatched", "differing", "control", "losses", "logs", "first_divergence"):
+            assert getattr(result, fact) == getattr(turns[name], fact), (name, fact)
+        assert (result.error or "").splitlines()[:1] == (turns[name].error or "").splitlines()[:1]
+    assert recorded(folder) == recorded(turns_folder)
+
+
+@pytest.mark.ranks
+def test_each_cases_events_and_logs_are_its_own(both):
+    (_, _, turns), (folder, _, beside) = both.values()
+    for case in CASES:
+        told = [
+            [(e.event, e.arm, e.system, e.step) for e in events if e.case == case.name] for events in (turns, beside)
+        ]
+        assert told[0] == told[1]
+    text = {path: path.read_text() for path in (folder / "logs").rglob("rank1*.log")}
+    assert {path.parts[-3] for path in text if "the toy is broken" in text[path]} == {"broken"}
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_closing_the_results_early_ends_every_lane(tmp_path):
+    options = RunOptions(device="cpu", timeout=60.0, control="never", jobs=2)
+    slow = [toy("hanging", name="slow"), toy(name="one")]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with nothing_left_behind(temporary):
+        results = run_cases(slow, options, tmp_path / "closed")
+        assert next(results).case.name == "one"
+        results.close()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupt_ends_every_lane_and_the_report_has_what_was_judged(tmp_path, number):
+    code = (
+        "import sys; from harness.case.case import Case\n"
+        "from harness.commands.run import run_and_report\n"
+        "from harness.options import RunOptions\nfrom pathlib import Path\n"
+        "from tests.harness.execute.test_launch import toy\n"
+        "cases = [toy('hanging', name='slow'), toy(name='one')]\n"
+        "options = RunOptions(device='cpu', control='never', jobs=2)\n"
+        "sys.exit(run_and_report(cases, options, Path(sys.argv[1])))\n"
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with nothing_left_behind(temporary):
+        command = [sys.executable, "-c", code, str(tmp_path / "reports")]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+            watchdog = threading.Timer(60, process.kill)
+            watchdog.start()
+            for line in process.stdout:
+                if "one: EQUAL" in line:
+                    process.send_signal(number)
+                    break
+            rest = process.stdout.read()
+            status = process.wait()
+            watchdog.cancel()
+    assert status == 3
+    assert "slow" in rest and "UNVERIFIED" in rest
+    [report] = (tmp_path / "reports").glob("2*/report.json")
+    text = Path(report).read_text()
+    assert '"EQUAL"' in text and "interrupted before this case was finished" in text

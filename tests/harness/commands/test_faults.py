@@ -41,6 +41,15 @@ def test_the_list_is_printed_and_nothing_runs(capsys):
     assert len(capsys.readouterr().out.splitlines()) == sum(row.family == "optimizer" for row in CATALOGUE.values())
 
 
+def test_a_page_without_a_place_for_the_table_is_refused_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "page.md").write_text("nothing")
+    for file, text in (("page.md", "has no place for a table of faults"), ("absent.md", "cannot read the page")):
+        arguments = ["faults", "--page", str(tmp_path / file), "--report-dir", str(tmp_path / "reports")]
+        assert main(arguments) == 2
+        assert text in capsys.readouterr().err
+    assert not (tmp_path / "reports").exists()
+
+
 class Result:
     """What of a case's result the status depends on."""
 

@@ -15,6 +15,7 @@ from harness.case import Case
 from harness.disturb.faults import check_fault, parse_fault
 from harness.errors import CaseError
 from harness.execute.requests import DriftRequest
+from harness.execute.sensing import Sensing, sense_apart
 from harness.execute.transport import follow, follows, open_desk
 from harness.graph.options import check_extra_passes
 from harness.machine.describe import describe_machine
@@ -115,5 +116,14 @@ def _run_cases(
                 run = CaseRun(case, placement, desk, options, on_event)
                 result = run.result()
             result = hold_against_baselines(result, run.recordings(), measure_drift, options.baseline_dir)
+            if options.sensitivity is not None and result.as_expected:
+                log = run_dir / "logs" / case.name / "sensitivity.log"
+                task = Sensing(
+                    case=case,
+                    recording=run.recordings()["candidate"].resolve(),
+                    effort=options.sensitivity,
+                    extra_passes=options.extra_passes,
+                )
+                result = replace(result, sensitivity=sense_apart(task, placement.device, log))
             desk.announce(result)
             yield result

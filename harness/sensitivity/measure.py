@@ -42,9 +42,9 @@ class Steps:
     step: int = -1
 
     @staticmethod
-    def of(case: Case) -> Steps:
+    def of(case: Case, options: GraphOptions | None = None) -> Steps:
         """At the start. Raises what tracing and passes raise."""
-        graph, groups = step_graph(case, case.candidate, torch.device("cpu"), GraphOptions())
+        graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions())
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:
             begin_state(trainer)

@@ -55,9 +55,10 @@ def sensitivity_command(
     report_dir: ReportDir = Path("reports"),
 ) -> None:
     """Make each call of a step wrong by one ULP, one at a time: which would a case's comparison see?"""
-    from harness.commands.sensitivity import Effort, sensitivity
+    from harness.commands.sensitivity import sensitivity
     from harness.errors import UsageError
-    from harness.options import RunOptions
+    from harness.options import Effort, RunOptions
+    from harness.report.text import CASE_FILE
 
     changes = make_changes(reference=reference, candidate=candidate, steps=steps, world_size=world_size)
     if case_file is not None and expression is not None:
@@ -70,6 +71,12 @@ def sensitivity_command(
         by_name = {case.name: case for case in selected_cases(None)}
         selected = [by_name[name] for name in MAIN_CASES]
     cases = [change_case(case, changes) for case in selected]
-    options = RunOptions(device="cpu", timeout=timeout, control="never", kept_graphs=kept_graphs_folder(no_kept_graph))
-    effort = Effort(sample=sample, seconds=limit or None)
-    raise typer.Exit(sensitivity(cases, options, effort, report_dir, replay_options(changes, options)))
+    options = RunOptions(
+        device="cpu",
+        timeout=timeout,
+        control="never",
+        kept_graphs=kept_graphs_folder(no_kept_graph),
+        sensitivity=Effort(sample=sample, seconds=limit or None),
+    )
+    replay = [*replay_options(changes, options), *([CASE_FILE, str(case_file)] if case_file else [])]
+    raise typer.Exit(sensitivity(cases, options, report_dir, replay))

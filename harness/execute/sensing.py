@@ -18,7 +18,7 @@ import select
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,16 @@ from harness.case import Case
 from harness.errors import BitproofError, RankError
 from harness.execute.apart import Lost, answer_all, answers_apart
 from harness.execute.process import die_with_parent, num_cores
+from harness.options import Effort
 from harness.records import Sensitivity
 
 if TYPE_CHECKING:
     from harness.sensitivity.examine import Finding
     from harness.sensitivity.measure import Steps
     from harness.sensitivity.spread import Fate
+
+MARGIN = 300.0
+"""Seconds that tracing, the replay of steps and the last calls may take beyond the time for calls."""
 
 FIRST_STEP = 0.8
 """Which part of the time may go into the first step; what is left is for the calls that were not seen there."""
@@ -41,18 +45,20 @@ FIRST_STEP = 0.8
 class Sensing:
     """What is to be measured: a case whose candidate's recording lies at `recording`.
 
-    `sample` is how many calls are tried, None for all; `seconds` is when no further one is begun, None for never.
+    `extra_passes` are those that took part in it.
     """
 
     case: Case
     recording: Path
-    sample: int | None = None
-    seconds: float | None = None
-    processes: int | None = None
+    effort: Effort = field(default_factory=Effort)
+    extra_passes: tuple[str, ...] = ()
 
 
-def sense_apart(task: Sensing, log: Path, timeout: float) -> Sensitivity:
-    """What a process of its own finds out, within `timeout` seconds."""
+def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
+    """What a process of its own finds out of a case that ran on `device`."""
+    if device != "cpu":
+        return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
+    timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
     found = answers_apart("harness.execute.sensing", task, Sensitivity, 1, log, timeout)
     with contextlib.closing(found) as answers:
         answer = next(answers)
@@ -67,6 +73,7 @@ def main() -> None:
 def outcome_of(task: Sensing) -> Sensitivity:
     """What one case's compared tensors see; why nothing was measured, where it cannot be."""
     from harness.capture.store import read_recording
+    from harness.graph.options import GraphOptions
     from harness.machine.determinism import set_determinism
     from harness.sensitivity.measure import Steps, why_not
 
@@ -76,7 +83,7 @@ def outcome_of(task: Sensing) -> Sensitivity:
     set_determinism(task.case.seed)
     try:
         recording = read_recording(task.recording)
-        steps = Steps.of(task.case)
+        steps = Steps.of(task.case, GraphOptions(extra_passes=task.extra_passes))
         steps.advance(recording)
         search = _Search(task, steps, began)
         while search.examine() and steps.step + 1 < task.case.steps:
@@ -95,10 +102,10 @@ class _Search:
         self._began = began
         self._order = [call.index for call in steps.program.calls if call.counts]
         random.Random(f"{task.case.seed} calls").shuffle(self._order)
-        self._order = self._order[: task.sample]
+        self._order = self._order[: task.effort.sample]
         self._found: dict[int, Finding] = {}
         self._at_once: set[int] = set()
-        self._processes = task.processes or num_cores()
+        self._processes = num_cores()
         self._num_steps = 0
 
     def examine(self) -> bool:
@@ -106,15 +113,15 @@ class _Search:
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None
-        if self._task.seconds is not None:
-            deadline = self._began + self._task.seconds * (FIRST_STEP if is_first else 1)
+        if self._task.effort.seconds is not None:
+            deadline = self._began + self._task.effort.seconds * (FIRST_STEP if is_first else 1)
         tried = 0
         for finding in self._examined(pending, deadline):
             self._note(finding)
             tried += 1
         if tried == len(pending) or is_first:
             self._num_steps += 1
-        late = deadline is not None and time.monotonic() > self._began + (self._task.seconds or 0)
+        late = deadline is not None and time.monotonic() > self._began + (self._task.effort.seconds or 0)
         return not late and any(map(self._is_open, self._found))
 
     def _is_open(self, index: int) -> bool:

@@ -67,7 +67,8 @@ class Sensitivity:
 
     `steps` were looked at in whole, of the case's. `sampled` says that not all calls were tried: then `interval` is
     Wilson's interval of 95% for the share. `unseen` has the calls that were not seen and those that are blind by
-    nature, `formulas` what came of neighbouring formulas. `seconds` is wall time, over `processes`.
+    nature, `formulas` what came of neighbouring formulas. `shown` counts the seen calls by the kind of the first
+    compared tensor that shows them, or "failure" where a call failed. `seconds` is wall time, over `processes`.
     """
 
     __pydantic_config__ = GROWING
@@ -77,6 +78,7 @@ class Sensitivity:
     rows: list[SensitivityRow] = field(default_factory=list)
     unseen: list[UnseenCall] = field(default_factory=list)
     formulas: list[FormulaRow] = field(default_factory=list)
+    shown: dict[str, Count] = field(default_factory=dict)
     seconds: float | None = None
     processes: Count = 1
     reason: str | None = None

@@ -74,6 +74,8 @@ def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[
         if told:
             more = f", the first {MAX_REASONS} of {len(told)} kinds" if len(told) > MAX_REASONS else ""
             yield title + more, REASON_HEADERS, told[:MAX_REASONS]
+    if found.shown:
+        yield "first shown by", ("kind", "calls"), [(kind, str(count)) for kind, count in found.shown.items()]
     if found.formulas:
         yield "neighbouring formulas", FORMULA_HEADERS, formula_rows(found)
 

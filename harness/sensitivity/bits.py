@@ -84,8 +84,11 @@ def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
     if x.dtype == torch.bool:
         return not bits
     if x.is_floating_point() or x.is_complex():  # sign and magnitude: one more is the next larger magnitude
-        magnitude = bits & ((1 << (8 * x.element_size() // (2 if x.is_complex() else 1) - 1)) - 1)
-        return bits + (1 if magnitude == 0 or chance.random() < 0.5 else -1)
+        infinity = int(as_integers(torch.tensor(float("inf"), dtype=x.real.dtype)))
+        magnitude = bits & ((1 << (infinity.bit_length())) - 1)
+        if magnitude == 0 or magnitude + 1 >= infinity:  # the largest finite one, and infinity, become smaller
+            return bits + (1 if magnitude == 0 else -1)
+        return bits + chance.choice((-1, 1))
     return bits - 1 if bits == int(x.max()) and bits > int(x.min()) else bits + 1
 
 

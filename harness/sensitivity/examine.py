@@ -12,7 +12,7 @@ from harness.sensitivity import neighbours
 from harness.sensitivity.bits import by_one_ulp, copied, grossly, is_safe, same, tensors_of
 from harness.sensitivity.lockstep import Get, Ranks
 from harness.sensitivity.program import Call, Program
-from harness.sensitivity.spread import Fate, follow, readers_agree
+from harness.sensitivity.spread import KERNELS_REFUSE, Fate, follow, readers_agree
 
 TRIES = 3
 """How many elements of a call's output are changed in a step, one after the other, until one is seen."""
@@ -69,7 +69,8 @@ class Examiner:
         """
         call = self._program.calls[index]
         tried = neighbours.names_of(self._program, call) if formulas is None else formulas
-        answers = {name: self._neighbour(call, name) for name in tried}
+        found = {name: self._neighbour(call, name) for name in tried}
+        answers = {name: answer for name, answer in found.items() if answer is not None}
         if not needs_ulp:
             return Finding(call=index, neighbours=answers)
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
@@ -123,9 +124,13 @@ class Examiner:
         run = functools.partial(follow, self._program, self._ranks, wrong)
         return run() if safe else self._isolate(run)
 
-    def _neighbour(self, call: Call, name: str) -> Answer:
+    def _neighbour(self, call: Call, name: str) -> Answer | None:
+        """What becomes of a formula; None where it is not one for this call's arguments."""
         gets: list[Get] = [values.__getitem__ for values in self._ranks]
-        found = neighbours.computed(self._program, call, name, gets)
+        try:
+            found = neighbours.computed(self._program, call, name, gets)
+        except KERNELS_REFUSE:
+            return None
         wrong = {key: value for key, value in found.items() if not same(value, self._ranks[key[1]][key[0]])}
         if not wrong:
             return "same"

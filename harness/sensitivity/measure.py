@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.capture.digest import digest
 from harness.case import Case
-from harness.errors import RecordingError
+from harness.errors import PassError, RecordingError
 from harness.graph.options import GraphOptions
 from harness.records import Key, Recording
 from harness.sensitivity.lockstep import after, run_step
@@ -42,9 +42,9 @@ class Steps:
     step: int = -1
 
     @staticmethod
-    def of(case: Case) -> Steps:
+    def of(case: Case, options: GraphOptions | None = None) -> Steps:
         """At the start. Raises what tracing and passes raise."""
-        graph, groups = step_graph(case, case.candidate, torch.device("cpu"), GraphOptions())
+        graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions())
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:
             begin_state(trainer)
@@ -71,6 +71,7 @@ class Steps:
             program.compared["optimizer", name] = program.last[STATE, name]
         for name in first.state_buffers:
             program.compared["buffer", f"{name}@after_optimizer"] = program.last[BUFFER, name]
+        refuse_hidden_state(program)
         return Steps(program, trainers, [dict(held(trainer)) for trainer in trainers], [])
 
     def advance(self, recording: Recording) -> None:
@@ -85,6 +86,14 @@ class Steps:
         ]
         self.ranks = run_step(self.program, before)
         check(self.program, self.ranks, recording, self.step)
+
+
+def refuse_hidden_state(program: Program) -> None:
+    """Raise PassError where a step leaves something to the next that no recording has: errors could hide in it."""
+    compared = set(program.compared.values())
+    for source, slot in program.last.items():
+        if slot != program.inputs[source] and slot not in compared:
+            raise PassError("the step leaves something to the next one that is not compared", found=" ".join(source))
 
 
 def check(program: Program, ranks: Sequence[Sequence[Any]], recording: Recording, step: int) -> None:

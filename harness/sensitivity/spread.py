@@ -22,6 +22,10 @@ FAILURE = "failure"
 """How a difference is seen that makes a call fail: stands where else the kind of a compared tensor does."""
 
 
+KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
+"""What kernels, and collectives, raise of wrong arguments; anything else is a mistake of ours."""
+
+
 @dataclass(frozen=True)
 class Fate:
     """What became of a difference: the kind of the first compared tensor that shows it, None where none does.
@@ -44,7 +48,7 @@ def follow(program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any])
         index = heapq.heappop(found.waiting)
         try:
             found.repeat(program.calls[index], found.on.pop(index))
-        except Exception:  # whatever a kernel refuses, a run would fail of
+        except KERNELS_REFUSE:  # a run would fail of it
             return Fate(FAILURE)
     return Fate(found.shown, () if found.shown else tuple(dict.fromkeys(found.lost)))
 

@@ -50,6 +50,7 @@ def summed_up(program: Program, found: Mapping[int, Finding], at_once: set[int])
     return Sensitivity(
         rows=[SensitivityRow(module=module, direction=way, **row) for (module, way), row in rows.items()],
         unseen=unseen,
+        shown=dict(Counter(finding.shown for finding in found.values() if finding.shown is not None)),
         formulas=[FormulaRow(operator=op, formula=name, **row) for (op, name), row in formulas.items()],
     )
 

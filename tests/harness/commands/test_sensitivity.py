@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from cases import CASES
 from harness.cli import main
-from harness.commands import sensitivity as command
-from harness.records import Sensitivity, Verdict
+from harness.commands.sensitivity import sensitivity
+from harness.errors import UsageError
+from harness.execute import launch
+from harness.options import Effort, RunOptions
+from harness.records import Sensitivity
 from tests.harness.report.test_sensitivity import FOUND
 from tests.harness.reports import case, result
 
-pytestmark = pytest.mark.ranks
+OPTIONS = RunOptions(device="cpu", sensitivity=Effort(sample=5))
 
 
 def test_k_and_case_both_say_what_to_run(tmp_path, capsys):
@@ -24,59 +26,28 @@ def test_k_and_case_both_say_what_to_run(tmp_path, capsys):
     assert "-k and --case both say what to run" in capsys.readouterr().err
 
 
-class Desk:
-    """Where cases are placed and nobody runs."""
-
-    def __init__(self, *_):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def place(self, case):
-        return None
-
-
 @pytest.mark.parametrize(
     ("verdict", "found", "status"),
     [
         ("EQUAL", FOUND, 0),
         ("EQUAL", Sensitivity(reason="it cannot be"), 3),
-        ("DIFFERENT", FOUND, 1),
+        ("EQUAL", None, 3),
+        ("DIFFERENT", None, 1),
     ],
 )
-def test_the_status_is_that_of_the_run_and_3_where_nothing_was_measured(tmp_path, monkeypatch, verdict, found, status):
-    given = result(case("near"), verdict)
-    asked = []
-
-    class Run:
-        def __init__(self, *_):
-            pass
-
-        def result(self):
-            return given
-
-        def recordings(self):
-            return {"candidate": tmp_path}
-
-    def sense(task, log, timeout):
-        asked.append((task.sample, task.seconds, timeout))
-        return found
-
-    monkeypatch.setattr(command, "open_desk", Desk)
-    monkeypatch.setattr("harness.execute.case_run.CaseRun", Run)
-    monkeypatch.setattr(command, "lease_gpus", lambda *_: Desk())
-    monkeypatch.setattr(command, "sense_apart", sense)
-    effort = command.Effort(sample=5, seconds=60.0)
-    assert command.sensitivity([given.case], command.RunOptions(device="cpu"), effort, tmp_path) == status
-    assert asked == ([(5, 60.0, 60.0 + command.MARGIN)] if verdict == "EQUAL" else []), "what is wrong is not measured"
+def test_the_status_is_that_of_the_run_and_3_where_nothing_was_measured(
+    tmp_path, monkeypatch, capsys, verdict, found, status
+):
+    given = result(case("near"), verdict, sensitivity=found)
+    monkeypatch.setattr(launch, "run_cases", lambda *_: iter([given]))
+    assert sensitivity([given.case], OPTIONS, tmp_path) == status
     told = json.loads((tmp_path / "latest" / "report.json").read_text())["cases"][0]
-    assert told["verdict"] == verdict and (told["sensitivity"] is not None) == (verdict == "EQUAL")
+    assert (told["verdict"], told["sensitivity"] is None) == (verdict, found is None)
+    assert f"near: {verdict}, " in capsys.readouterr().out
 
 
-def test_a_case_that_differs_as_it_should_counts_as_measured():
-    missing = replace(result(case("near")), verdict=Verdict.EQUAL, sensitivity=None)
-    assert command._is_missing(missing) and not command._is_missing(replace(missing, sensitivity=FOUND))
+def test_ranks_of_torchrun_are_refused(tmp_path, monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(UsageError, match="is no work for many ranks"):
+        sensitivity([case()], OPTIONS, tmp_path)

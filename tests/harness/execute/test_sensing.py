@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import replace
 
 import pytest
 
 from harness.cli import main
 from harness.errors import RankError
-from harness.execute.sensing import Sensing, _forked, isolated, outcome_of
+from harness.execute.sensing import Sensing, _forked, isolated, outcome_of, sense_apart
 from harness.report import json as report_json
 from harness.sensitivity.examine import Finding
 from harness.sensitivity.spread import FAILURE, Fate
@@ -37,7 +38,12 @@ def test_what_forked_processes_find_is_gathered_and_one_that_dies_is_an_error():
 def test_a_crash_is_a_failure_and_harms_nobody():
     assert isolated(lambda: Fate(None, (3, -1))) == Fate(None, (3, -1))
     assert isolated(lambda: Fate("loss")) == Fate("loss")
-    assert isolated(lambda: os.abort()) == Fate(FAILURE)
+    assert isolated(lambda: os.kill(os.getpid(), signal.SIGKILL)) == Fate(FAILURE)
+
+
+def test_a_case_that_ran_on_a_gpu_is_not_replayed(tmp_path):
+    found = sense_apart(Sensing(case=CASE, recording=tmp_path), "cuda", tmp_path / "log")
+    assert found.reason == "steps are replayed on the CPU, and this case ran on cuda"
 
 
 def test_a_system_that_is_no_graph_is_told_before_anything_is_read(tmp_path):

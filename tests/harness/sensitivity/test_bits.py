@@ -23,6 +23,20 @@ def test_one_element_is_off_by_one_ulp(dtype):
     assert x[2] == 3.0
 
 
+def test_the_largest_numbers_and_infinity_become_smaller():
+    largest = torch.finfo(torch.float32).max
+    for turn in range(4):
+        assert by_one_ulp(torch.tensor([-largest]), random.Random(turn)).item() > -largest
+        assert by_one_ulp(torch.tensor([float("-inf")]), random.Random(turn)).item() == -largest
+
+
+def test_a_complex_number_is_off_in_one_of_its_parts():
+    x = torch.tensor([1 + 2j])
+    for turn in range(4):
+        wrong = torch.view_as_real(by_one_ulp(x, random.Random(turn)))
+        assert (as_integers(wrong) - as_integers(torch.view_as_real(x))).abs().sum() == 1
+
+
 def test_a_tensor_of_zeros_gets_the_ulp_of_one():
     assert by_one_ulp(torch.zeros(1), CHANCE).item() == 2.0**-23
     assert by_one_ulp(torch.zeros(1, dtype=torch.bfloat16), CHANCE).item() == 2.0**-7

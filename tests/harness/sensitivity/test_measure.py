@@ -14,13 +14,15 @@ from torch.fx import GraphModule
 from cases import CASES
 from harness.capture.recorder import Recorder
 from harness.case import Parallelism
-from harness.errors import RecordingError
+from harness.errors import PassError, RecordingError
 from harness.machine.determinism import set_determinism
 from harness.records import Key, Manifest, Record, Recording
 from harness.sensitivity.bits import is_safe
 from harness.sensitivity.examine import Examiner
-from harness.sensitivity.measure import Steps, why_not
+from harness.sensitivity.measure import Steps, refuse_hidden_state, why_not
+from harness.sensitivity.program import BUFFER
 from harness.systems.graph import make_graph_system, prepare
+from tests.harness.sensitivity.toy import COUNTED, THREE, counted, program_of
 from tests.ranks import on_ranks
 from tests.small import small
 
@@ -34,6 +36,15 @@ def test_what_is_not_known_as_a_graph_is_not_tried():
     assert why_not(replace(CASE, candidate="mine.py:make")) == "system mine.py:make is not known as a graph"
     compiled = replace(CASE, pipeline=replace(CASE.pipeline, backend="inductor"))
     assert why_not(compiled) == "backend inductor compiles the graph into code whose calls are not known"
+
+
+def test_what_a_step_hands_on_must_be_compared():
+    program = program_of(counted, COUNTED, THREE)
+    with pytest.raises(PassError, match="that is not compared") as refusal:
+        refuse_hidden_state(program)
+    assert refusal.value.found == "buffer counts"
+    program.compared["buffer", "counts@after_optimizer"] = program.last[BUFFER, "counts"]
+    refuse_hidden_state(program)
 
 
 def struck(module, node, rank, wrong):

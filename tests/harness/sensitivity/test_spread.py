@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from harness.sensitivity.spread import FAILURE, Fate, follow, readers_agree
@@ -37,6 +40,17 @@ def test_an_error_is_lost_where_nothing_takes_it_is_rounded_away_or_multiplied_b
 
 def test_what_makes_a_call_fail_is_seen():
     assert fate("slice_1", lambda x: torch.zeros(3)) == (FAILURE, [])
+
+
+def test_a_mistake_of_ours_is_no_failure_of_a_run():
+    def mistaken(*_):
+        raise AttributeError
+
+    program, ranks = run()
+    index = by_name(program, "slice").index
+    program.calls[index] = replace(program.calls[index], function=mistaken)
+    with pytest.raises(AttributeError):
+        follow(program, ranks, {(by_name(program, "mul").result, 0): torch.ones(4)})
 
 
 def test_what_nobody_reads_is_lost_at_once():

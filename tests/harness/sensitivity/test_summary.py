@@ -30,6 +30,7 @@ def test_calls_are_counted_by_the_pattern_of_their_module_and_their_direction():
         add: Finding(call=add, lost=(-1,), tries=3, neighbours={"other": "lost"}),
     }
     told = summed_up(program, found, {mul})
+    assert told.shown == {"loss": 1}
     rows = {(row.module, row.direction): (row.calls, row.tried, row.seen, row.at_once, row.blind) for row in told.rows}
     assert rows == {
         ("layers.*.moe", "forward"): (1, 1, 0, 0, 1),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cases
-from cases import attention, backends, bucketing, chunking, models, process_groups, shapes, tp_ep, unequal
+from cases import attention, backends, bucketing, chunking, joint, models, process_groups, shapes, tp_ep, unequal
 from harness.case import Case, Parallelism, Pipeline
 from harness.case.select import select
 from harness.errors import CaseError, UsageError
@@ -252,3 +252,15 @@ def test_pytest_selects_the_same_cases_as_the_command_line(expression):
     found = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     ids = [line.split("[")[1].rstrip("]") for line in found.stdout.splitlines() if "[" in line]
     assert ids == [case.name for case in select(cases.all_cases(), expression)], found.stderr
+
+
+def test_joint_cases_are_held_against_eager_on_eight_ranks_and_20_steps_where_that_is_quick():
+    for case in joint.CASES:
+        assert (case.reference, case.candidate, case.chunking) == ("eager", "joint", None)
+        assert (case.parallelism.world_size, case.pipeline.bucket) == (8, True)
+        is_compiled = case.pipeline.backend != "fx"
+        assert case.expected == ("CLOSE" if is_compiled else "EQUAL")
+        assert case.steps == (2 if is_compiled else 5 if case.model.attention == "flex" else 20)
+    assert {case.parallelism.ep for case in joint.CASES if case.model.family == "deepseek_v3"} == {2, 4}
+    assert {case.parallelism.tp for case in joint.CASES if case.model.family == "llama3"} == {2, 4}
+    assert [case.name for case in joint.CASES if case.requires] == ["joint_llama3_regional"]

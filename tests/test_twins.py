@@ -105,6 +105,7 @@ ELSEWHERE = {
     "harness/disturb/faults/numerics.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/disturb/faults/optimizer.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/disturb/faults/ranks.py": (FAULT_RUNS, "every row is struck and run"),
+    "harness/disturb/faults/tensor.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/execute/fault_runs.py": (FAULT_RUNS, "faults are run as they are called"),
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
     "harness/prove/assumptions.py": ("tests/harness/prove/test_prove.py", "what is assumed depends on what was proved"),

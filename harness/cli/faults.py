@@ -31,6 +31,7 @@ DEFAULT_CASES = (
     "blocks_batch_sight",
     "blocks_batch_offload",
     "blocks_batch_bucketed_float32",
+    "tp_ep_shared",
 )
 """Where nothing is selected: each fault goes into the first of them that should see it."""
 

@@ -31,6 +31,7 @@ Family = Literal[
     "optimizer",
     "hygiene",
     "ranks",
+    "tensor",
     "equivalent",
 ]
 

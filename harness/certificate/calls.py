@@ -6,7 +6,6 @@ all tensors that it reads. A call that cannot be derived has no term, and so has
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -55,7 +54,7 @@ class Walk:
         self.stale: set[int] = set()  # calls whose values were overwritten, in part or with what is not known
         self.flying: dict[int, tuple[int, int]] = {}  # a launch, and the storages that it writes and reads
         self.symbols: dict[str, int] = {}
-        self.owners: dict[int, list[int]] = defaultdict(list)  # by storage, the calls whose values lie there
+        self.owners: dict[int, tuple[int, ...]] = {}  # by storage, the calls whose values lie there
         self.generator: tuple[Any, ...] = ("seed",)
 
     def take(self, steps: Sequence[Step]) -> None:
@@ -79,7 +78,7 @@ class Walk:
             self._overwrite(call, value)
         self.values[index] = value
         for x in _tensors(call.value):
-            self.owners[x.storage].append(index)
+            self.owners[x.storage] = (*self.owners.get(x.storage, ()), index)
 
     def read(self, index: int) -> Any:
         """The value of a call. Raises RefusedError where it is not known."""
@@ -315,7 +314,7 @@ class Walk:
         is refused, which may have written whatever it reads."""
         written = [call.value] if value is not None else [self.graph.calls[i].value for i in call.reads]
         for target in (x for several in written for x in _tensors(several)):
-            for owner in self.owners[target.storage]:
+            for owner in self.owners.get(target.storage, ()):
                 if value is None or self.graph.calls[owner].value != target:
                     self.stale.add(owner)
                 elif self.values[owner] is not None:

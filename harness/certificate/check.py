@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from harness.certificate.calls import Walk
 from harness.certificate.data import Certificate, reads_of, terms_in
@@ -21,48 +22,59 @@ KINDS = ("parameter ", "input ")
 
 def check(certificate: Certificate) -> Counter[str]:
     """Count the answers by verdict. Raises RejectedError, saying what is wrong, for a certificate that proves less."""
-    terms = Terms()
-    for _ in replay(certificate, terms):
-        pass
+    with rejecting():
+        replay = Replay(certificate)
+        replay.run()
+        unread = set(range(len(replay.terms.terms))) - replay.needed()
+        require(not unread, f"nothing needs step {min(unread, default=-1)}")
     return Counter(answer.verdict for answer in certificate.answers)
 
 
-def needed(terms: Terms) -> set[int]:
-    """The steps without which a certificate could not be checked: terms that were looked up, and all below them."""
-    found, stack = set(), list(terms.used)
-    while stack:
-        top = stack.pop()
-        if top not in found:
-            found.add(top)
-            stack += terms_in(terms.terms[top])
-    return found
-
-
-def replay(certificate: Certificate, terms: Terms, *, pruned: bool = True) -> Iterator[int]:
-    """Check call after call, then the answers: tells how many calls were checked, before each and before the answers.
-
-    Only a certificate that is not yet `pruned` may have steps that nobody needs.
-    """
+@contextmanager
+def rejecting() -> Iterator[None]:
+    """Whatever goes wrong within is what is wrong with a certificate."""
     try:
-        graphs = (certificate.reference, "reference"), (certificate.candidate, "candidate")
-        walks = [Walk(terms, graph, side) for graph, side in graphs]
-        num_calls = 0
-        for walk in walks:
-            for _ in range(len(walk.graph.calls)):
-                yield num_calls
-                walk.take(certificate.steps[num_calls])
-                num_calls += 1
-        yield num_calls
-        require(num_calls == len(certificate.steps), "there are steps of no call")
-        _check_answers(certificate, terms, *walks)
-        unread = set(range(len(terms.terms))) - needed(terms) if pruned else None
-        require(not unread, f"nothing needs step {min(unread or [-1])}")
-    except RejectedError:
-        raise
+        yield
     except KeyError as error:
         raise RejectedError(f"no step has {error}") from error
     except (AttributeError, IndexError, TypeError, ValueError, ArithmeticError, RecursionError, StopIteration) as error:
         raise RejectedError(f"{type(error).__name__}: {error}") from error
+
+
+class Replay:
+    """A certificate as it is checked: the terms that have steps so far, and how far both graphs were walked."""
+
+    def __init__(self, certificate: Certificate) -> None:
+        self.certificate = certificate
+        self.terms = Terms()
+        self.reference = Walk(self.terms, certificate.reference, "reference")
+        self.candidate = Walk(self.terms, certificate.candidate, "candidate")
+
+    def run(self) -> None:
+        """All that is left: call after call, then the answers."""
+        while self.take():
+            pass
+        _check_answers(self.certificate, self.reference, self.candidate)
+
+    def take(self) -> bool:
+        """Check the next call, the reference's first; whether there was one."""
+        place = len(self.reference.values) + len(self.candidate.values)
+        for walk in (self.reference, self.candidate):
+            if len(walk.values) < len(walk.graph.calls):
+                walk.take(self.certificate.steps[place])
+                return True
+        require(place == len(self.certificate.steps), "there are steps of no call")
+        return False
+
+    def needed(self) -> set[int]:
+        """The steps without which this could not be checked: terms that were looked up, and all below them."""
+        found, stack = set(), list(self.terms.used)
+        while stack:
+            top = stack.pop()
+            if top not in found:
+                found.add(top)
+                stack += terms_in(self.terms.terms[top])
+        return found
 
 
 def _outputs(walk: Walk) -> tuple[dict[str, int], dict[str, int]]:
@@ -77,7 +89,7 @@ def _outputs(walk: Walk) -> tuple[dict[str, int], dict[str, int]]:
     return found, held
 
 
-def _check_answers(certificate: Certificate, terms: Terms, reference: Walk, candidate: Walk) -> None:
+def _check_answers(certificate: Certificate, reference: Walk, candidate: Walk) -> None:
     (one, one_held), (two, two_held) = _outputs(reference), _outputs(candidate)
     proved = {}
     answered = [answer.output for answer in certificate.answers]
@@ -91,7 +103,7 @@ def _check_answers(certificate: Certificate, terms: Terms, reference: Walk, cand
         require(place == other, f"the sides of {answer.output} are two terms")
         require(answer.terms == (place, place), f"{answer.output} is said to be another term")
         proved[answer.output] = place
-    reads = reads_of(terms.terms, KINDS)
+    reads = reads_of(reference.terms.terms, KINDS)
     for output, place in proved.items():
         for bit, kind in enumerate(KINDS):
             require(reads[place] >> bit & 1 == 1, f"{output} reads no {kind}of the step")

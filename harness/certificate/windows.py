@@ -114,9 +114,8 @@ def shown(op: str, shape: Shape, args: Mapping[str, Any], result: Shape) -> list
     if not set(args) <= {"self", *VIEWS[op]}:
         raise ValueError(f"{op} has an argument that it does not take")
     if name in ("view", "_unsafe_view", "reshape", "expand"):
-        kind, *said = args[VIEWS[op][0]]
-        shapes_agree = kind == "list" and len(said) == len(result)
-        if not shapes_agree or any(n not in (-1, m) for n, m in zip(said, result, strict=True)):
+        said = listed(args[VIEWS[op][0]])
+        if len(said) != len(result) or any(n not in (-1, m) for n, m in zip(said, result, strict=True)):
             raise ValueError(f"{op} gives another shape")
         if name == "expand":
             return [repeated(shape, result)]
@@ -126,14 +125,14 @@ def shown(op: str, shape: Shape, args: Mapping[str, Any], result: Shape) -> list
     if name in ("t", "permute", "transpose"):
         order = list(range(rank))[:: -1 if name == "t" else 1]
         if name == "permute":
-            order = [index_in(dim, rank) for dim in args["dims"][1:]]
+            order = [index_in(dim, rank) for dim in listed(args["dims"])]
         if name == "transpose":
             one, two = index_in(args["dim0"], rank), index_in(args["dim1"], rank)
             order[one], order[two] = two, one
         return [normal([shape[d] for d in order], [steps_of(shape)[d] for d in order], 0)]
     if name == "squeeze":
-        dims = args["dim"] if "dim" in args else ("list", *range(rank))
-        gone = {index_in(d, rank) for d in (dims[1:] if isinstance(dims, tuple) else (dims,))}
+        dims = args.get("dim", ("list", *range(rank)))
+        gone = {index_in(d, rank) for d in (listed(dims) if isinstance(dims, tuple) else (dims,))}
         return [full([n for d, n in enumerate(shape) if d not in gone or n != 1])]
     dim = index_in(args.get("dim", 0), rank + (name == "unsqueeze"))
     if name == "unsqueeze":
@@ -149,7 +148,7 @@ def shown(op: str, shape: Shape, args: Mapping[str, Any], result: Shape) -> list
     elif name == "split":
         ranges = [range(size)[i : i + args["split_size"]] for i in range(0, size, args["split_size"])]
     else:
-        bounds = list(accumulate(args["split_sizes"][1:], initial=0))
+        bounds = list(accumulate(listed(args["split_sizes"]), initial=0))
         if bounds[-1] != size:
             raise ValueError(f"parts of {bounds[-1]} in all of what has {size}")
         ranges = [range(a, b) for a, b in pairwise(bounds)]
@@ -165,6 +164,13 @@ def repeated(shape: Shape, result: Shape) -> Window:
     if lead < 0 or any(n not in (1, m) for n, m in zip(shape, result[lead:], strict=True)):
         raise ValueError(f"{shape} does not repeat to {result}")
     return normal(result, (0,) * lead + full(shape)[1], 0)
+
+
+def listed(argument: Any) -> tuple[Any, ...]:
+    """The items of an argument that is a list. Raises ValueError for any other."""
+    if argument[:1] != ("list",):
+        raise ValueError(f"{argument} is no list")
+    return tuple(argument[1:])
 
 
 def index_in(index: int, size: int) -> int:

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.certificate.check import needed, replay
+from harness.certificate.check import Replay, rejecting
 from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Step, Tensor, Term
 from harness.certificate.files import MAIN
-from harness.certificate.rules import Terms
 from harness.machine.describe import torch_version
 from harness.prove.answers import PROVED, Proof
 from harness.prove.assumptions import assumptions_of
@@ -40,11 +39,11 @@ def certificate_of(case: str, proof: Proof) -> Certificate:
 
 
 def _needed(certificate: Certificate) -> set[int]:
-    """The steps that the checker needs."""
-    terms = Terms()
-    for _ in replay(certificate, terms, pruned=False):
-        pass
-    return needed(terms)
+    """The steps that the checker needs. Raises RejectedError."""
+    replay = Replay(certificate)
+    with rejecting():
+        replay.run()
+    return replay.needed()
 
 
 def _by_call(steps: Sequence[Step], bounds: Sequence[int]) -> tuple[tuple[Step, ...], ...]:

@@ -112,10 +112,13 @@ def test_every_view_is_tried_and_no_other_is_one():
         ("aten.view.default", {"size": ("list", 3, 4)}, (4, 3)),
         ("aten.expand.default", {"size": ("list", 3, 6)}, (3, 6)),
         ("aten.t.default", {"dim": 1}, (6, 2)),
+        ("aten.permute.default", {"dims": ("graph", 1, 0)}, (6, 2)),
+        ("aten.split_with_sizes.default", {"split_sizes": ("graph", 1, 1)}, (1, 6)),
+        ("aten.split_with_sizes.default", {"split_sizes": ("list", 1, 2)}, (1, 6)),
     ],
 )
 def test_a_view_that_torch_would_not_make_is_refused(op, args, result):
-    with pytest.raises(ValueError, match=r"gives another|does not repeat|does not take"):
+    with pytest.raises(ValueError, match=r"gives another|does not repeat|does not take|is no list|in all of"):
         shown(op, (2, 6), args, result)
 
 

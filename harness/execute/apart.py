@@ -63,7 +63,8 @@ def answers_apart(
         for _ in range(count):
             deadline = time.monotonic() + timeout
             while lost is None and b"\n" not in received:
-                readable, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+                left = None if timeout == float("inf") else max(0.0, deadline - time.monotonic())
+                readable, _, _ = select.select([reader], [], [], left)
                 content = os.read(reader, 1 << 16) if readable else b""
                 if not content:
                     lost = "its process ended" if readable else f"it took longer than {timeout:g} s"

@@ -108,6 +108,19 @@ def test_a_stage_ends_with_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         os.kill(last, 0)
 
 
+def test_a_stage_serves_one_system_as_each_has_a_trace_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = request(tmp_path, timeout=60.0)
+    with runner(monkeypatch) as run:
+        first = run(graph)["forked_from"]
+        assert run(replace(graph, system="eager"))["program"] is None
+        assert run(graph)["forked_from"] == first, "a run that needs no program leaves the stage alone"
+        assert run(replace(graph, system="joint"))["forked_from"] != first
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+
+
 def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ faults: $(VENV)/ready       ## every defect of the catalogue in a case that shou
 sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes half an hour
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2
 
-nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-wheel-lane sum-orders faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-wheel-lane cuda-kernels sum-orders faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

@@ -150,7 +150,9 @@ def nodes_in(argument: Any) -> list[int]:
 def terms_in(value: Term) -> list[int]:
     """The places of the terms that a term refers to, in order."""
     match value:
-        case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "tensor", place, *rest):
+        case ("view" | "gather" | "reduce" | "item" | "extent" | "draws" | "value", place, *_):
+            return [place]
+        case ("out" | "tensor", place, *rest):
             return [place, *_symbols_in(rest)]
         case ("cat", places, _) | ("exact", _, _, _, places):
             return list(places)
@@ -176,7 +178,9 @@ def reads_of(terms: Iterable[Term], kinds: Sequence[str]) -> list[int]:
     """For each term of a table, which kinds of inputs it is made of: bit i is `kinds[i]`, which names begin with."""
     found: list[int] = []
     for term in terms:
-        bits = sum(1 << i for i, kind in enumerate(kinds) if term[0] == "input" and term[1].startswith(kind))
+        bits = 0
+        if term[:1] == ("input",):
+            bits = sum(1 << i for i, kind in enumerate(kinds) if term[1].startswith(kind))
         for place in terms_in(term):
             bits |= found[place]  # a term's own terms stand before it
         found.append(bits)

@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CASES := transformer_batch or moe_batch or moe_seq
+# The same three chunkings on inputs that show more, in float32 and on 6 ranks.
+SIGHT := sight
 
 # What plain `pip install torch` gives on Linux is a build for CUDA, also where no GPU is.
 CUDA_TORCH := 2.14.1
@@ -13,10 +15,10 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := experts_seq_flex or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-wheel-lane cuda-kernels sum-orders faults fuzz nightly clean
+.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-wheel-lane cuda-kernels sum-orders faults sensitivity fuzz nightly clean
 
-run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks; the report goes to reports/latest
-	$(BIN)/bitproof run -k '$(CASES)'
+run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
+	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
 
 test: $(VENV)/ready         ## the test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
@@ -71,7 +73,10 @@ sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fai
 faults: $(VENV)/ready       ## every defect of the catalogue in a case that should see it: which are caught, and where they are found
 	$(BIN)/bitproof faults --device cpu
 
-nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-wheel-lane sum-orders faults lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes half an hour
+	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2
+
+nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-wheel-lane sum-orders faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

@@ -1,11 +1,14 @@
-"""Chunked training steps: the graph pass must do what the eager wrapper does by hand, bit for bit."""
+"""Chunked training steps: the graph pass must do what the eager wrapper does by hand, bit for bit.
+
+Each of the three chunkings comes twice: as it is trained, and with inputs that are made to see (`*_sight`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from harness.case import Case, Chunking
+from harness.case import Batch, Case, Chunking, Model, Parallelism, Precision
 
 FAMILY = "chunking"
 
@@ -27,7 +30,7 @@ moe_seq = replace(transformer_batch, name="moe_seq", chunking=Chunking(dim="seq"
 # Nothing is split: what differs here differs by tracing, not by chunking.
 unchunked = replace(transformer_batch, name="unchunked", reference="eager", chunking=None)
 
-CASES = (transformer_batch, moe_batch, moe_seq, unchunked)
+PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 
 
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
@@ -42,3 +45,28 @@ def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
         "unchunked": "whole",
     }[base.name]
     return replace(base, name=f"{stem}_{suffix}", family=family, steps=5, **changes)
+
+
+def made_to_see(base: Case, parallelism: Parallelism) -> Case:
+    """A case whose inputs show what those of `base` hide: `docs/faults.md` has the defects that are seen here alone.
+
+    Rows have positions of their own and hold ends of documents; six data ranks are no power of two, and share an
+    expert, or a set of experts, by threes, so that every sum has three summands or more; of twelve experts one gets no
+    token and some get more than 256; weights spread over seven powers of two; and a step computes in float32, where
+    no later rounding swallows a difference.
+    """
+    return replace(
+        variant(base, "sight", FAMILY),
+        steps=2,
+        model=Model(layers=2, dense_layers=1, experts=12),
+        parallelism=parallelism,
+        batch=Batch(sequences=16, seq_len=64, data="adversarial"),
+        precision=Precision(compute="float32"),
+    )
+
+
+blocks_batch_sight = made_to_see(transformer_batch, Parallelism(world_size=6, ep=2))
+experts_batch_sight = made_to_see(moe_batch, Parallelism(world_size=6, ep=3))
+experts_seq_sight = made_to_see(moe_seq, Parallelism(world_size=6, ep=2))
+
+CASES = (*PLAIN, blocks_batch_sight, experts_batch_sight, experts_seq_sight)

@@ -7,7 +7,8 @@ A verdict that its own numbers contradict is worse than none. What is demanded f
 - EQUAL and CLOSE have no error, EQUAL nothing that differs and equal losses, CLOSE values within the case's bound;
 - DIFFERENT has records that differ, of the kinds that it lists;
 - neither of the three goes with a control, or a run under stress, that differs from its first run;
-- a baseline is EQUAL where records were compared and none differs, DRIFTED where one does.
+- a baseline is EQUAL where records were compared and none differs, DRIFTED where one does;
+- of a step's calls no more are tried than there are, and each that was seen, or is blind, was tried, and is not both.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
     if unstable and verdict in _DECIDED:
         yield _no(result, f"as a control is {unstable[0]}")
     yield from _unfounded_baselines(result)
+    yield from _miscounted_calls(result)
     for kind, count in result.mismatched.items():
         if count > result.compared[kind]:
             yield Contradiction(f"mismatched.{kind}", f"{result.compared[kind]} at most, as many as compared", count)
@@ -142,6 +144,13 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
             yield Contradiction(field, "no EQUAL, as records differ or none was compared", status.value)
         if status == BaselineStatus.DRIFTED and not found.mismatched:
             yield Contradiction(field, "no DRIFTED, as no record differs", status.value)
+
+
+def _miscounted_calls(result: CaseResult) -> Iterator[Contradiction]:
+    for index, row in enumerate(result.sensitivity.rows if result.sensitivity else ()):
+        if not row.at_once <= row.seen <= row.tried - row.blind <= row.calls - row.blind:
+            told = f"{row.at_once} at once of {row.seen} seen, {row.blind} blind, {row.tried} tried of {row.calls}"
+            yield Contradiction(f"sensitivity.rows[{index}]", "at_once <= seen <= tried - blind, tried <= calls", told)
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:

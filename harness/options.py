@@ -33,6 +33,17 @@ class Stress:
         return disturbed + (threads if self.num_threads > 1 else "")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much of a step is made wrong to measure its sensitivity: at most `sample` calls, for at most `seconds`.
+
+    None stands for all calls, and for any time.
+    """
+
+    sample: int | None = None
+    seconds: float | None = 600.0
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How to run cases, whatever they are. `timeout` is in seconds a case; `inject` goes into the candidate.
@@ -47,9 +58,12 @@ class RunOptions:
     `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
     itself (see `harness.systems.names`).
     `share_gpus` lets ranks share GPUs, over gloo, where there are fewer than ranks.
+    With `deep` the last step of a case that is EQUAL is replayed, and calls are told whose values the reference never
+    had.
     With `profile` the first run of each system is profiled, into the run folder.
     `kept_graphs` is the folder of prepared graphs that are kept from run to run, None where every one shall be traced.
     `jobs` is how many cases go side by side, with "auto" as many as find a core a rank and memory.
+    `sensitivity` asks how much of a step the comparison sees, of each case that is as expected.
     Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
     the folder `baseline_dir`.
     """
@@ -67,9 +81,11 @@ class RunOptions:
     values: tuple[str, ...] = ()
     baseline_dir: Path | None = None
     profile: bool = False
+    deep: bool = False
     share_gpus: bool = False
     kept_graphs: Path | None = None
     jobs: int | Literal["auto"] = 1
+    sensitivity: Effort | None = None
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""

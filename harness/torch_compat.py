@@ -17,8 +17,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -136,6 +136,69 @@ def open_dim(
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """A module that reads these tensors in place of its parameters and buffers, tied ones together."""
     return _reparametrize_module(model, dict(state), tie_weights=True)
+
+
+def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
+    """A module's forward and backward as one graph without in-place writes; `role_of` tells what its ends are.
+
+    `inputs`, and the module's parameters and buffers, are fake tensors of one mode.
+    """
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    with ExitStack() as stack:
+        return cast(GraphModule, aot_export_joint_with_descriptors(stack, module, inputs).graph_module)
+
+
+class Role(NamedTuple):
+    """What an input or an output of a joint graph is: of which kind, and of what. An input has its position as name."""
+
+    kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]
+    of: str
+
+
+def role_of(descriptor: Any) -> Role:
+    """What one of torch's descriptors says. A gradient is of a parameter; what is written, of a parameter or buffer."""
+    from torch._functorch._aot_autograd import descriptors as d
+
+    match descriptor:
+        case d.ParamAOTInput(target=name):
+            return Role("parameter", name)
+        case d.BufferAOTInput(target=name):
+            return Role("buffer", name)
+        case d.PlainAOTInput(idx=index):
+            return Role("input", str(index))
+        case d.PlainAOTOutput(idx=index):
+            return Role("output", str(index))
+        case d.TangentAOTInput(output=output):
+            return Role("tangent", role_of(output).of)
+        case d.InputMutationAOTOutput(mutated_input=written):
+            return Role("written", role_of(written).of)
+        case d.GradAOTOutput(grad_of=parameter):
+            return Role("gradient", role_of(parameter).of)
+    return Role("other", str(descriptor))
+
+
+def divided(module: GraphModule, num_outputs: int, num_static: int, *, by: str) -> tuple[GraphModule, GraphModule]:
+    """A joint graph's forward and backward; `by` is "min_cut" or "default", torch's two ways to choose what is saved.
+
+    The first `num_outputs` outputs are forward's, inputs of a name with "tangents" in it are backward's. The first
+    `num_static` inputs live on in any case. Calls are kept together with their names and metadata; calls of both
+    graphs have one name in both. The module's own graph is used up.
+    """
+    from torch._functorch import config, partitioners
+
+    ways: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
+        "min_cut": partitioners.min_cut_rematerialization_partition,
+        "default": partitioners.default_partition,
+    }
+    settings = {name: value for name, value in _PARTITION_SETTINGS.items() if hasattr(config, name)}
+    with cast(Any, config).patch(settings):
+        static = list(range(num_static))
+        return ways[by](module, [], num_fwd_outputs=num_outputs, static_lifetime_input_indices=static)
+
+
+_PARTITION_SETTINGS = {"cse": True, "activation_memory_budget": 1.0, "unsafe_allow_optimization_of_collectives": False}
+"""The partitioners' settings that could be set otherwise by the environment or by others of this process."""
 
 
 def forget_memos(fake: FakeTensor) -> None:

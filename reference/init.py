@@ -20,13 +20,22 @@ ZERO_BUFFERS = ("expert_bias", "tokens_per_expert")
 EXPONENTS = 7
 """How many powers of two the rows of a spread tensor are scaled by: from 2^-3 to 2^3."""
 
+LARGEST = 511
+"""Of a spread embedding, before it is scaled: 64 squares of nine bits add up in float32 without rounding."""
+UNCHOSEN, TIED = 1, (3, 4)
+"""Of spread experts the one without a token, and two whose router weights and biases are the same."""
+RARELY = -0.6
+"""The bias of the last spread expert, by which it gets a few tokens, or one."""
+
 
 def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool = False) -> Tensor:
     """The whole initial tensor of a parameter or buffer, by its fully qualified name: float32, on the CPU.
 
     With `spread`, values are made to show what plain ones hide: rows are scaled by powers of two that differ from row
     to row, so that sums have terms of unlike size; weights of norms lie between 0.5 and 1.5, where 1 would make a
-    product exact; and expert biases between -0.05 and 0.05.
+    product exact; embeddings are as `near_midpoints` has them. Of experts, number 1 has a bias by which no token
+    chooses it, the last one a bias by which few do, and all others one between -0.05 and 0.05; numbers 3 and 4 are ties
+    to begin with, in score and in bias.
 
     | name or shape                       | values                                            |
     |-------------------------------------|---------------------------------------------------|
@@ -62,9 +71,53 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
     if len(shape) == 1:
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
-        return unit.mul_(0.1) if name.endswith("expert_bias") else unit.add_(1.0)
+        return _spread_bias(unit) if name.endswith("expert_bias") else unit.add_(1.0)
     exponents = torch.arange(shape[-2], device="cpu") * 3 % EXPONENTS - EXPONENTS // 2
-    return initial_values(name, shape, seed) * torch.exp2(exponents.float()).unsqueeze(-1)
+    if name.endswith("embeddings.weight"):
+        generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
+        unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
+        return near_midpoints(unit.mul_(2 * LARGEST).round_(), torch.exp2(exponents.double()) / 256)
+    values = initial_values(name, shape, seed) * torch.exp2(exponents.float()).unsqueeze(-1)
+    if name.endswith("router.weight") and shape[0] > max(TIED):
+        values[TIED[1]] = values[TIED[0]]
+    return values
+
+
+# V rows, D elements of a row, K choices for a row's first two elements
+
+
+def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
+    """Rows of whole numbers up to 511 times powers of two, of which the first two elements are chosen anew.
+
+    The first norm of a model sees a row for each token and no more, and of a root that is not rounded correctly one in
+    two hundred shows. So of each row the root of mean(x^2) + 1e-6 lies as near as can be to the middle between two
+    float32 numbers, where such a root goes wrong. Squares and their sums are exact, in whatever order they are added;
+    so is the choice, in float64, whose roots only propose it.
+    """
+    ends = torch.arange(LARGEST - 31, LARGEST + 1, dtype=torch.float64, device="cpu")
+    pairs_K = (ends.square().unsqueeze(1) + ends.square()).flatten()
+    rest_V = whole_VD[:, 2:].double().square().sum(1)
+    means_VK = (rest_V.unsqueeze(1) + pairs_K) * (scales_V.square() / whole_VD.shape[1]).unsqueeze(1)
+    means_VK = (means_VK + torch.tensor(1e-6, device="cpu").double()).float().double()
+    roots_VK = means_VK.sqrt()
+    ulps_VK = torch.exp2(roots_VK.log2().floor()) * 2.0**-23
+    middles_VK = ((roots_VK / ulps_VK).floor() + 0.5) * ulps_VK
+    distances_VK = (means_VK - middles_VK.square()).abs() / (middles_VK * ulps_VK)
+    nearest_VK = distances_VK == distances_VK.min(1, keepdim=True).values
+    places_K = torch.arange(len(pairs_K), device="cpu")
+    chosen_V = torch.where(nearest_VK, places_K, len(pairs_K)).min(1).values  # the first, where several are
+    whole_VD[:, 0], whole_VD[:, 1] = ends[chosen_V // len(ends)], ends[chosen_V % len(ends)]
+    return whole_VD * scales_V.float().unsqueeze(1)
+
+
+def _spread_bias(unit_E: Tensor) -> Tensor:
+    """Biases from draws between -0.5 and 0.5. An expert without a token, one with few, and ties."""
+    bias_E = unit_E.mul_(0.1)
+    if len(bias_E) > max(TIED) + 1:
+        bias_E[UNCHOSEN] = -4.0  # a sigmoid's score lies between 0 and 1
+        bias_E[-1] = RARELY
+        bias_E[TIED[1]] = bias_E[TIED[0]]
+    return bias_E
 
 
 @torch.no_grad()

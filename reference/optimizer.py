@@ -47,8 +47,8 @@ class ShardedAdamW:
 def balance_experts(model: nn.Module, rate: float) -> None:
     """Move each expert's bias by `rate` toward balance, and start its token count again at zero.
 
-    Counts are summed over all ranks in one all-reduce, in rank order on gloo; no two ranks count the same
-    tokens, since models with experts have no tensor parallelism. An expert with fewer
+    Counts are summed over all ranks of one tensor coordinate in one all-reduce, in rank order on gloo: those read
+    different text, and each counts all tokens of its own. An expert with fewer
     tokens than the mean gains `rate`, one with more loses it (https://arxiv.org/abs/2408.15664).
     """
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]

@@ -62,7 +62,9 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
         if hasattr(module, "exchange"):
             module.exchange = cast(Any, ExpertExchange(mesh.size(EXPERT), EXPERT))
     spread = case.batch.data == ADVERSARIAL
-    fully_shard(model, mesh, case.precision, case.seed, device, split_layers(model, mesh), spread=spread)
+    num_tokens = case.batch.sequences * case.batch.seq_len // (2 if case.chunking else 1)
+    dims = split_layers(model, mesh, num_tokens)
+    fully_shard(model, mesh, case.precision, case.seed, device, dims, spread=spread)
     if spread:
         spread_biases(model, case.seed)
     return model
@@ -113,11 +115,15 @@ class Trainer:
         observe("loss", "loss", loss.detach())
         _observe_all(observe, "grad", gradients)
         self._observe_buffers(observe, "before_optimizer")
-        balance_experts(self.model, self.case.optimizer.expert_bias_lr)
-        self.optimizer.step(gradients)
+        self.update(gradients)
         _observe_all(observe, "param", self.parameters)
         _observe_all(observe, "optimizer", dict(self.optimizer.state()))
         self._observe_buffers(observe, "after_optimizer")
+
+    def update(self, gradients: Mapping[str, Tensor]) -> None:
+        """Balance experts, then update every parameter from its gradient."""
+        balance_experts(self.model, self.case.optimizer.expert_bias_lr)
+        self.optimizer.step(gradients)
 
     def _observe_buffers(self, observe: Observe, moment: str) -> None:
         _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})

@@ -18,11 +18,15 @@ from harness.case.case import (
     pattern_of,
     root_of,
 )
+from harness.case.traced import GRAPH, JOINT, TRACED
 
 __all__ = [
     "DIM_MULTIPLE",
+    "GRAPH",
+    "JOINT",
     "KINDS",
     "SIZES",
+    "TRACED",
     "AdamW",
     "Batch",
     "Case",

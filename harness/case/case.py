@@ -13,6 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from harness.case.traced import check_joint
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
@@ -124,8 +125,9 @@ class Parallelism:
 
     Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are
     sharded over all `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor
-    parallelism, rank r has tensor coordinate r % tp and data coordinate r // tp; ep is then 1, and parameters
-    are split over tp before they are sharded over the ranks of one tensor coordinate.
+    parallelism, rank r has tensor coordinate r % tp and data coordinate r // tp, and parameters but for the
+    experts' are split over tp before they are sharded over the ranks of one tensor coordinate. Experts are never
+    split over tp: ranks that share a text share its tokens among them, and send each to its experts.
 
     `shared_groups`: groups over the same ranks are one process-group object, as where meshes cache them.
     """
@@ -144,11 +146,11 @@ class Parallelism:
                 expected="world_size >= 1 and a multiple of ep",
                 found=f"world_size={self.world_size}, ep={self.ep}",
             )
-        if self.tp < 1 or self.world_size % self.tp or (self.tp > 1 and self.ep > 1):
+        if self.tp < 1 or self.world_size % self.tp:
             raise CaseError(
-                "tensor parallelism must divide the world size, and does not go with expert parallelism",
-                expected="world_size a multiple of tp, and tp = 1 or ep = 1",
-                found=f"world_size={self.world_size}, tp={self.tp}, ep={self.ep}",
+                "tensor parallelism must divide the world size",
+                expected="world_size a multiple of tp",
+                found=f"world_size={self.world_size}, tp={self.tp}",
             )
 
     @property
@@ -224,10 +226,10 @@ class Memory:
 class Pipeline:
     """The optional passes of the graph pipeline, and what runs the finished graph.
 
-    `isolate_groups` gives expert all-to-alls a process group of their own where they share one; `bucket`
-    joins the all-gathers and reduce-scatters of a block; `overlap` reorders so that one chunk's
-    all-to-all is in flight during the other chunk's compute. `overlap_costs` is the path of a cost model
-    for that, fitted to another machine than the one that comes with bitproof was.
+    `isolate_groups` gives expert all-to-alls a process group of their own where they share one, `isolate_gathers`
+    parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders so
+    that one chunk's all-to-all is in flight during the other chunk's compute. `overlap_costs` is the path of a cost
+    model for that, fitted to another machine than the one that comes with bitproof was.
 
     `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles
     FlexAttention's operators alone; "inductor" compiles the whole graph, which fuses operators and so
@@ -240,6 +242,7 @@ class Pipeline:
     __pydantic_config__ = STRICT
 
     isolate_groups: bool = False
+    isolate_gathers: bool = False
     bucket: bool = False
     overlap: bool = False
     overlap_costs: str | None = None
@@ -336,6 +339,7 @@ class Case:
                 found="chunking=None",
             )
         self._check_chunks()
+        check_joint(self)
 
     @property
     def bound(self) -> float | None:

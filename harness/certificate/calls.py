@@ -1,21 +1,22 @@
 """The term of each call of a graph, derived by the checker from the graph as data.
 
 What is said of each kind of call is what docs/proving.md says; a call of no kind here is opaque, with the layouts of
-all tensors that it reads. A call that cannot be derived must be one that the certificate lists as refused, and so must
-all that reads it.
+all tensors that it reads. A call that cannot be derived has no term, and so has none that reads it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 from harness.certificate import windows
-from harness.certificate.data import Call, Graph, Tensor, nodes_in
-from harness.certificate.rules import Terms
+from harness.certificate.data import Call, Graph, Step, Tensor, nodes_in
+from harness.certificate.rules import Terms, require
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 EXACT = {"aten.add.Tensor": "add", "aten.sub.Tensor": "sub", "aten.mul.Tensor": "mul", "aten.neg.default": "neg"}
+CAST = "aten._to_copy.default"
 SAME = {  # the argument whose values the result has
     "aten.clone.default": "self",
     "aten.detach.default": "self",
@@ -23,32 +24,19 @@ SAME = {  # the argument whose values the result has
     "aten.contiguous.default": "self",
     "bitproof.offload.default": "x",
     "bitproof.reload.default": "host",
-}
-WAITS = {
     "_c10d_functional.wait_tensor.default": "tensor",
     "bitproof.wait_offload.default": "host",
     "bitproof.wait_reload.default": "x",
 }
+WAITS = ("_c10d_functional.wait_tensor.default", "bitproof.wait_offload.default", "bitproof.wait_reload.default")
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 EXCHANGE = "_c10d_functional.all_to_all_single.default"
-LAUNCHES = {
-    GATHER: "input",
-    REDUCE: "input",
-    EXCHANGE: "input",
-    "_c10d_functional.all_reduce.default": "input",
-    "bitproof.offload.default": "x",
-    "bitproof.reload.default": "host",
-}
-REFUSED = (
-    "aten.as_strided.default",
-    "aten.as_strided_copy.default",
-    "aten.as_strided_scatter.default",
-    "aten.view.dtype",
-)
+COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
+LAUNCHES = (*COLLECTIVES, "bitproof.offload.default", "bitproof.reload.default")
 PURE = ("higher_order.flex_attention", "higher_order.flex_attention_backward")
+REFUSED = ("as_strided.default", "as_strided_copy.default", "as_strided_scatter.default", "view.dtype")
 UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
-CAST = "aten._to_copy.default"
 FORMATS = ("torch.preserve_format", "torch.contiguous_format", "torch.channels_last", "torch.channels_last_3d")
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
@@ -60,215 +48,192 @@ class RefusedError(Exception):
 class Walk:
     """One graph, walked from its first call to its last. `values` are the places of terms, None for what is refused."""
 
-    def __init__(self, terms: Terms, graph: Graph, side: str, refused: frozenset[int]) -> None:
+    def __init__(self, terms: Terms, graph: Graph, side: str) -> None:
         self.terms, self.graph, self.side = terms, graph, side
-        self.groups = dict(graph.groups)
         self.values: list[Any] = []
-        self.stale: set[int] = set()
-        self.flying: dict[int, tuple[int, int]] = {}
+        self.stale: set[int] = set()  # calls whose values were overwritten, in part or with what is not known
+        self.flying: dict[int, tuple[int, int]] = {}  # a launch, and the storages that it writes and reads
         self.symbols: dict[str, int] = {}
-        self.owners: dict[int, list[int]] = {}  # by storage, the calls so far whose values lie there
-        self.generator = terms.find(("seed",))
-        for index, call in enumerate(graph.calls):
-            self.values.append(None)
-            try:
-                value = self._derive(index, call)
-            except RefusedError:
-                value = None
-            require(
-                (value is None) == (index in refused), f"call {call.name} is refused on one side of the proof alone"
-            )
-            if isinstance(call.value, Tensor) and isinstance(value, int) and _is_closed(call.value.shape):
-                found = terms.dtype(value), terms.shape(value)
-                require(found == (call.value.dtype, call.value.shape), f"{call.name} gives another dtype or shape")
-            if value is None:
-                self._distrust(index, call)
-            elif call.writes:
-                self._overwrite(index, call, value)
-            self.values[index] = value
-            for x in _tensors(call.value):
-                self.owners.setdefault(x.storage, []).append(index)
-        require(all(index < len(graph.calls) for index in refused), "a refused call is none of the graph")
+        self.owners: dict[int, tuple[int, ...]] = {}  # by storage, the calls whose values lie there
+        self.generator: tuple[Any, ...] = ("seed",)
 
-    def read(self, index: int, until: int | None = None) -> Any:
-        """The value of an earlier call, as a call at `until` reads it."""
-        if until is not None and not 0 <= index < until:
-            raise ValueError(f"call {index} is read before it runs")
+    def take(self, steps: Sequence[Step]) -> None:
+        """The next call: the steps that its term needs first, then its term, then what it writes."""
+        index, call = len(self.values), self.graph.calls[len(self.values)]
+        for step in steps:
+            self.terms.add(step)
+        self.values.append(None)
+        value = None
+        try:
+            value = self._derive(index, call)
+        except RefusedError:
+            if call.random:
+                self.generator = ("fresh", self.side, index, "generator", ())
+        is_needed = value is None or not steps or len(self.terms.terms) - 1 in self.terms.used
+        require(is_needed, f"call {call.name} does not need the last of its steps")
+        if isinstance(value, int) and isinstance(call.value, Tensor) and _is_closed(call.value.shape):
+            found = self.terms.dtype(value), self.terms.shape(value)
+            require(found == (call.value.dtype, call.value.shape), f"{call.name} gives another dtype or shape")
+        if call.writes or (value is None and call.op.startswith("higher_order.")):
+            self._overwrite(call, value)
+        self.values[index] = value
+        for x in _tensors(call.value):
+            self.owners[x.storage] = (*self.owners.get(x.storage, ()), index)
+
+    def read(self, index: int) -> Any:
+        """The value of a call. Raises RefusedError where it is not known."""
+        require(0 <= index < len(self.values), f"call {index} is read before it runs")
         if self.values[index] is None or index in self.stale:
             raise RefusedError
         return self.values[index]
 
     def _derive(self, index: int, call: Call) -> Any:
-        args, op = dict(call.args), call.op
-        require(all(map(_is_argument, args.values())), f"{call.name} has an argument of no known kind")
-        awaited = args[WAITS[op]][1] if op in WAITS else None
+        op, args, result, find = call.op, dict(call.args), call.value, self.terms.find
+        awaited = _node(args, SAME[op]) if op in WAITS else None
         for source in call.reads:
-            self.read(source, index)
+            self.read(source)
             if source in self.flying and source != awaited:
                 raise RefusedError
-        require(op not in (CAST, *SAME, *WAITS) or _is_copy(call), f"{call.name} copies with an argument that none has")
-        if op in REFUSED or (op.startswith("higher_order.") and op not in PURE):
+        is_unknown = op.startswith("_c10d_functional.") and op not in (*COLLECTIVES, *WAITS)
+        if is_unknown or op.removeprefix("aten.") in REFUSED or (op.startswith("higher_order.") and op not in PURE):
             raise RefusedError
         if call.writes:
             self._check_write(call, args)
             return self._opaque(call, args)
-        if op == "input":
-            return self.terms.find(("input", call.name, call.value.dtype, call.value.shape))
-        if op == "constant":
-            return self.terms.find(("constant", args["digest"][1], call.value.dtype, call.value.shape))
-        if op == "getitem":
-            return self.values[args["0"][1]][args["1"]]
-        if awaited is not None:
-            self.flying.pop(awaited, None)
-            return self.values[awaited]
         if op in LAUNCHES:
-            source = args[LAUNCHES[op]][1]
-            self.flying[index] = call.value.storage, self.graph.calls[source].value.storage
-        if op in SAME:
-            return self.values[args[SAME[op]][1]]
-        return self._computed(index, call, args)
-
-    def _computed(self, index: int, call: Call, args: Any) -> Any:
-        op, result = call.op, call.value
-        if op.split(".")[1] in UNWRITTEN:
-            if prod(n for n in result.shape if isinstance(n, int)) == 0:
-                return self._opaque(call, {})
-            return self.terms.find(("fresh", self.side, index, result.dtype, result.shape))
-        if op in (CAST, *EXACT):
-            return self._exact(call, args)
-        if op in ("aten.cat.default", "aten.stack.default"):
-            return self._cat(call, args)
+            source = self.graph.calls[_node(args, SAME.get(op, "input"))].value
+            self.flying[index] = result.storage, source.storage
+        if op in (CAST, *SAME):
+            require(_is_copy(call), f"{call.name} copies with an argument that none has")
+            if awaited is not None:
+                self.flying.pop(awaited, None)
+            return self._cast(call, args) if op == CAST else self.values[_node(args, SAME[op])]
+        if op in EXACT:
+            return self._exact(call, EXACT[op], ["self"] if op == "aten.neg.default" else ["self", "other"], args)
+        if op in windows.VIEWS:
+            return self._view(call, args)
         if op in (GATHER, REDUCE):
             return self._collective(call, args)
-        if op.startswith("_c10d_functional") and op not in LAUNCHES:
-            raise RefusedError
-        if op == "aten._local_scalar_dense.default":
-            term = self.terms.find(("item", self.values[args["self"][1]]))
-            self._bring(call, [(call.value, term)])
-            return term
-        return self._view(call, args) if op in windows.VIEWS else self._opaque(call, args)
+        match op, call.args:
+            case "input", ():
+                return find("input", call.name, result.dtype, result.shape)
+            case "constant", (("digest", ("str", digest)),):
+                return find("constant", digest, result.dtype, result.shape)
+            case "getitem", (("0", ("node", several)), ("1", int(place))):
+                return self.values[several][place]
+            case "aten._local_scalar_dense.default", (("self", ("node", source)),):
+                term = find("item", self.values[source])
+                self._bring(call, [(result, term)])
+                return term
+            case (("aten.cat.default" | "aten.stack.default"), _):
+                return self._cat(call, args)
+        if op.split(".")[1] in UNWRITTEN:
+            if 0 in result.shape:
+                return self._opaque(call, {})
+            return find("fresh", self.side, index, result.dtype, result.shape)
+        return self._opaque(call, args)
 
-    def _view(self, call: Call, args: Any) -> Any:
-        results = call.value if isinstance(call.value, tuple) else (call.value,)
-        source, place = self.graph.calls[args["self"][1]].value, self.values[args["self"][1]]
-        if not all(_is_closed(x.shape) for x in (source, *results)):
-            return self._moved(call, args, place)
-        shown = windows.view_of(call.op, source.shape, args, results[0].shape if results else ())
-        require(
-            [w[0] for w in shown] == [x.shape for x in results], f"call {call.name} shows another shape than it says"
-        )
-        places = [self.terms.view(place, w) for w in shown]
-        return places if isinstance(call.value, tuple) else places[0]
+    # -- what moves elements, and what computes exactly ---------------------------------------------
 
-    def _moved(self, call: Call, args: Any, place: int) -> Any:
-        if call.op in windows.RESHAPES:
+    def _view(self, call: Call, args: Mapping[str, Any]) -> Any:
+        source, place = self._source(args, "self")
+        results = _tensors(call.value)
+        if _is_closed(source.shape) and all(_is_closed(x.shape) for x in results):
+            shown = windows.shown(call.op, source.shape, args, results[0].shape if results else ())
+            require([w[0] for w in shown] == [x.shape for x in results], f"{call.name} shows another shape")
+            places = [self.terms.view(place, w) for w in shown]
+            return places if isinstance(call.value, tuple) else places[0]
+        if windows.VIEWS[call.op][0] in ("size", "shape") and "expand" not in call.op:
             shape = self._sizes(call.value.shape)
-            return self.terms.find(("move", "reshape", (("self", ("value", place)),), call.value.dtype, shape))
-        return self._results(call, "move", tuple((key, self._argument(x, False, call)) for key, x in args.items()))
+            return self.terms.find("move", "reshape", (("self", ("value", place)),), call.value.dtype, shape)
+        return self._results(call, "move", tuple((key, self._argument(x, False)) for key, x in args.items()))
 
-    def _cat(self, call: Call, args: Any) -> Any:
-        require(set(args) <= {"tensors", "dim"}, f"{call.name} joins with an argument that none has")
-        reads = [item[1] for item in args["tensors"][1:]]
+    def _cat(self, call: Call, args: Mapping[str, Any]) -> Any:
+        reads = nodes_in(args["tensors"])
         tensors = [self.graph.calls[read].value for read in reads]
         if any(x.dtype != call.value.dtype or not _is_closed(x.shape) for x in tensors):
             return self._opaque(call, args)
-        dim, parts = windows.within_range(args.get("dim", 0), len(call.value.shape)), []
+        require(set(args) <= {"tensors", "dim"}, f"{call.name} joins with an argument that none has")
+        rank, parts = len(call.value.shape), []
+        dim = windows.index_in(args.get("dim", 0), rank)
         for read, x in zip(reads, tensors, strict=True):
             if call.op == "aten.stack.default":
                 parts.append(self.terms.view(self.values[read], windows.full((*x.shape[:dim], 1, *x.shape[dim:]))))
-            elif x.shape != (0,) or len(call.value.shape) == 1:
+            elif x.shape != (0,) or rank == 1:  # `cat` passes over these, whatever the shape of the others
                 parts.append(self.values[read])
-        return self.terms.find(("cat", tuple(parts), dim))
+        return self.terms.find("cat", tuple(parts), dim)
 
-    def _exact(self, call: Call, args: Any) -> Any:
+    def _cast(self, call: Call, args: Mapping[str, Any]) -> Any:
+        source, place = self._source(args, "self")
+        if call.value.device != source.device and "non_blocking" in args:
+            raise RefusedError
+        if call.value.dtype == source.dtype:
+            return place
+        return self._exact(call, "cast", list(args), args)
+
+    def _exact(self, call: Call, name: str, expected: list[str], args: Mapping[str, Any]) -> Any:
         own, reads = call.value, call.reads
         tensors = [self.graph.calls[read].value for read in reads]
-        alike = all(x.device == own.device and x.dtype in FLOATS for x in tensors) and own.dtype in FLOATS
-        if call.op not in EXACT:
-            if own.device != tensors[0].device and "non_blocking" in args:
-                raise RefusedError
-            if own.dtype == tensors[0].dtype:
-                return self.values[reads[0]]
-            name, is_exact = "cast", alike
-        else:
-            name = EXACT[call.op]
-            fits = list(args) == (["self"] if name == "neg" else ["self", "other"]) and len(reads) == len(args)
-            is_exact = fits and alike and all(x.dtype == own.dtype for x in tensors)
-        if not is_exact or not all(x.shape == own.shape or _is_closed(x.shape + own.shape) for x in tensors):
+        is_plain = list(args) == expected and (name == "cast" or len(reads) == len(args))
+        for x in (own, *tensors):
+            is_plain &= x.device == own.device and x.dtype in (FLOATS if name == "cast" else {own.dtype} & {*FLOATS})
+            is_plain &= x.shape == own.shape or _is_closed(x.shape + own.shape)
+        if not is_plain:
             return self._opaque(call, args)
-        operands = []
-        for read, x in zip(reads, tensors, strict=True):
-            fits, place = x.shape == own.shape, self.values[read]
-            operands.append(place if fits else self.terms.view(place, windows.broadcast(x.shape, own.shape)))
-        return self.terms.find(("exact", name, own.dtype, own.device, tuple(operands)))
+        operands = [
+            place if x.shape == own.shape else self.terms.view(place, windows.repeated(x.shape, own.shape))
+            for place, x in zip((self.values[read] for read in reads), tensors, strict=True)
+        ]
+        return self.terms.find("exact", name, own.dtype, own.device, tuple(operands))
 
-    def _collective(self, call: Call, args: Any) -> Any:
-        read, name = args["input"][1], args["group_name"][1]
-        source = self.graph.calls[read].value
-        is_plain = _is_closed(source.shape) and windows.normal(source.shape, source.strides, 0) == windows.full(
+    def _collective(self, call: Call, args: Mapping[str, Any]) -> Any:
+        ranks, (source, place) = self._ranks(args), self._source(args, "input")
+        is_contiguous = _is_closed(source.shape) and windows.normal(source.shape, source.strides, 0) == windows.full(
             source.shape
         )
-        if name not in self.groups or not is_plain or args["group_size"] != len(self.groups[name][0]):
+        if not is_contiguous or args["group_size"] != len(ranks[0]):
             raise RefusedError
-        ranks = self.groups[name]
         if call.op == GATHER:
-            moved = self.terms.find(("gather", self.values[read], ranks))
+            moved = self.terms.find("gather", place, ranks)
         else:
             rows = windows.full((len(ranks[0]), prod(source.shape) // len(ranks[0])))
-            operation = f"{args['reduce_op'][1]} in {source.dtype}"
-            moved = self.terms.find(("reduce", self.terms.view(self.values[read], rows), operation, ranks))
+            operation = f"{_text(args, 'reduce_op')} in {source.dtype}"
+            moved = self.terms.find("reduce", self.terms.view(place, rows), operation, ranks)
         return self.terms.view(moved, windows.full(call.value.shape))
 
-    def _opaque(self, call: Call, args: Any) -> Any:
-        arguments = tuple((name, self._argument(value, True, call)) for name, value in args.items())
-        if call.op in LAUNCHES and "group_name" in args:
-            if args["group_name"][1] not in self.groups:
-                raise RefusedError
-            ranks = ("ranks", self.groups[args["group_name"][1]])
-            arguments = tuple((name, ranks if name == "group_name" else value) for name, value in arguments)
+    # -- what is equal only of equal arguments ------------------------------------------------------
+
+    def _opaque(self, call: Call, args: Mapping[str, Any]) -> Any:
+        arguments = [(name, self._argument(value, True)) for name, value in args.items()]
+        if call.op in COLLECTIVES and args:
+            ranks = "ranks", self._ranks(args)
+            arguments = [(name, ranks if name == "group_name" else value) for name, value in arguments]
         if call.random:
-            arguments = (*arguments, ("generator", ("value", self.generator)))
-        found = self._results(call, "op", arguments)
+            arguments.append(("generator", ("value", self.terms.find(*self.generator))))
+        found = self._results(call, "op", tuple(arguments))
         if call.random:
-            self.generator = self.terms.find(("draws", found if isinstance(found, int) else found[0]))
+            self.generator = "draws", found if isinstance(found, int) else found[0]
         return found
 
     def _results(self, call: Call, kind: str, arguments: Any) -> Any:
         if call.op == EXCHANGE:
-            first, *others = dict(call.args)["output_split_sizes"][1:]
-            for name in self._unknown(call.value):
-                own = sorted(
-                    [*(first[1:] if isinstance(first, tuple) else [(first,)] * (first != 0)), (1, name)], key=_key
-                )
-                if call.value.shape[0] != ("size", *own):
-                    raise RefusedError
-                self.symbols[name] = self.terms.find(("rows", self._sizes(tuple(others))))
+            self._bring_rows(call)
         if isinstance(call.value, Tensor):
             if self._unknown(call.value):
-                sizes = self.terms.find((kind, call.op, arguments, "sizes", None))
+                sizes = self.terms.find(kind, call.op, arguments, "sizes", None)
                 self._bring(call, [(n, ("extent", sizes, i)) for i, n in enumerate(call.value.shape)])
-            return self.terms.find((kind, call.op, arguments, call.value.dtype, self._sizes(call.value.shape)))
+            return self.terms.find(kind, call.op, arguments, call.value.dtype, self._sizes(call.value.shape))
         if not isinstance(call.value, tuple) or not all(x is None or isinstance(x, Tensor) for x in call.value):
             raise RefusedError
-        term = self.terms.find((kind, call.op, arguments, None, None))
-        every = [n for x in call.value if x is not None for n in x.shape]
+        term = self.terms.find(kind, call.op, arguments, None, None)
+        every = [n for x in _tensors(call.value) for n in x.shape]
         self._bring(call, [(n, ("extent", term, i)) for i, n in enumerate(every)])
         return [
-            None if x is None else self.terms.find(("out", term, i, x.dtype, self._sizes(x.shape)))
+            None if x is None else self.terms.find("out", term, i, x.dtype, self._sizes(x.shape))
             for i, x in enumerate(call.value)
         ]
 
-    def _bring(self, call: Call, sizes: list[tuple[Any, Any]]) -> None:
-        for name in self._unknown(call.value):
-            found = next((term for size, term in sizes if size == ("size", (1, name))), None)
-            if found is None:
-                raise RefusedError
-            self.symbols[name] = found if isinstance(found, int) else self.terms.find(found)
-
-    def _unknown(self, value: Any) -> list[str]:
-        return [name for name in dict.fromkeys(_symbols(value)) if name not in self.symbols]
-
-    def _argument(self, value: Any, layouts: bool, call: Call) -> Any:
+    def _argument(self, value: Any, layouts: bool) -> Any:
         match value:
             case ("node", index):
                 x, place = self.graph.calls[index].value, self.values[index]
@@ -276,67 +241,96 @@ class Walk:
                     raise RefusedError
                 if not layouts:
                     return ("value", place)
-                offset = self._sizes((x.offset,))[0]
+                [offset] = self._sizes((x.offset,))
                 lead = offset * BYTES.get(x.dtype, 1) % 64 if isinstance(offset, int) else offset
                 return ("tensor", place, x.dtype, x.device, self._sizes(x.shape), self._sizes(x.strides), lead)
             case ("list", *items):
-                return ("list", *(self._argument(item, layouts, call) for item in items))
+                return ("list", *(self._argument(item, layouts) for item in items))
             case ("size", *_):
                 return self._sizes((value,))[0]
         return value
 
-    def _sizes(self, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _source(self, args: Mapping[str, Any], name: str) -> tuple[Tensor, int]:
+        index = _node(args, name)
+        return self.graph.calls[index].value, self.values[index]
+
+    def _ranks(self, args: Mapping[str, Any]) -> Any:
+        groups = dict(self.graph.groups)
+        if _text(args, "group_name") not in groups:
+            raise RefusedError
+        return groups[_text(args, "group_name")]
+
+    # -- sizes that depend on data: each symbol is a term -------------------------------------------
+
+    def _sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         found: list[Any] = []
         for size in sizes:
             if isinstance(size, int):
                 found.append(size)
                 continue
-            if any(name not in self.symbols for product in size[1:] for name in product[1:]):
+            if any(name not in self.symbols for _, *names in size[1:] for name in names):
                 raise RefusedError
             named = [(n, *sorted(self.symbols[name] for name in names)) for n, *names in size[1:]]
             found.append(("size", *sorted(named, key=_key)))
         return tuple(found)
 
+    def _unknown(self, value: Any) -> list[str]:
+        return [name for name in dict.fromkeys(_symbols(value)) if name not in self.symbols]
+
+    def _bring(self, call: Call, sizes: list[tuple[Any, Any]]) -> None:
+        """A result's new symbols, each of which must be a size by itself."""
+        for name in self._unknown(call.value):
+            found = next((term for size, term in sizes if size == ("size", (1, name))), None)
+            if found is None:
+                raise RefusedError
+            self.symbols[name] = found if isinstance(found, int) else self.terms.find(*found)
+
+    def _bring_rows(self, call: Call) -> None:
+        """Among more than two ranks rows that arrive are the first split, and one symbol for all others."""
+        first, *others = dict(call.args)["output_split_sizes"][1:]
+        for name in self._unknown(call.value):
+            own = first[1:] if isinstance(first, tuple) else [(first,)] * (first != 0)
+            if call.value.shape[0] != ("size", *sorted((*own, (1, name)), key=_key)):
+                raise RefusedError
+            self.symbols[name] = self.terms.find("rows", self._sizes(others))
+
     # -- memory -------------------------------------------------------------------------------------
 
-    def _check_write(self, call: Call, args: Any) -> None:
+    def _check_write(self, call: Call, args: Mapping[str, Any]) -> None:
+        """A write must be of all of `self` as it lies, to memory that nobody else is reading or walks twice."""
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise RefusedError
-        target = self.graph.calls[args["self"][1]].value
-        others = [
-            x
-            for read in (index for name, value in args.items() if name != "self" for index in nodes_in(value))
-            for x in _tensors(self.graph.calls[read].value)
-        ]
-        is_torn = any(x.storage == target.storage and x != target for x in others)
+        target = self._source(args, "self")[0]
+        others = [read for name, value in args.items() if name != "self" for read in nodes_in(value)]
+        is_torn = any(
+            x.storage == target.storage and x != target for i in others for x in _tensors(self.graph.calls[i].value)
+        )
         is_flying = any(target.storage in storages for storages in self.flying.values())
         if target != call.value or is_torn or is_flying or _overlaps(target):
             raise RefusedError
 
-    def _overwrite(self, index: int, call: Call, value: int) -> None:
-        for place in self.owners.get(call.value.storage, ()):
-            if self.graph.calls[place].value != call.value:
-                self.stale.add(place)
-            elif self.values[place] is not None:
-                self.values[place] = value
-
-    def _distrust(self, index: int, call: Call) -> None:
-        if call.writes or call.op.startswith("higher_order."):
-            for read in call.reads:
-                for x in _tensors(self.graph.calls[read].value):
-                    self.stale.update(self.owners.get(x.storage, ()))
-        if call.random:
-            self.generator = self.terms.find(("fresh", self.side, index, "generator", ()))
+    def _overwrite(self, call: Call, value: int | None) -> None:
+        """Names for exactly what was written get the new value, others for that memory are stale; all where the call
+        is refused, which may have written whatever it reads."""
+        written = [call.value] if value is not None else [self.graph.calls[i].value for i in call.reads]
+        for target in (x for several in written for x in _tensors(several)):
+            for owner in self.owners.get(target.storage, ()):
+                if value is None or self.graph.calls[owner].value != target:
+                    self.stale.add(owner)
+                elif self.values[owner] is not None:
+                    self.values[owner] = value
 
 
-class RejectedError(Exception):
-    """What is wrong with a certificate."""
+def _node(args: Mapping[str, Any], name: str) -> int:
+    kind, index = args[name]
+    require(kind == "node", f"argument {name} is no call's result")
+    return int(index)
 
 
-def require(holds: bool, otherwise: str) -> None:
-    """Reject a certificate in which something does not hold."""
-    if not holds:
-        raise RejectedError(otherwise)
+def _text(args: Mapping[str, Any], name: str) -> str:
+    kind, text = args[name]
+    require(kind == "str", f"argument {name} is no text")
+    return str(text)
 
 
 def _is_copy(call: Call) -> bool:
@@ -350,20 +344,7 @@ def _is_copy(call: Call) -> bool:
         "pin_memory": flag,
         "non_blocking": flag,
     }
-    return all(value[:1] in (("node",), ("none",)) or value in told.get(name, ()) for name, value in call.args)
-
-
-def _is_argument(value: Any) -> bool:
-    match value:
-        case int() | ("none",) | ("node", int()) | ("bool", "True" | "False") | ("graph", *_):
-            return True
-        case ("float" | "str" | "dtype" | "device" | "enum", str()):
-            return True
-        case ("list", *items):
-            return all(map(_is_argument, items))
-        case ("size", *products):
-            return all(isinstance(n, int) and all(isinstance(x, str) for x in names) for n, *names in products)
-    return False
+    return all(value[:1] == ("node",) or value in (("none",), *told.get(name, ())) for name, value in call.args)
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -371,12 +352,13 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _symbols(value: Any) -> list[str]:
-    if isinstance(value, Tensor):
-        return _symbols((value.shape, value.strides, value.offset))
-    if isinstance(value, tuple):
-        if value[:1] == ("size",):
-            return [name for _, *names in value[1:] for name in names]
-        return [name for item in value for name in _symbols(item)]
+    match value:
+        case Tensor():
+            return _symbols((value.shape, value.strides, value.offset))
+        case ("size", *products):
+            return [name for _, *names in products for name in names]
+        case tuple():
+            return [name for item in value for name in _symbols(item)]
     return []
 
 
@@ -384,14 +366,14 @@ def _key(product: Any) -> Any:
     return product[1:], product[0]
 
 
-def _is_closed(shape: tuple[Any, ...]) -> bool:
+def _is_closed(shape: Sequence[Any]) -> bool:
     return all(isinstance(size, int) for size in shape)
 
 
 def _overlaps(x: Tensor) -> bool:
-    if not _is_closed(x.shape + x.strides):
-        inner = x.shape[1:]
-        return not (_is_closed(inner + x.strides) and x.strides == windows.steps_of((1, *inner)))
+    """Whether two indices may mean one element: strides must grow past all that smaller ones reach."""
+    if not _is_closed(x.shape + x.strides):  # sizes that depend on data stand in the first dim alone
+        return not _is_closed(x.shape[1:] + x.strides) or x.strides != windows.steps_of((1, *x.shape[1:]))
     reach = 0
     for stride, size in sorted((s, n) for n, s in zip(x.shape, x.strides, strict=True) if n > 1):
         if stride <= reach:

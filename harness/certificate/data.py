@@ -32,10 +32,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 
 Term = tuple[Any, ...]
 Size = Any
@@ -99,11 +99,15 @@ class Graph:
 
 @dataclass(frozen=True)
 class Step:
-    """A term, and what it was rewritten to: `equals` is the place in the table, the term's own where it stays."""
+    """A term, and what it was rewritten to: `equals` is the place in the table, the term's own where it stays.
+
+    `hint` is what a rule's arithmetic found, so that a checker need not search.
+    """
 
     term: Term
     rule: str
     equals: int
+    hint: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,16 +121,21 @@ class Answer:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that a checker needs. `refused` are each side's calls that are not understood, the reference's first."""
+    """All that a checker needs. `steps` are those of each call, the reference's first: a term's place in the table is
+    its number among all of them."""
 
     case: str
     reference: Graph
     candidate: Graph
-    steps: tuple[Step, ...]
+    steps: tuple[tuple[Step, ...], ...]
     answers: tuple[Answer, ...]
-    refused: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     assumptions: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = field(default=())
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps there are, those of all calls together."""
+        return sum(map(len, self.steps))
 
 
 def nodes_in(argument: Any) -> list[int]:

@@ -5,19 +5,18 @@
 certificate.json    the case, answers, assumptions, the environment, and the other files' SHA-256
 reference.json      one graph, a call a line
 candidate.json      the other
-steps.json          terms and rules, a step a line
+steps.json          terms, rules and hints, a line for each call's
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.certificate.calls import RejectedError, require
 from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Place, Step, Tensor
+from harness.certificate.rules import RejectedError, require
 
 MAIN = "certificate.json"
 PARTS = ("reference", "candidate", "steps")
@@ -26,20 +25,22 @@ PARTS = ("reference", "candidate", "steps")
 def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
     """Read the four files. Raises RejectedError; unless `sealed`, digests may be wrong, which is for tests."""
     try:
-        main = _fields(_load(folder, MAIN), "format case answers refused assumptions environment sha256")
-        require(main["format"] == FORMAT, f"a certificate of another format than {FORMAT}")
+        main = _load(folder, MAIN)
+        form, case, answers, assumptions, environment, digests = _fields(
+            main, "format case answers assumptions environment sha256"
+        )
+        require(form == FORMAT, f"a certificate of another format than {FORMAT}")
         for name in PARTS if sealed else ():
             digest = hashlib.sha256((folder / f"{name}.json").read_bytes()).hexdigest()
-            require(main["sha256"][name] == digest, f"{name}.json is not the file that was certified")
+            require(digests[name] == digest, f"{name}.json is not the file that was certified")
         return Certificate(
-            case=main["case"],
+            case=str(case),
             reference=_graph(_load(folder, "reference.json")),
             candidate=_graph(_load(folder, "candidate.json")),
-            steps=tuple(Step(term, str(rule), _whole(equals)) for term, rule, equals in _load(folder, "steps.json")),
-            answers=tuple(Answer(str(a), str(b), (_whole(c), _whole(d))) for a, b, c, d in main["answers"]),
-            refused=(tuple(map(_whole, main["refused"][0])), tuple(map(_whole, main["refused"][1]))),
-            assumptions=main["assumptions"],
-            environment=main["environment"],
+            steps=tuple(tuple(map(_step, steps)) for steps in _load(folder, "steps.json")),
+            answers=tuple(Answer(str(a), str(b), (_whole(c), _whole(d))) for a, b, c, d in answers),
+            assumptions=assumptions,
+            environment=environment,
         )
     except RejectedError:
         raise
@@ -58,7 +59,7 @@ def _load(folder: Path, name: str) -> Any:
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_frozen(item) for item in value)
+        return tuple(map(_frozen, value))
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     if isinstance(value, bool):
@@ -66,10 +67,9 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _fields(value: Any, names: str) -> Mapping[str, Any]:
+def _fields(value: Any, names: str) -> list[Any]:
     require(isinstance(value, dict) and sorted(value) == sorted(names.split()), f"expected the fields {names}")
-    found: Mapping[str, Any] = value
-    return found
+    return [value[name] for name in names.split()]
 
 
 def _whole(value: Any) -> int:
@@ -78,25 +78,28 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _step(value: Any) -> Step:
+    term, rule, equals, *hint = value
+    return Step(term, str(rule), _whole(equals), tuple(hint))
+
+
 def _graph(value: Any) -> Graph:
-    fields = _fields(value, "groups outputs calls")
-    outputs = tuple((str(name), _whole(place)) for name, place in fields["outputs"])
-    return Graph(tuple(map(_call, fields["calls"])), outputs, tuple((str(a), b) for a, b in fields["groups"]))
+    groups, outputs, calls = _fields(value, "groups outputs calls")
+    returned = tuple((str(name), _whole(place)) for name, place in outputs)
+    return Graph(tuple(map(_call, calls)), returned, tuple((str(name), ranks) for name, ranks in groups))
 
 
 def _call(value: Any) -> Call:
-    name, op, args, result, writes, random, (module, direction, chunk, source) = value
-    arguments = tuple((str(key), argument) for key, argument in args)
-    require(random in (0, 1) and len(dict(arguments)) == len(arguments), f"call {name} is malformed")
-    place = Place(module, direction, chunk, source)
-    return Call(str(name), str(op), arguments, _value(result), writes, bool(random), place)
+    name, op, args, result, writes, random, place = value
+    require(random in (0, 1) and len(dict(args)) == len(args), f"call {name} is malformed")
+    return Call(str(name), str(op), args, _value(result), writes, bool(random), Place(*place))
 
 
 def _value(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "several" in value:
-        return tuple(map(_value, _fields(value, "several")["several"]))
-    dtype, device, shape, strides, offset, storage = _fields(value, "tensor")["tensor"]
+        return tuple(map(_value, _fields(value, "several")[0]))
+    dtype, device, shape, strides, offset, storage = _fields(value, "tensor")[0]
     require(len(shape) == len(strides), "a tensor has not as many strides as dims")
     return Tensor(str(dtype), str(device), shape, strides, offset, _whole(storage))

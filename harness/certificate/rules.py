@@ -1,74 +1,107 @@
-"""Each rule of rewriting, applied once: the term that a step's term must equal. harness/prove/rules.py argues them."""
+"""Terms that have steps, and each rule of rewriting, applied once. harness/prove/rules.py argues the rules.
+
+A rule takes a term and the step's hint, and gives the last form of the term that it makes of it, which earlier steps
+must have led to: looking up a term that has no step raises KeyError. It gives None where it says nothing of a term.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from harness.certificate import windows
-from harness.certificate.data import Term
+from harness.certificate.data import Step, Term, terms_in
+from harness.certificate.windows import Window
+
+
+class RejectedError(Exception):
+    """What is wrong with a certificate."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Reject a certificate in which something does not hold."""
+    if not holds:
+        raise RejectedError(otherwise)
 
 
 class Terms:
-    """The steps that were checked so far: terms, what each equals, and shapes."""
+    """The steps that were checked so far: terms by place, what each equals, which were looked up."""
 
     def __init__(self) -> None:
         self.terms: list[Term] = []
         self.equals: list[int] = []
         self.places: dict[Term, int] = {}
         self.used: set[int] = set()
-        self._shapes: dict[int, tuple[int, ...]] = {}
+        self.shapes: list[tuple[int, ...] | None] = []
 
-    def find(self, term: Term) -> int:
+    def add(self, step: Step) -> None:
+        """Check one step: its term is new, made of terms in their last form, and equals what its rule says."""
+        place = len(self.terms)
+        require(step.term not in self.places, f"step {place} has a term that has one already")
+        for below in terms_in(step.term):
+            require(0 <= below < place, f"step {place} reads term {below}, which has no step yet")
+            require(self.equals[below] == below, f"step {place} reads term {below}, which was rewritten")
+        if step.rule:
+            require(step.rule.split("_")[0] == step.term[0], f"step {place} applies {step.rule} to {step.term[0]}")
+            found = RULES[step.rule](self, step.term, *step.hint)
+            require(found is not None and found == step.equals, f"step {place} does not follow by {step.rule}")
+        else:
+            require(step.equals == place and not step.hint, f"step {place} rewrites its term by no rule")
+        self.shapes.append(self._shape(step.term))
+        self.terms.append(step.term)
+        self.equals.append(step.equals)
+        self.places[step.term] = place
+
+    def find(self, *term: Any) -> int:
         """The last form of a term that has a step. Raises KeyError for one that has none."""
         place = self.places[term]
         self.used |= {place, self.equals[place]}
         return self.equals[place]
 
-    def view(self, place: int, w: windows.Window) -> int:
+    def view(self, place: int, w: Window) -> int:
         """The last form of a window on a term."""
-        return self.find(("view", place, *w))
-
-    def dtype(self, place: int) -> str:
-        """A term's dtype."""
-        term = self.terms[place]
-        match term[0]:
-            case "view" | "gather" | "reduce":
-                return self.dtype(term[1])
-            case "cat":
-                return self.dtype(term[1][0])
-        return str(term[2] if term[0] == "exact" else term[-2])
+        return self.find("view", place, *w)
 
     def shape(self, place: int) -> tuple[int, ...]:
         """A term's shape. Raises ValueError where a size depends on data."""
-        if place not in self._shapes:
-            self._shapes[place] = self._shape_of(place)
-        return self._shapes[place]
-
-    def _shape_of(self, place: int) -> tuple[int, ...]:
-        term = self.terms[place]
-        match term[0]:
-            case "view":
-                found = term[2]
-            case "cat":
-                parts = [self.shape(part) for part in term[1]]
-                joined = sum(part[term[2]] for part in parts)
-                found = (*parts[0][: term[2]], joined, *parts[0][term[2] + 1 :])
-            case "exact":
-                found = self.shape(term[4][0])
-            case "gather":
-                found = (len(term[2][0]), *self.shape(term[1]))
-            case "reduce":
-                found = self.shape(term[1])[1:]
-            case _:
-                found = term[-1]
-        if not isinstance(found, tuple) or any(type(size) is not int for size in found):
+        found = self.shapes[place]
+        if found is None:
             raise ValueError(f"term {place} has no shape that is numbers")
         return found
 
+    def dtype(self, place: int) -> str:
+        """A term's dtype."""
+        match self.terms[place]:
+            case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
+                return self.dtype(below)
+            case ("exact", _, dtype, _, _) | (*_, dtype, _):
+                return str(dtype)
+        raise ValueError(f"term {place} has no dtype")
 
-Rule = Callable[[Terms, Term], int | None]
+    def _shape(self, term: Term) -> tuple[int, ...] | None:
+        match term:
+            case ("view", _, shape, _, _):
+                pass
+            case ("cat", parts, dim):
+                first = self.shape(parts[0])
+                return windows.put(first, dim, sum(self.shape(x)[dim] for x in parts))
+            case ("exact", _, _, _, operands):
+                return self.shapes[operands[0]]
+            case ("gather", below, ranks):
+                return (len(ranks[0]), *self.shape(below))
+            case ("reduce", below, _, _):
+                return self.shape(below)[1:]
+            case (*_, shape):
+                pass
+        return shape if isinstance(shape, tuple) and all(type(n) is int for n in shape) else None
+
+    def as_window(self, place: int) -> tuple[int, Window]:
+        """A term as a window on another: a view's own, or else the whole of it."""
+        match self.terms[place]:
+            case ("view", base, *w):
+                return base, (w[0], w[1], w[2])
+        return place, windows.full(self.shape(place))
 
 
 def view_of_whole(t: Terms, term: Term) -> int | None:
@@ -78,162 +111,137 @@ def view_of_whole(t: Terms, term: Term) -> int | None:
 
 def view_of_view(t: Terms, term: Term) -> int | None:
     """A window on a window."""
-    kind, base, *inner = t.terms[term[1]]
-    w = windows.within((inner[0], inner[1], inner[2]), term[2:]) if kind == "view" else None
+    base, inner = t.as_window(term[1])
+    w = windows.within(inner, term[2:]) if base != term[1] else None
     return None if w is None else t.view(base, w)
 
 
 def view_of_same_order(t: Terms, term: Term) -> int | None:
     """A window on a window that counts the same elements in the same order."""
-    kind, base, *inner = t.terms[term[1]]
-    return t.view(t.view(base, windows.flat((inner[0], inner[1], inner[2]))), term[2:]) if kind == "view" else None
+    base, inner = t.as_window(term[1])
+    return t.view(t.view(base, windows.flat(inner)), term[2:]) if base != term[1] else None
 
 
 def view_of_exact(t: Terms, term: Term) -> int | None:
     """The same window on each operand."""
     kind, *operator, operands = t.terms[term[1]]
-    return t.find((kind, *operator, tuple(t.view(x, term[2:]) for x in operands))) if kind == "exact" else None
+    return t.find(kind, *operator, tuple(t.view(x, term[2:]) for x in operands)) if kind == "exact" else None
 
 
-def view_of_cat(t: Terms, term: Term) -> int | None:
-    """A window on one part, or one on each part in turn."""
+def view_of_cat(t: Terms, term: Term, pieces: Sequence[Any], along: int | None = None) -> int | None:
+    """A window on one part, or one on each of several in turn along a dim. Pieces (a part and the window on it) are
+    the hint: seen from the whole, one after the other, they must be the window."""
     kind, parts, dim = t.terms[term[1]]
-    if kind != "cat" or 0 in term[2]:
+    is_one_of_them = all(number in range(len(parts)) for number, _ in pieces)
+    if kind != "cat" or not is_one_of_them or (along is None) != (len(pieces) == 1):
         return None
-    for along, found in windows.pieces(term[2:], [t.shape(part) for part in parts], dim):
-        places = [("view", parts[part], *w) for part, w in found]
-        if all(place in t.places for place in places):
-            shown = tuple(t.find(place) for place in places)
-            if along is None:
-                return shown[0]
-            if ("cat", shown, along) in t.places:
-                return t.find(("cat", shown, along))
-    return None
+    whole, starts = t.shape(term[1]), [0]
+    for x in parts:
+        starts.append(starts[-1] + t.shape(x)[dim])
+    joined: Window | None = None
+    for number, w in pieces:
+        here = windows.within(windows.part(whole, dim, range(*starts[number : number + 2])), w)
+        joined = here if joined is None or here is None or along is None else windows.follows(joined, here, along)
+        if joined is None or here is None:
+            return None
+    shown = tuple(t.view(parts[number], w) for number, w in pieces)
+    return None if joined != term[2:] else shown[0] if along is None else t.find("cat", shown, along)
 
 
 def cat_of_nothing(t: Terms, term: Term) -> int | None:
     """Parts without elements are left out; one part alone is the whole."""
-    kept = tuple(part for part in term[1] if t.shape(part)[term[2]])
+    kept = tuple(x for x in term[1] if t.shape(x)[term[2]])
     if len(kept) == 1:
         return kept[0]
-    return t.find(("cat", kept, term[2])) if kept and kept != term[1] else None
+    return t.find("cat", kept, term[2]) if kept and kept != term[1] else None
 
 
 def cat_of_cat(t: Terms, term: Term) -> int | None:
     """Parts of parts, along one dim."""
     _, parts, dim = term
-    inner = [t.terms[part] for part in parts]
-    flat = tuple(x for part, own in zip(parts, inner, strict=True) for x in (own[1] if _is_cat(own, dim) else (part,)))
-    return t.find(("cat", flat, dim)) if flat != parts else None
+    flat: list[int] = []
+    for x in parts:
+        flat += t.terms[x][1] if t.terms[x][0] == "cat" and t.terms[x][2] == dim else [x]
+    return t.find("cat", tuple(flat), dim) if tuple(flat) != parts else None
 
 
-def _is_cat(term: Term, dim: int) -> bool:
-    return bool(term[0] == "cat" and term[2] == dim)
-
-
-def cat_of_neighbours(t: Terms, term: Term) -> int | None:
-    """Two neighbours as one: any two of which one window is made, and whose result has a step."""
+def cat_of_neighbours(t: Terms, term: Term, first: int) -> int | None:
+    """Two parts as one, the first of which is the hint."""
     _, parts, dim = term
-    for place in range(len(parts) - 1):
-        for both in _joined(t, parts[place], parts[place + 1], dim):
-            shorter = ("cat", (*parts[:place], both, *parts[place + 2 :]), dim)
-            if shorter in t.places:
-                return t.find(shorter)
-    return None
+    require(first in range(len(parts) - 1), f"{first} is no part that has another after it")
+    both = _joined(t, parts[first], parts[first + 1], dim)
+    return None if both is None else t.find("cat", (*parts[:first], both, *parts[first + 2 :]), dim)
 
 
-def _joined(t: Terms, first: int, second: int, dim: int) -> Iterator[int]:
+def _joined(t: Terms, first: int, second: int, dim: int) -> int | None:
+    """Neighbouring windows on one tensor as one; or one operator's results, whose operands are that in turn."""
     one, two = t.terms[first], t.terms[second]
     if one[0] == two[0] == "exact" and one[:4] == two[:4] and len(one[4]) == len(two[4]):
-        for order in [two[4], two[4][::-1]] if one[1] in ("add", "mul") else [two[4]]:
-            pairs = [next(_joined(t, a, b, dim), None) for a, b in zip(one[4], order, strict=True)]
-            if (*one[:4], tuple(pairs)) in t.places:
-                yield t.find((*one[:4], tuple(pairs)))
-        return
-    (base, a), (other, b) = _as_window(t, first), _as_window(t, second)
+        for order in (two[4], two[4][::-1]) if one[1] in ("add", "mul") else (two[4],):
+            pairs = tuple(_joined(t, a, b, dim) for a, b in zip(one[4], order, strict=True))
+            if (*one[:4], pairs) in t.places:
+                return t.find(*one[:4], pairs)
+        return None
+    (base, a), (other, b) = t.as_window(first), t.as_window(second)
     w = windows.follows(a, b, dim) if base == other else None
-    if w is not None and ("view", base, *w) in t.places:
-        yield t.view(base, w)
-
-
-def _as_window(t: Terms, place: int) -> tuple[int, Any]:
-    term = t.terms[place]
-    return (term[1], term[2:]) if term[0] == "view" else (place, windows.full(t.shape(place)))
+    return t.view(base, w) if w is not None and ("view", base, *w) in t.places else None
 
 
 def exact_in_order(t: Terms, term: Term) -> int | None:
     """Operands of sums and products in the order of their places."""
     ordered = (*term[:4], tuple(sorted(term[4])))
-    return t.find(ordered) if term[1] in ("add", "mul") and ordered != term else None
+    return t.find(*ordered) if term[1] in ("add", "mul") and ordered != term else None
 
 
 def exact_of_cat(t: Terms, term: Term) -> int | None:
     """The operator on each part of its first concatenation, and on what stands there in its other operands."""
-    cats = [x for x in term[4] if t.terms[x][0] == "cat"]
-    if not cats:
-        return None
-    _, parts, dim = t.terms[cats[0]]
-    shape = t.shape(cats[0])
-    strides, begin, results = windows.steps_of(shape), 0, []
-    for part in parts:
-        size = t.shape(part)[dim]
-        w = windows.normal((*shape[:dim], size, *shape[dim + 1 :]), strides, begin * strides[dim])
-        results.append(t.find((*term[:4], tuple(t.view(x, w) for x in term[4]))))
+    place = next(x for x in term[4] if t.terms[x][0] == "cat")
+    _, parts, dim = t.terms[place]
+    begin, results = 0, []
+    for size in [t.shape(x)[dim] for x in parts]:
+        w = windows.part(t.shape(place), dim, range(begin, begin + size))
+        results.append(t.find(*term[:4], tuple(t.view(x, w) for x in term[4])))
         begin += size
-    return t.find(("cat", tuple(results), dim))
+    return t.find("cat", tuple(results), dim)
 
 
 def gather_of_view(t: Terms, term: Term) -> int | None:
     """What each rank shows, shown of what all hold."""
-    kind, base, *inner = t.terms[term[1]]
-    if kind != "view":
+    base, (shape, strides, offset) = t.as_window(term[1])
+    if base == term[1]:
         return None
-    shape, strides, offset = inner
-    size = prod(t.shape(base))
-    everywhere = t.find(("gather", base, term[2]))
-    return t.view(everywhere, windows.normal((len(term[2][0]), *shape), (size, *strides), offset))
+    everywhere = windows.normal((len(term[2][0]), *shape), (prod(t.shape(base)), *strides), offset)
+    return t.view(t.find("gather", base, term[2]), everywhere)
 
 
 def gather_of_exact(t: Terms, term: Term) -> int | None:
     """The operator on what is gathered."""
     kind, *operator, operands = t.terms[term[1]]
-    gathered = tuple(t.find(("gather", x, term[2])) for x in operands) if kind == "exact" else ()
-    return t.find((kind, *operator, gathered)) if gathered else None
+    return t.find(kind, *operator, _each(t, operands, "gather", term)) if kind == "exact" else None
 
 
 def gather_of_cat(t: Terms, term: Term) -> int | None:
     """Gathered parts, the ranks a new first dim."""
     kind, *rest = t.terms[term[1]]
-    return (
-        t.find(("cat", tuple(t.find(("gather", x, term[2])) for x in rest[0]), rest[1] + 1)) if kind == "cat" else None
-    )
+    return t.find("cat", _each(t, rest[0], "gather", term), rest[1] + 1) if kind == "cat" else None
 
 
 def reduce_of_cat(t: Terms, term: Term) -> int | None:
     """Each part's columns reduced: under the assumption of ascending ranks, element by element."""
     kind, *rest = t.terms[term[1]]
-    if kind != "cat" or rest[1] != 1:
-        return None
-    return t.find(("cat", tuple(t.find(("reduce", x, *term[2:])) for x in rest[0]), 0))
+    return t.find("cat", _each(t, rest[0], "reduce", term), 0) if kind == "cat" and rest[1] == 1 else None
 
 
-RULES: dict[str, tuple[str, Rule]] = {
-    rule.__name__: (rule.__name__.split("_of_")[0].split("_in_")[0], rule)
+def _each(t: Terms, places: Sequence[int], kind: str, term: Term) -> tuple[int, ...]:
+    return tuple(t.find(kind, x, *term[2:]) for x in places)
+
+
+RULES: dict[str, Callable[..., int | None]] = {
+    rule.__name__: rule
     for rule in (
-        view_of_whole,
-        view_of_view,
-        view_of_same_order,
-        view_of_exact,
-        view_of_cat,
-        cat_of_nothing,
-        cat_of_cat,
-        cat_of_neighbours,
-        exact_in_order,
-        exact_of_cat,
-        gather_of_view,
-        gather_of_exact,
-        gather_of_cat,
-        reduce_of_cat,
+        *(view_of_whole, view_of_view, view_of_same_order, view_of_exact, view_of_cat),
+        *(cat_of_nothing, cat_of_cat, cat_of_neighbours, exact_in_order, exact_of_cat),
+        *(gather_of_view, gather_of_exact, gather_of_cat, reduce_of_cat),
     )
 }
-"""Each rule, and the kind of term that it is about."""
+"""Each rule by its name, which begins with the kind of term that it is about."""

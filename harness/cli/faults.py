@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ DEFAULT_CASES = (
     "blocks_batch_sight",
     "blocks_batch_offload",
     "blocks_batch_bucketed_float32",
+    "tp_ep_shared",
 )
 """Where nothing is selected: each fault goes into the first of them that should see it."""
 
@@ -51,12 +53,15 @@ def faults_command(
     device: OnDevice = Device.AUTO,
     collectives: MeetingIn = Collectives.AUTO,
     report_dir: ReportDir = Path("reports"),
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Write the table into this page, between its marks.")
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a fault.")
     ] = 120.0,
 ) -> None:
     """Put every fault of the catalogue into cases: which are caught, and are they found where they struck?"""
-    from harness.commands.faults import choose, faults, list_faults
+    from harness.commands.faults import Page, choose, faults, list_faults
     from harness.errors import UsageError
     from harness.options import RunOptions
 
@@ -79,4 +84,8 @@ def faults_command(
         device=device.value, collectives=collectives.value, timeout=timeout, control="never", inject=None
     )
     replay = replay_options(changes, options)
-    raise typer.Exit(faults(cases, entries, options, report_dir, everywhere=expression is not None, replay=replay))
+    everywhere = expression is not None
+    chosen = [part for name in fault or () for part in ("--fault", name)]
+    call = shlex.join(["bitproof", "faults", *(["-k", expression] if expression else []), *chosen, *replay])
+    into = None if page is None else Page(page, call)
+    raise typer.Exit(faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into))

@@ -38,10 +38,15 @@ def prove_command(
         Path | None, typer.Option(metavar="DIR", help="Write each case's certificate into a folder of this one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_table: Annotated[
+        bool, typer.Option("--table", help="Print a table in Markdown, a row a case with its outputs' answers counted.")
+    ] = False,
 ) -> None:
     """Prove, without running a rank, that a case's systems compute equal bits for every input."""
     if case_file is not None and expression is not None:
         raise UsageError("-k and --case both say what to prove", expected="one of them", found=f"-k {expression!r}")
+    if as_json and as_table:
+        raise UsageError("--json and --table are two ways to print", expected="one of them", found="both")
     changes = make_changes(
         reference=reference,
         candidate=candidate,
@@ -53,7 +58,8 @@ def prove_command(
     from harness.commands.prove import prove
 
     asked = case_file is not None or asks_for(expression)
-    raise typer.Exit(prove(cases, tuple(extra_pass or ()), asked=asked, as_json=as_json, folder=certificate))
+    told = prove(cases, tuple(extra_pass or ()), asked=asked, as_json=as_json, as_table=as_table, folder=certificate)
+    raise typer.Exit(told)
 
 
 def _resized(case: Case, flavor: str | None, layers: int | None, until: str | None) -> Case:

@@ -40,7 +40,7 @@ from harness.commands.run import change_case, replay_options, run_and_report
 from harness.commands.shard import cases_of, parse_shard
 from harness.errors import UsageError
 from harness.machine.devices import unmet_requirement
-from harness.options import RunOptions, Stress
+from harness.options import Effort, RunOptions, Stress
 from harness.report.text import CASE_FILE
 from harness.systems.names import read_names
 
@@ -92,6 +92,10 @@ def run_command(
         bool,
         typer.Option("--prove-first", help="Prove each case before any runs; tell what may differ."),
     ] = False,
+    sensitivity: Annotated[
+        bool,
+        typer.Option("--sensitivity", help="Measure how much of a step each case sees, as `sensitivity` does."),
+    ] = False,
     report_dir: ReportDir = Path("reports"),
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a case.")
@@ -103,6 +107,9 @@ def run_command(
     data: Data = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Write what each rank's time goes into, as a trace that Perfetto reads.")
+    ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Of a case that is EQUAL, tell calls whose values the reference never had.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write the passes' debug logs to the logs.")] = False,
 ) -> None:
@@ -136,7 +143,9 @@ def run_command(
         names={} if names is None else read_names(names),
         baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
         profile=profile,
+        deep=deep,
         jobs=chosen_jobs(jobs),
+        sensitivity=Effort() if sensitivity else None,
     )
     files = {"--names": names, CASE_FILE: case_file}
     named = [part for option, file in files.items() if file is not None for part in (option, str(file))]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.case import Case
 from harness.compare.outcome import complete
@@ -16,13 +18,21 @@ from harness.machine.devices import lease_gpus
 from harness.options import RunOptions
 from harness.program import interrupts
 from harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
-from harness.report.faults import headline, line_of, render_json, render_markdown, tell
+from harness.report.faults import BEGIN, END, headline, line_of, render_json, render_markdown, table_into, tell
 from harness.report.progress import make_progress
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from harness.report.write import finish_run, prepare_run_dir
 
 FAULTS_FILE = "faults.json"
 FAULTS_TABLE = "faults.md"
+
+
+class Page(NamedTuple):
+    """A file with a place for the table, and the call that is told there."""
+
+    file: Path
+    call: str
+
 
 Plan = Mapping[str, Sequence[Entry]]
 """By case, the faults that it is to be given."""
@@ -62,12 +72,15 @@ def faults(
     *,
     everywhere: bool,
     replay: Sequence[str] = (),
+    page: Page | None = None,
 ) -> int:
     """Put faults into cases, show and write what came of each, and return the exit status.
 
     A fault goes into the first of the cases that should see it, or, with `everywhere`, into each where it can strike.
+    The table is written into `page`, too.
     0 where every fault was killed and no equivalent flagged, 1 where not, 3 where something could not be judged.
     """
+    _check_page(page)
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: {len(entries)} faults in {len(cases)} cases, report in {run_dir}", flush=True)
@@ -98,7 +111,24 @@ def faults(
         except interrupts.STOPS:
             found.problem = "interrupted"
         interrupts.too_late()
-        return _finish(found, cases, results, options, run_dir, replay)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # the host has ended, and has waited for all of its own
+        found.cpu_seconds = used.ru_utime + used.ru_stime
+        return _finish(found, cases, results, options, run_dir, replay, page)
+
+
+def _check_page(page: Page | None) -> None:
+    """Raise UsageError unless a page has a place for the table."""
+    if page is None:
+        return
+    try:
+        text = page.file.read_text()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the page {page.file}", expected="a file of text", found=str(error)) from error
+    if table_into(text, FaultsFound(), {}, "") is None:
+        raise UsageError(
+            f"the page {page.file} has no place for a table of faults",
+            expected=f"a line {BEGIN}, and a later one {END}",
+        )
 
 
 def _nowhere(entry: Entry) -> FaultOutcome:
@@ -125,6 +155,7 @@ def _finish(
     options: RunOptions,
     run_dir: Path,
     replay: Sequence[str],
+    page: Page | None,
 ) -> int:
     ran = {result.case.name for result in results}
     judged = [case for case in cases if case.name in ran]
@@ -140,6 +171,9 @@ def _finish(
     )
     print("\n".join(["", *tell(found)]))
     _drop_empty_logs(run_dir)
+    if page is not None:
+        text = page.file.read_text()
+        page.file.write_text(table_into(text, found, report.environment, page.call) or text)
     more = {FAULTS_FILE: render_json(found), FAULTS_TABLE: render_markdown(found)}
     return finish_run(report, run_dir, status_of(found, results), more, shown=FAULTS_TABLE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from harness.case import Case
 from harness.errors import BitproofError, UsageError
 from harness.graph.options import GraphOptions, check_extra_passes
+from harness.machine.describe import torch_version
 from harness.prove.answers import NOT_PROVED, PROVED, REFUSED
 from harness.prove.assumptions import assumptions_of
 from harness.prove.certify import certificate_of, write_certificate
@@ -25,13 +27,14 @@ def prove(
     *,
     asked: bool = True,
     as_json: bool = False,
+    as_table: bool = False,
     folder: Path | None = None,
 ) -> int:
     """Prove cases, print what was found, and return the exit status.
 
     0 where each case's answer is the one that it expects: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 where one is
     not, 3 where one is REFUSED, or was asked for and cannot be tried. Without a selection (`asked`), cases that
-    cannot be tried are told and do not count.
+    cannot be tried are told and do not count. What is found is told in lines, as JSON, or as rows of a table.
     Certificates of cases that were tried go into folders of `folder`. Raises UsageError when the call is wrong, before
     anything is traced.
     """
@@ -39,18 +42,20 @@ def prove(
         if why_not(case) is None:
             check_extra_passes(extra_passes, case)
     found = []
+    if as_table:
+        print("\n".join(_table_head()), flush=True)
     for case in cases:
         result = _proved(case, GraphOptions(extra_passes=extra_passes))
         found.append(result)
         if folder is not None and result.proof is not None:
             write_certificate(certificate_of(case.name, result.proof), folder / case.name)
         if not as_json:
-            print("\n".join(_lines(result)), flush=True)
+            print(_row(result) if as_table else "\n".join(_lines(result)), flush=True)
     status = worst([_status(result, asked) for result in found] or [UNJUDGED])
     tried = [result for result in found if result.proof is not None]
     if as_json:
         print(json.dumps({"schema": 1, "exit_status": status, "cases": [_data(result) for result in found]}, indent=1))
-    elif tried:
+    elif tried and not as_table:
         listed = dict.fromkeys(text for result in tried for text in _assumed(result))
         print(
             "\n".join(["", "This assumes, besides what docs/proving.md says of tracing:", *(f"- {x}" for x in listed)])
@@ -110,6 +115,23 @@ def _lines(result: CaseProof) -> list[str]:
     if len(others) > SHOWN_OUTPUTS:
         lines.append(f"  and {len(others) - SHOWN_OUTPUTS} more, which --json tells")
     return lines
+
+
+def _table_head() -> list[str]:
+    """What stands above the rows of a table in Markdown: where it was made, and its columns."""
+    machine = f"torch {torch_version() or 'unknown'} on the CPU of a machine of kind {platform.machine()}"
+    columns = "case", "model", "ranks", "PROVED", "NOT PROVED", "REFUSED", "computed", "answer", "a run's verdict"
+    return [f"{machine}:", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+
+
+def _row(result: CaseProof) -> str:
+    """A case's row of that table: outputs by answer, how many of those PROVED were computed, what a run is to say."""
+    case, proof = result.case, result.proof
+    numbers = [proof.count(verdict) if proof else "" for verdict in (PROVED, NOT_PROVED, REFUSED)]
+    computed = result.evaluated if proof else ""
+    model = f"{case.model.family} {case.model.flavor}"
+    cells = case.name, model, case.parallelism.world_size, *numbers, computed, result.verdict, case.expected
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _data(result: CaseProof) -> dict[str, object]:

@@ -114,6 +114,8 @@ def replay_options(changes: Changes, run: RunOptions) -> list[str]:
         "--no-control": run.control == "never",
         "--stress": run.stress is not None,
         "--baseline": run.baseline_dir is not None,
+        "--deep": run.deep,
+        "--sensitivity": run.sensitivity is not None,
     }
     options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     options += [name for name, is_given in flags.items() if is_given]
@@ -143,6 +145,10 @@ def run_and_report(
         from harness.execute.transport import refuse_torchrun
 
         refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")
+    if options.sensitivity is not None:
+        from harness.execute.transport import refuse_torchrun
+
+        refuse_torchrun("sensitivity", "is no work for many ranks: it replays them all in one process")
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         reports = is_reporting_rank()

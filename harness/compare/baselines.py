@@ -22,7 +22,7 @@ from typing import Any
 
 from harness.capture.store import put_in_place, read_manifest, read_recording
 from harness.case import Case
-from harness.compare.same_case import LABELS, leaf_differences
+from harness.compare.same_case import LABELS, in_todays_form, leaf_differences
 from harness.compare.verdict import compare
 from harness.errors import BitproofError, RecordingError, UsageError, cut
 from harness.records import (
@@ -65,7 +65,7 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
         settings.setdefault(entry.name, []).append(entry.settings)
     whole = ("system", "device", "backend", "shared_gpus", "environment", "determinism", "ranks")
     return {name: getattr(manifest, name) for name in whole} | {
-        "case": {name: value for name, value in manifest.case.items() if name not in LABELS},
+        "case": {name: value for name, value in in_todays_form(manifest.case).items() if name not in LABELS},
         "machine": {name: value for name, value in machine.items() if name not in _NOT_DECISIVE} | _release_of(machine),
         "sums": "native" if manifest.collectives == "native" else None,
         "passes": [entry.name for entry in passes],

@@ -1,31 +1,24 @@
 """Proofs ahead of a run: before any rank starts, a process of its own proves every case, and tells what came of it.
 
 The command line's process loads no torch, and the host never traces; so this one does, once for all cases. It is handed
-them on its standard input and answers a line a case on a pipe; what it prints goes to a log. A proof that fails, or a
-process that dies, makes a case NOT TRIED and keeps nothing from running. A user's passes, and a hang in one of them,
-have a case's time as under a run.
+them all, and answers case by case (`execute/apart`). A proof that fails, or a process that dies, makes a case NOT TRIED
+and keeps nothing from running. A user's passes, and a hang in one of them, have a case's time as under a run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.case import Case
-from harness.execute import wire
+from harness.execute.apart import Lost, answer_all, answers_apart
 from harness.records import ProofOutcome, ProofVerdict
 
 MOST_NAMED = 200
 """How many outputs that are not proved an outcome names."""
-
-_START = str(Path(__file__).parents[1] / "program" / "start.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,59 +32,18 @@ class Task:
 def prove_ahead(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
     """An outcome for each case, in order, each within `timeout` seconds; later ones are not tried after one that is
     not in time. Closing the iterator ends the process."""
-    reader, writer = os.pipe()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-P", _START, "harness.execute.ahead", str(writer)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[writer],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                start_new_session=True,  # an interrupt reaches us alone, and we end it
-            )
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            _hand_over(process, task)
-        received, lost = b"", None
-        for _ in task.cases:
-            deadline = time.monotonic() + timeout
-            while lost is None and b"\n" not in received:
-                readable, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
-                content = os.read(reader, 1 << 16) if readable else b""
-                if not content:
-                    lost = "its process ended" if readable else f"it took longer than {timeout:g} s"
-                received += content
-            if lost is not None:
-                yield ProofOutcome(verdict=ProofVerdict.NOT_TRIED, reason=f"{lost}: see logs/{log.name}")
-                continue
-            line, _, received = received.partition(b"\n")
-            yield wire.read(line, ProofOutcome)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(reader)
-
-
-def _hand_over(process: subprocess.Popen[bytes], task: Task) -> None:
-    assert process.stdin is not None
-    with process.stdin as stream:
-        stream.write(wire.write(task))
+    found = answers_apart("harness.execute.ahead", task, ProofOutcome, len(task.cases), log, timeout)
+    with contextlib.closing(found) as answers:
+        for answer in answers:
+            if isinstance(answer, Lost):
+                yield ProofOutcome(verdict=ProofVerdict.NOT_TRIED, reason=answer.reason)
+            else:
+                yield answer
 
 
 def main() -> None:
     """The process that proves: `harness.execute.ahead PIPE`."""
-    with os.fdopen(int(sys.argv[1]), "wb", buffering=0) as answers:
-        task: Task = wire.read(sys.stdin.buffer.readline(), Task)
-        for case in task.cases:
-            answers.write(wire.write(outcome_of(case, task.extra_passes)))
+    answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:

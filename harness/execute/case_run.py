@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.capture.store import read_recording
-from harness.case import Case
+from harness.case import TRACED, Case
 from harness.compare.baselines import values_to_keep
 from harness.compare.bits import ComparedBits
 from harness.compare.outcome import result_of, result_of_error
@@ -25,7 +25,7 @@ from harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from harness.graph.options import GraphOptions
 from harness.localize.noise import NoiseSearch
 from harness.localize.replay import Replay
-from harness.localize.search import Search, UnrepeatableError
+from harness.localize.search import NO_CALL, Search, UnrepeatableError
 from harness.machine.devices import Placement
 from harness.options import ROLES, OnEvent, Role, RunOptions
 from harness.records import (
@@ -35,6 +35,7 @@ from harness.records import (
     Divergence,
     Event,
     Key,
+    Partition,
     PassReport,
     Recording,
     Verdict,
@@ -75,9 +76,9 @@ class CaseRun:
         self.remarks: list[str] = []
         self._firsts: dict[Role, Recording] = {}
         self._control_steps = case.steps
-        if options.dump_graphs and "graph" not in (case.reference, case.candidate):
+        if options.dump_graphs and not {*TRACED} & {case.reference, case.candidate}:
             self.remarks.append(
-                "--dump-graphs wrote nothing: only the passes of the system graph are known, and neither "
+                "--dump-graphs wrote nothing: only the passes of the systems graph and joint are known, and neither "
                 f"{case.reference} nor {case.candidate} is it"
             )
         self._on_event = on_event
@@ -188,14 +189,14 @@ class CaseRun:
         self._read_first("reference")  # before a candidate runs that could rewrite it
         # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
         is_ahead = (
-            self.options.control == "always" and self.case.candidate == "graph" and self.case.reference != "graph"
+            self.options.control == "always" and self.case.candidate in TRACED and self.case.reference not in TRACED
         )
         controls: dict[Role, Comparison | None] = dict.fromkeys(ROLES)
         if is_ahead:
             controls["reference"] = self._repeat("control", "reference")
         self._note("candidate", self.record("candidate", "first"))
         if self.options.profile:
-            self._join_profiles()
+            join_profiles(self.folders.profiles(), self.folders.joined_profile())
         began = time.monotonic()
         self._on_event(Event(event="compare", case=self.case.name))
         recordings = {role: self._read_first(role) for role in ROLES}
@@ -225,7 +226,19 @@ class CaseRun:
             found = repeats(controls, stresses)
             repeat = next(repeat for repeat in found if repeat.between == first.between)
             judgement = self._find_noise(judgement, first, repeat, recordings)
+        elif judgement.verdict == Verdict.EQUAL and self.options.deep:
+            self.remarks.append(self._strangers())
         return judgement, recordings
+
+    def _strangers(self) -> str:
+        """What of the candidate's last step the reference never had, by replays of both systems."""
+        search = Search({}, self._archives, self.case.parallelism.world_size, self._replay, self._compare_bits)
+        try:
+            return str(search.strangers(self.case.steps - 1))
+        except (RankError, RecordingError) as error:
+            return f"--deep: the replay of the last step failed:\n{error}"
+        finally:
+            shutil.rmtree(self._archives, ignore_errors=True)
 
     def _is_measurable(self, comparison: Comparison) -> bool:
         """Whether the case states a bound, and the two systems differ in nothing but values."""
@@ -289,7 +302,10 @@ class CaseRun:
 
         def explain() -> Judgement:
             try:
-                return replace(judgement, first_divergence=search.explain(first))
+                explained = search.explain(first)
+                if explained.call is None:
+                    self.remarks.append(NO_CALL)
+                return replace(judgement, first_divergence=explained)
             except UnrepeatableError as error:
                 return self._unrepeatable(judgement, error.role, error.key, recordings)
 
@@ -374,20 +390,9 @@ class CaseRun:
             "memory": self.memory,
             "passes": self.passes,
             "kept_graph": self.kept_graph,
+            "partition": Partition.of([entry.facts for entry in self.passes]),
             "logs": self.folders.log_files(),
         }
-
-    def _join_profiles(self) -> None:
-        """Make one trace of all ranks of both first runs, those of other machines left out."""
-        files = {
-            f"{self.folders.label(role)} rank {rank}": file
-            for role in ROLES
-            for rank in range(self.case.parallelism.world_size)
-            if (file := self.folders.profile(role) / f"rank{rank}.json").is_file()
-        }
-        out = self.desk.run_dir / "profile" / f"{self.case.name}.json"
-        out.parent.mkdir(exist_ok=True)
-        join_profiles(files, out)
 
 
 def _add_error(judgement: Judgement, text: str) -> Judgement:

@@ -78,7 +78,7 @@ def signal_name(number: int) -> str:
 
 def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
     """A rank that ended without saying why, seen from outside. `status` is as `os.waitstatus_to_exitcode` gives it."""
-    return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=tail(log))
+    return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=ends(log))
 
 
 def failure_of_garbage(rank: int, error: ValueError) -> Failure:
@@ -163,6 +163,23 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
+
+
+def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
+    """The first and last lines of a log, at most `lines` of each.
+
+    A library that ends the process says at first what was wrong, as gloo says of collectives that do not match, and
+    then shows its stack; what hurt a rank later stands at the end.
+    """
+    try:
+        with log.open("rb") as file:
+            head = file.read(limit).decode(errors="replace").splitlines()[:lines]
+            size = log.stat().st_size
+    except OSError:
+        return ""
+    if size <= limit and len(log.read_text(errors="replace").splitlines()) <= 2 * lines:
+        return tail(log, 2 * lines)
+    return "\n".join([*head, "...", tail(log, lines, limit)])
 
 
 def stack_of(log: Path, entry: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.case import Case
-from harness.options import Role
+from harness.options import ROLES, Role
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,19 @@ class CaseFolders:
     def profile(self, role: Role) -> Path:
         """Where the ranks of one side write what their time went into."""
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
+
+    def profiles(self) -> dict[str, Path]:
+        """What ranks wrote in both first runs, by side and rank; not what ranks of other machines did."""
+        return {
+            f"{self.label(role)} rank {rank}": file
+            for role in ROLES
+            for rank in range(self.case.parallelism.world_size)
+            if (file := self.profile(role) / f"rank{rank}.json").is_file()
+        }
+
+    def joined_profile(self) -> Path:
+        """The file of all of these together."""
+        return self.run_dir / "profile" / f"{self.case.name}.json"
 
     def label(self, role: Role) -> str:
         """A folder name for one side; where both sides run one system, the candidate says so."""

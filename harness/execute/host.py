@@ -6,8 +6,8 @@ from it finds torch as it was imported: ranks, and stages, which make programs (
 It reads a request a line (`execute/requests.py`) from standard input and answers through a pipe of its own, so that a
 stray print of a library cannot damage an answer. What comes before the answer, or the problem, is events.
 
-It ends when standard input does, be it that the process that started it died. Then it ends all that was started below
-it, in whatever session, and, where nobody else is left to do so, removes the temporary folder.
+It ends when standard input does, and, on Linux, when the process that started it dies. Then it ends all that was
+started below it, in whatever session, and, where nobody else is left to do so, removes the temporary folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harness.capture.store import warm_up
 from harness.execute import wire
 from harness.execute.answers import Answerer
 from harness.execute.failures import Problem
-from harness.execute.process import adopt_orphans, end_children, keep_private
+from harness.execute.process import adopt_orphans, die_with_parent, end_children, keep_private
 from harness.execute.requests import REQUESTS, Request
 from harness.execute.worker import preload
 from harness.machine.determinism import set_determinism
@@ -39,13 +39,27 @@ _LAST_MOMENT = 0.3  # seconds
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
+    """Answer requests until standard input ends, or the parent; then leave nothing."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
-    parser.add_argument("--parent", type=int, help="pid of who removes the temporary folder, while it lives")
+    parser.add_argument("--parent", type=int, help="pid of a parent to end with")
     parser.add_argument("--temporary", type=Path, help="folder to remove where the parent cannot")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        if options.parent:  # the end of input alone may never come: whoever the parent forked holds our input too
+            die_with_parent(options.parent, signal.SIGTERM)
+        serve(options)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_children(but=set())
+        if options.temporary and options.parent and _is_gone(options.parent):
+            shutil.rmtree(options.temporary, ignore_errors=True)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Import what ranks need, then answer line by line."""
     adopt_orphans()
     os.set_inheritable(options.answers, False)
     keep_private(options.answers)
@@ -81,9 +95,10 @@ def main() -> None:
                 send(answer)
     finally:
         answerer.close()
-        end_children(but=set())
-        if options.temporary and options.parent and _is_gone(options.parent):
-            shutil.rmtree(options.temporary, ignore_errors=True)
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _is_gone(parent: int) -> bool:

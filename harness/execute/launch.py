@@ -16,6 +16,7 @@ from harness.disturb.faults import check_fault, parse_fault
 from harness.errors import CaseError
 from harness.execute.lanes import Lanes, Plan, plan_lanes
 from harness.execute.requests import DriftRequest
+from harness.execute.sensing import Sensing, sense_apart
 from harness.execute.session import Session
 from harness.execute.transport import follow, follows, open_desk
 from harness.graph.options import check_extra_passes
@@ -121,7 +122,17 @@ def _run_cases(
             with lease_gpus(placement, case.parallelism.world_size):
                 run = CaseRun(case, placement, own, options, on_event, sessions)
                 result = run.result()
-            return hold_against_baselines(result, run.recordings(), measure_drift, options.baseline_dir)
+            result = hold_against_baselines(result, run.recordings(), measure_drift, options.baseline_dir)
+            if options.sensitivity is None or not result.as_expected:
+                return result
+            task = Sensing(
+                case=case,
+                recording=run.recordings()["candidate"].resolve(),
+                effort=options.sensitivity,
+                extra_passes=options.extra_passes,
+            )
+            log = run_dir / "logs" / case.name / "sensitivity.log"
+            return replace(result, sensitivity=sense_apart(task, placement.device, log))
 
         todo = list(zip(cases, [desk.place(case) for case in cases], strict=True))
         if lanes is not None:

@@ -36,16 +36,16 @@ def close_private() -> None:
         close_kept(fd)
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the thread that started it ends; elsewhere nothing happens.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask Linux to send this process a signal when the thread that started it ends; elsewhere nothing happens.
 
-    `parent` is that process: it may have died before we could ask.
+    `parent` is that process: where it died before we could ask, the signal comes from here.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
-        os._exit(1)
+        signal.raise_signal(number)
 
 
 def adopt_orphans() -> None:

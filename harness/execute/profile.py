@@ -74,4 +74,5 @@ def join_profiles(files: Mapping[str, Path], out: Path) -> None:
     for event in events:
         if "ts" in event:
             event["ts"] -= first
+    out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

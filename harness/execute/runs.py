@@ -102,7 +102,10 @@ class Runner:
     def _leave(self, request: RunRequest) -> None:
         """End the stage of another step. Other programs of the same step, such as prefixes of its passes, share it."""
         last = self._staged
-        if last is not None and step_part(last.case) != step_part(request.case):
+        if last is None:
+            return
+        is_other_system = needs_program(request.system) and request.system != last.system
+        if is_other_system or step_part(last.case) != step_part(request.case):
             self.close()
 
 
@@ -190,7 +193,7 @@ class Tracer:
         if self._traced is None:
             send(Event(event="prepare"))
             set_determinism(run.case.seed)
-            self._traced = trace_step(run.case, lambda place: send(Place(place)))
+            self._traced = trace_step(run.case, run.system, lambda place: send(Place(place)))
             gc.freeze()
 
     def _leave(self) -> None:
@@ -245,13 +248,16 @@ class Finisher:
         return program
 
 
-def trace_step(case: Case, enter: Callable[[str], None]) -> TracedStep:
-    """Trace the case's training step, before any pass. Switches are set before: by them torch chooses operators."""
+def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedStep:
+    """Trace the case's training step for a system, before any pass.
+
+    Switches are set before: by them torch chooses operators.
+    """
     import torch
 
     from harness.systems.graph import trace
 
-    return trace(case, torch.device("cpu"), enter)
+    return trace(case, torch.device("cpu"), enter, system)
 
 
 def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
@@ -275,7 +281,7 @@ def shelf_of_run(run: RunRequest, made_of: Installation | None) -> Shelf | None:
     """Where what a run finds out of its case is kept; nothing that others' code or a GPU had a part in is."""
     is_ours = run.placement.device == "cpu" and not run.runs_user_code and run.system in BUILT_IN
     is_read = is_ours and run.graph_options.dump_dir is None
-    return shelf_of(run.case, run.kept_graphs, made_of) if is_read else None
+    return shelf_of(run.case, run.kept_graphs, made_of, run.system) if is_read else None
 
 
 def run_ranks(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
-from harness.case import Case, Kind
+from harness.case import GRAPH, TRACED, Case, Kind
 from harness.disturb.faults import CATALOGUE, Fault, Injector, Named
 from harness.disturb.stress import Stress, stressed
 from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
@@ -138,7 +138,7 @@ def run_rank(
         os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
     program = job.program
     if program is None and needs_program(job.system):
-        program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank))
+        program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank), system=job.system)
         program = struck(program, job.fault, job.case)
     tell(Prepared(graph=describe_program(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
@@ -256,7 +256,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
     Raises UsageError for one that cannot be loaded or takes no steps.
     """
-    if job.system == "graph":
+    if job.system in TRACED:
         from harness.systems.graph import make_graph_system
 
         return make_graph_system(job.case, mesh, mesh.device, program, injector.wrap)
@@ -293,11 +293,16 @@ def _mixing_check(case: Case) -> Any:
 
 def needs_program(system: str) -> bool:
     """Whether a system runs a prepared graph."""
-    return system == "graph"
+    return system in TRACED
 
 
 def prepare_program(
-    case: Case, device: torch.device, options: GraphOptions, enter: Callable[[str], None] = lambda place: None
+    case: Case,
+    device: torch.device,
+    options: GraphOptions,
+    enter: Callable[[str], None] = lambda place: None,
+    *,
+    system: str = GRAPH,
 ) -> Any:
     """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to.
 
@@ -310,7 +315,7 @@ def prepare_program(
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
 
-    return prepare(case, device, options, enter)
+    return prepare(case, device, options, enter, system)
 
 
 def struck(program: Any, fault: Fault | None, case: Case) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from harness.case import root_of
+from harness.graph.halves import half_of
 from harness.graph.origin import origin_of
 
 Tag = Literal["save", "recompute", "offload"]
@@ -26,15 +27,15 @@ STANDS_FOR_KEY = "stands_for"
 
 
 def is_backward(node: Node) -> bool:
-    """Whether a call belongs to backward."""
-    return node.op == "call_function" and origin_of(node).direction == "backward"
+    """Whether a call belongs to backward, or runs in it."""
+    return node.op == "call_function" and half_of(node) == "backward"
 
 
 def is_forward_value(node: Node) -> bool:
     """Whether a forward call gives a tensor, or several."""
     value = node.meta.get("val")
     is_tensors = isinstance(value, (torch.Tensor, tuple, list))
-    return node.op == "call_function" and is_tensors and origin_of(node).direction == "forward"
+    return node.op == "call_function" and is_tensors and half_of(node) == "forward"
 
 
 def tag_of(node: Node) -> Tag | None:

@@ -9,6 +9,8 @@ Promises: groups stay names and writes into inputs stay writes, so one compiled 
 Refuses:  a machine that cannot compile (MachineError) and a graph that Inductor cannot compile, or in which
           there is nothing to compile (PassError). A step never runs uncompiled instead.
 
+A graph that was partitioned is compiled as two, forward and backward, each as a whole or by its regions.
+
 For the whole graph:
 1. Write it again in the operators that Inductor lowers, in-place writes as copies at its end.
 2. Compile it, its process groups known by name and size: the ranks that form them are not there yet.
@@ -19,6 +21,7 @@ For regions:
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -36,6 +39,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from harness.errors import BitproofError, MachineError, PassError
 from harness.graph.generated_code import hash_generated
+from harness.graph.halves import Halves, divide
 from harness.graph.operators import operator_name
 from harness.machine.compiler import compiler_problem
 from harness.torch_compat import (
@@ -119,6 +123,35 @@ def compile_for(
     compiled = Compiled(step, Path(folder), {"backend": backend} | facts)
     weakref.finalize(compiled, _remove, folder, os.getpid())
     return compiled
+
+
+@dataclass(frozen=True)
+class CompiledHalves:
+    """A partitioned step, each half compiled for itself; called as the graph is."""
+
+    halves: Halves
+    forward: Compiled
+    backward: Compiled
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the step."""
+        return self.halves.run(self.forward, self.backward, *inputs)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the report says of both."""
+        facts = {"forward": self.forward.facts, "backward": self.backward.facts}
+        code = "".join(half["generated_hash"] for half in facts.values())
+        return facts | {"generated_hash": hashlib.sha256(code.encode()).hexdigest()}
+
+
+def compile_halves(
+    module: GraphModule, backend: Literal["inductor", "regional_inductor"], group_sizes: Mapping[str, int]
+) -> CompiledHalves:
+    """Compile both halves of a partitioned graph. Raises what `compile_for` raises."""
+    halves = divide(module)
+    forward, backward = (compile_for(half, backend, group_sizes) for half in (halves.forward, halves.backward))
+    return CompiledHalves(halves, forward, backward)
 
 
 def _remove(folder: str, owner: int) -> None:

@@ -15,7 +15,8 @@ from harness.graph.trace import ChunkSymbol, Guard
 class PassContext:
     """The settings of one case's pipeline. `expert_groups` names the groups whose collectives may run once a chunk,
     among them those that isolation may make. `groups` is what is known of every group, and grows as passes add some.
-    `module_calls` has the model's modules and how often the traced step called each.
+    `module_calls` has the model's modules and how often the traced step called each. `is_joint` says that the step was
+    exported as a joint graph, which is to be partitioned.
 
     `facts` is where a pass puts what the report should say of it, as JSON values; the runner empties it
     before each pass.
@@ -29,4 +30,5 @@ class PassContext:
     pipeline: Pipeline = field(default_factory=Pipeline)
     groups: GroupTable = field(default_factory=GroupTable)
     module_calls: Mapping[str, int] = field(default_factory=dict)
+    is_joint: bool = False
     facts: dict[str, Any] = field(default_factory=dict)

@@ -64,3 +64,6 @@ def derived_name(source: str, purpose: str) -> str:
 
 EXPERT_ONLY = "expert_only"
 """The purpose of a group that carries expert all-to-alls and nothing else."""
+
+GATHERS = "gathers"
+"""The purpose of a group that carries parameters' all-gathers and nothing else."""

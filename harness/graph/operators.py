@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.torch_compat import schema_of
+from harness.torch_compat import FakeTensor, schema_of
 
 aten = torch.ops.aten
 
@@ -225,3 +225,19 @@ def is_check(node: Node) -> bool:
     if schema is None:
         return False
     return operator_name(node) in _FUNCTIONAL_CHECKS or (not schema.returns and not schema.is_mutable)
+
+
+def hidden_effect(node: Node) -> str | None:
+    """What a node of a nested graph does besides computing from the graph's inputs, in words; None for nothing."""
+    if node.op == "get_attr" and isinstance(_attribute(node), FakeTensor):
+        return "a tensor that its function closes over"
+    if is_collective(node):
+        return "a collective"
+    if is_random(node):
+        return "a random draw"
+    return "a write in place" if written_arguments(node) else None
+
+
+def _attribute(node: Node) -> Any:
+    owner = node.graph.owning_module
+    return getattr(owner, str(node.target), None) if owner is not None else None

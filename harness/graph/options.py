@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.case import Case
+from harness.case import TRACED, Case
 from harness.errors import CaseError, UsageError
 from harness.user_code.user_file import file_of
 
@@ -65,10 +65,10 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
     """Refuse passes that could not run in this case. Raises UsageError."""
     for text in texts:
         parse_pass(text)
-    if texts and case.candidate != "graph":
+    if texts and case.candidate not in TRACED:
         raise CaseError(
             f"the candidate of case {case.name} has no graph, so it has no passes",
-            expected="the candidate graph: --extra-pass goes into the candidate alone",
+            expected="the candidate graph or joint: --extra-pass goes into the candidate alone",
             found=f"candidate {case.candidate}",
             fix="leave the case out with -k, or give --candidate graph",
         )

@@ -26,10 +26,12 @@ from harness.graph.passes.bucket import bucket
 from harness.graph.passes.chunk import chunk
 from harness.graph.passes.clean_up import clean_up
 from harness.graph.passes.concretize_symbols import concretize_symbols
+from harness.graph.passes.isolate_gathers import isolate_gathers
 from harness.graph.passes.isolate_process_groups import isolate_process_groups
 from harness.graph.passes.measure_memory import measure_memory
 from harness.graph.passes.offload import offload
 from harness.graph.passes.overlap import overlap
+from harness.graph.passes.partition import partition
 from harness.graph.passes.rematerialize import rematerialize
 from harness.graph.passes.tag_memory import tag_memory
 from harness.graph.stages import OPEN, RESOLVED, Stage
@@ -82,11 +84,13 @@ def build_pipeline(context: PassContext) -> list[Row]:
     by_blocks = {"blocks": BLOCKS}
     column = [
         Row(clean_up),
+        Row(partition, context.is_joint, bound={"by": "min_cut"}),
         Row(tag_memory, memory.policy != "none", follows=memory, bound=by_blocks),
         Row(offload, memory.policy == "offload", follows=memory, bound=by_blocks),
         Row(rematerialize, memory.policy != "none", follows=memory),
         Row(chunk, chunking is not None, follows=chunking, leaves=RESOLVED),
         Row(isolate_process_groups, options.isolate_groups),
+        Row(isolate_gathers, options.isolate_gathers),
         Row(bucket, options.bucket, bound=by_blocks),
         Row(overlap, options.overlap),
         Row(concretize_symbols, leaves=RESOLVED),

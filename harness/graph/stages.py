@@ -30,7 +30,7 @@ class Stage:
         return change.after
 
 
-_IS_A_GRAPH = (verify.in_order, verify.has_metadata, verify.reads_nodes)
+_IS_A_GRAPH = (verify.in_order, verify.has_metadata, verify.only_computes, verify.reads_nodes)
 _IS_THE_STEP = (verify.defines_symbols, verify.is_called_alike, verify.keeps_checks)
 
 OPEN = Stage("open", (*_IS_A_GRAPH, *_IS_THE_STEP))

@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import sympy
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
@@ -132,7 +132,7 @@ def trace_joint_step(
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = list(state)
-    fake_state = [_fake_state(fake_mode, x, device) for x in state.values()]
+    fake_state = [fixed_fake(fake_mode, x, device) for x in state.values()]
     fake_inputs = [_fake_input(fake_mode, x, chunk_dim, extent, i, device) for i, x in enumerate(inputs)]
     parameter_names = [name for name, _ in model.named_parameters()]
     recorder = OriginRecorder(model)
@@ -169,7 +169,7 @@ def trace_joint_step(
         check.meta.setdefault("val", None)
     guards = _deferred_guards(fake_mode.shape_env, symbol)
     _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
-    _refuse_opaque_nested_graphs(module)
+    refuse_opaque_nested_graphs(module)
     log.debug("traced %d nodes, chunk symbol %s = %d, %d guards", len(module.graph.nodes), symbol, extent, len(guards))
     return JointGraph(
         module=module,
@@ -209,8 +209,8 @@ def trace_fixed_step(
             seed = torch.full_like(loss, gradient_seed)
             return [loss, *torch.autograd.grad(loss, state_tensors[: len(names)], seed)]
 
-    fake_state = [_fake_state(fake_mode, x, device) for x in state.values()]
-    fake_inputs = [_fake_state(fake_mode, x, device) for x in inputs]
+    fake_state = [fixed_fake(fake_mode, x, device) for x in state.values()]
+    fake_inputs = [fixed_fake(fake_mode, x, device) for x in inputs]
     with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
         module = symbolic_graph(step, fake_mode)(fake_state, fake_inputs)
     return StepGraph(module, names, list(state)[len(names) :], len(inputs))
@@ -228,12 +228,12 @@ def trace_forward(
     extent = next(iter(arguments.values())).shape[chunk_dim]
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    fake_state = [_fake_state(fake_mode, x.detach(), x.device) for x in state.values()]
+    fake_state = [fixed_fake(fake_mode, x.detach(), x.device) for x in state.values()]
     tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
     fake_inputs: list[Tensor] = [
         _fake_input(fake_mode, x, chunk_dim, extent, i, x.device)
         if x.dim() > chunk_dim and x.shape[chunk_dim] == extent
-        else _fake_state(fake_mode, x, x.device)
+        else fixed_fake(fake_mode, x, x.device)
         for i, x in enumerate(tensors.values())
     ]
     recorder = OriginRecorder(module, name)
@@ -277,7 +277,8 @@ def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:
     return extent
 
 
-def _fake_state(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
+def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
+    """A fake tensor of the layout of `x`, with every size fixed."""
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)
@@ -311,11 +312,14 @@ def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: 
     )
 
 
-def _refuse_opaque_nested_graphs(module: GraphModule) -> None:
-    """Passes know a higher-order operator by its operands, so its nested graphs may only compute from those."""
+def refuse_opaque_nested_graphs(module: GraphModule) -> None:
+    """Raise TraceError for a nested graph that does what passes would not see.
+
+    They know a higher-order operator by its operands, so its nested graphs may only compute from those.
+    """
     for path, nested in module.named_modules():
         for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
-            if hidden := _hidden_effect(nested, node):
+            if hidden := operators.hidden_effect(node):
                 name = path.split(".")[0]
                 [reader, *_] = (x for ref in module.graph.find_nodes(op="get_attr", target=name) for x in ref.users)
                 raise TraceError(
@@ -325,16 +329,6 @@ def _refuse_opaque_nested_graphs(module: GraphModule) -> None:
                     where=symbols.source_of(reader),
                     fix="hand the operator each tensor that its function reads; draw and write outside of it",
                 )
-
-
-def _hidden_effect(nested: GraphModule, node: Node) -> str | None:
-    if node.op == "get_attr" and isinstance(getattr(nested, str(node.target)), FakeTensor):
-        return "a tensor that its function closes over"
-    if operators.is_collective(node):
-        return "a collective"
-    if operators.is_random(node):
-        return "a random draw"
-    return "a write in place" if operators.written_arguments(node) else None
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:

@@ -1,13 +1,13 @@
 """The rules that a graph is held to between passes: each a function of what a pass did, which raises PassError.
 
 `stages.py` says which of them hold where. Each reads every node once, and a value that many nodes share is looked
-at once: what verification costs grows with the graph, not faster. Nested graph modules are held to the rules about
-symbols too.
+at once: what verification costs grows with the graph, not faster. Graphs nested in it, which higher-order operators
+run, are held to the same rules each by itself, and to one of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -40,7 +40,8 @@ class Facts(NamedTuple):
         num_outputs = sum(len(values) if isinstance(values, (list, tuple)) else 1 for values in outputs)
         checks = frozenset(
             " ".join([operators.operator_name(node), *(repr(x) for x in node.args if isinstance(x, str))])
-            for node in module.graph.nodes
+            for _, nested in _graphs(module)
+            for node in nested.graph.nodes
             if node.op == "call_function" and operators.is_check(node)
         )
         return Facts(len(module.graph.find_nodes(op="placeholder")), num_outputs, checks)
@@ -61,11 +62,7 @@ class Change:
     @cached_property
     def graphs(self) -> list[tuple[str, Graph]]:
         """The graph and those nested in it, each with words for an error that say which it is."""
-        return [
-            (f" of nested graph {name}" if name else "", nested.graph)
-            for name, nested in self.module.named_modules()
-            if isinstance(nested, GraphModule)
-        ]
+        return [(f" of nested graph {name}" if name else "", nested.graph) for name, nested in _graphs(self.module)]
 
     @cached_property
     def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
@@ -78,20 +75,22 @@ Rule = Callable[[Change], None]
 
 def in_order(change: Change) -> None:
     """Nodes stand in topological order, and are of the kinds that passes know."""
-    verify_order(change.module.graph)
+    for of, graph in change.graphs:
+        verify_order(graph, of)
 
 
-def verify_order(graph: Graph) -> None:
+def verify_order(graph: Graph, of: str = "") -> None:
     """`in_order`, of a graph alone."""
     try:
         graph.lint()
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]  # the other lines are the whole graph
-        raise PassError("the graph is malformed", expected="topological order", found=reason) from error
+        which = of.removeprefix(" of ") or "the graph"
+        raise PassError(f"{which} is malformed", expected="topological order", found=reason) from error
     for node in graph.nodes:
         if node.op not in _KINDS:
             raise PassError(
-                f"node `{node.name}` is of a kind that no pass knows",
+                f"node `{node.name}`{of} is of a kind that no pass knows",
                 expected=" or ".join(_KINDS),
                 found=f"{node.op} of {node.target}",
                 fix="write graph.call_function(torch.ops.aten....)",
@@ -99,14 +98,29 @@ def verify_order(graph: Graph) -> None:
 
 
 def has_metadata(change: Change) -> None:
-    """Every call has a `val` and an origin."""
-    for node in change.module.graph.nodes:
-        if node.op == "call_function" and not ("val" in node.meta and META_KEY in node.meta):
-            raise PassError(
-                f"node `{node.name}` ({node.target}) lacks metadata",
-                expected=f"'val' and {META_KEY!r} in node.meta",
-                found=", ".join(sorted(node.meta)) or "nothing",
-            )
+    """Every call has a `val`; and an origin, which a nested graph has from the operator that runs it."""
+    for of, graph in change.graphs:
+        needed = ("val",) if of else ("val", META_KEY)
+        for node in graph.nodes:
+            if node.op == "call_function" and not all(key in node.meta for key in needed):
+                raise PassError(
+                    f"node `{node.name}`{of} ({node.target}) lacks metadata",
+                    expected=f"{' and '.join(map(repr, needed))} in node.meta",
+                    found=", ".join(sorted(node.meta)) or "nothing",
+                )
+
+
+def only_computes(change: Change) -> None:
+    """A nested graph does nothing but compute from the operands of the operator that runs it."""
+    for of, graph in change.graphs:
+        for node in graph.nodes if of else ():
+            if hidden := operators.hidden_effect(node):
+                raise PassError(
+                    f"node `{node.name}`{of} ({node.target}) does more than compute from operands",
+                    expected="a pure function of what the operator is handed, since passes know it by its operands",
+                    found=hidden,
+                    fix="hand the operator each tensor that its function reads; draw, write and communicate outside",
+                )
 
 
 def reads_nodes(change: Change) -> None:
@@ -165,6 +179,11 @@ def keeps_checks(change: Change) -> None:
             found="without " + ", ".join(dropped),
             fix="keep calls of aten._assert_async, aten._assert_scalar and their like: they have no readers",
         )
+
+
+def _graphs(module: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """The graph, whose name is empty, and those nested in it."""
+    return ((name, nested) for name, nested in module.named_modules() if isinstance(nested, GraphModule))
 
 
 def _carriers(graph: Graph) -> list[tuple[Node, set[sympy.Symbol]]]:

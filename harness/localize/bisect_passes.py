@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from harness.case import Case, Chunking
+from harness.case import TRACED, Case, Chunking
 from harness.compare.verdict import compare
 from harness.errors import BitproofError, CaseError, RecordingError
 from harness.options import Role, RunOptions
@@ -53,11 +53,11 @@ class Run(Protocol):
 
 def check_case(case: Case) -> None:
     """Raise CaseError for a case in which there are no passes to tell apart."""
-    if case.candidate != "graph" or case.reference == "graph":
+    if case.candidate not in TRACED or case.reference in TRACED:
         is_own = case.candidate in BUILT_IN and case.reference in BUILT_IN
         raise CaseError(
             f"case {case.name} has no passes to tell apart",
-            expected="the candidate graph, and a reference that has none",
+            expected="the candidate graph or joint, and a reference that has no passes",
             found=f"reference {case.reference}, candidate {case.candidate}",
             fix="choose another case, or give --candidate graph"
             if is_own

@@ -24,24 +24,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from harness.errors import cut
-from harness.localize.calls import Call, Place
+from harness.localize.calls import Call
+from harness.localize.reference_log import ReferenceLog
 from harness.records import BlamedCall, Neighbour
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 
-How = Literal["computes", "reads", "adds", "lacks", "abandons"]
+How = Literal["computes", "reads", "exchanges", "adds", "lacks", "abandons"]
 
 HOW: dict[How, str] = {
     "computes": "gives another output from the same inputs",
     "reads": "reads other inputs, each of them right by itself",
+    "exchanges": "reads the same inputs in another order",
     "adds": "is a call that the reference does not make",
     "lacks": "is a call of the reference that the candidate does not make",
     "abandons": "is launched, and never waited for",
@@ -50,6 +52,7 @@ HOW: dict[How, str] = {
 HOW_ITSELF: dict[How, str] = {
     "computes": HOW["computes"],
     "reads": "reads other inputs, though no operator call before it gave another output",
+    "exchanges": HOW["exchanges"],
     "adds": "is a call that another run of the system does not make",
     "lacks": "is a call that another run of the system does not make",
     "abandons": HOW["abandons"],
@@ -63,7 +66,7 @@ class Culprit:
 
     `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
     make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
-    given otherwise.
+    given otherwise; `instead_of` is the operator of the reference's call that it stands for, whose place it then has.
     """
 
     how: How
@@ -72,6 +75,7 @@ class Culprit:
     candidate: int | None
     reference: int | None
     arguments: str = ""
+    instead_of: str = ""
 
     @property
     def rank(self) -> int:
@@ -90,7 +94,7 @@ def find_culprit(
 
     None when no call explains what differs: it was changed outside of every operator.
     """
-    logs = [_Log(calls, _Reference(known)) for calls, known in zip(candidate, reference, strict=True)]
+    logs = [_Log(calls, ReferenceLog(known)) for calls, known in zip(candidate, reference, strict=True)]
     roots = _roots(logs, differing)
     if not roots:
         return _first_missing(logs, {rank: [wanted for wanted, _ in pairs] for rank, pairs in differing.items()})
@@ -98,17 +102,28 @@ def find_culprit(
     index, first_rank = min((index, rank) for rank, index in computing or roots)
     log = logs[first_rank]
     call = log.calls[index]
-    partner, same_inputs = log.reference.partner(call, log.turn(index))
+    partner, same = log.reference.partner(call, log.turn(index))
     ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
-    if partner is not None and not same_inputs:
+    if partner is not None and same is None:
         missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs})
         if missing is not None:
             return missing
-    how: How = "computes" if same_inputs else "reads" if partner is not None else "adds"
+    how: How = same or ("reads" if partner is not None else "adds")
     if call.collective and not call.outputs:
         how = "abandons"
     arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
-    return Culprit(how=how, call=call, ranks=ranks, candidate=index, reference=partner, arguments=arguments)
+    other = log.replaced_by(call) if how == "adds" else None
+    if other is not None:
+        call = call._replace(place=other.place)
+    return Culprit(
+        how=how,
+        call=call,
+        ranks=ranks,
+        candidate=index,
+        reference=partner,
+        arguments=arguments,
+        instead_of=other.operator if other is not None else "",
+    )
 
 
 def _unlike_arguments(call: Call, partner: Call) -> str:
@@ -141,7 +156,9 @@ def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
         arguments = arguments.replace("where the reference has", "where its other run had")
     return BlamedCall(
         operator=call.operator,
-        how=told[culprit.how] + (f", with {arguments}" if arguments else ""),
+        how=told[culprit.how]
+        + (f", with {arguments}" if arguments else "")
+        + (f", in place of {culprit.instead_of}" if culprit.instead_of else ""),
         module=call.place.module,
         direction=call.place.direction,
         chunk=call.place.chunk,
@@ -169,7 +186,7 @@ def neighbours_of(
     if index is None:
         mine, other, index = other, mine, culprit.reference
     assert index is not None, "a culprit is in one of the logs"
-    agrees = _agreements(mine, _Reference(other))
+    agrees = _agreements(mine, ReferenceLog(other))
     return [
         Neighbour(
             operator=call.operator,
@@ -184,7 +201,7 @@ def neighbours_of(
     ]
 
 
-def _agreements(calls: Sequence[Call], reference: _Reference) -> list[bool]:
+def _agreements(calls: Sequence[Call], reference: ReferenceLog) -> list[bool]:
     """Of each call of one log, whether it agrees with the other side."""
     found, right = [], set(reference.values)
     for call in calls:
@@ -221,7 +238,7 @@ def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
 class _Log:
     """One rank's calls, and which of them agree with the reference's."""
 
-    def __init__(self, calls: Sequence[Call], reference: _Reference) -> None:
+    def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
         self.calls = calls
         self.reference = reference
         self.collectives = [index for index, call in enumerate(calls) if call.collective]
@@ -263,7 +280,7 @@ class _Log:
     def only_packs(self, index: int) -> bool:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
         operator = self.calls[index].operator.partition(".")[0]
-        return operator in _PACKING and all(map(self.only_packs, self.bad_producers(index)))
+        return operator in PACKING and all(map(self.only_packs, self.bad_producers(index)))
 
     def is_packing(self, index: int) -> bool:
         """Whether a call only packs right values, or is the collective of such."""
@@ -284,6 +301,20 @@ class _Log:
                 found.append(index)
         return min(found, default=None)
 
+    def replaced_by(self, call: Call) -> Call | None:
+        """The first call of the reference that reads what a new call reads and that this log does not make.
+
+        What a pass puts in a call's place says nothing of where it belongs; that call does.
+        """
+        made = Counter((mine.operator, mine.place) for mine in self.calls)
+        due = Counter((known.operator, known.place) for known in self.reference.log)
+        for known in self.reference.log:
+            kind = known.operator, known.place
+            reads_it = bool(call.inputs) and set(call.inputs) <= set(known.inputs)
+            if reads_it and not known.view and made[kind] < due[kind] and self._values.isdisjoint(known.outputs):
+                return known
+        return None
+
     def _is_new(self, index: int) -> bool:
         return not self.reference.calls(self.calls[index])
 
@@ -301,79 +332,10 @@ class _Log:
         return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)
 
 
-class _Reference:
-    """What the reference computed on one rank, by direction and operator."""
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self.log = calls
-        self.values = {value for call in calls for value in (*call.inputs, *call.outputs)}
-        self._places: dict[tuple[str, tuple[str, ...]], set[Place]] = defaultdict(set)
-        self._views: dict[tuple[str, ...], set[Place]] = defaultdict(set)
-        self._indices: dict[str, list[int]] = defaultdict(list)
-        self._directions: dict[str, set[str | None]] = defaultdict(set)
-        self._producers: dict[str, int] = {}
-        for index, call in enumerate(calls):
-            for value in (*call.aliases, *call.outputs):
-                self._producers.setdefault(value, index)
-            self._places[call.operator, call.outputs].add(call.place)
-            self._indices[call.operator].append(index)
-            self._directions[call.operator].add(call.place.direction)
-            if call.view:
-                self._views[call.outputs].add(call.place)
-                for value in call.outputs:  # one of several: the half that a split gives, another view may take
-                    self._views[value,].add(call.place)
-
-    def knows(self, call: Call) -> bool:
-        """Whether the reference has this call's outputs where they belong."""
-        if not self.calls(call):
-            return all(value in self.values for value in call.outputs)
-        places = set(self._places.get((call.operator, call.outputs), ()))
-        if call.view and self.values.issuperset(call.inputs):
-            places |= self._views.get(call.outputs, set())
-        return any(_fits(place, call.place) for place in places)
-
-    def calls(self, call: Call) -> bool:
-        """Whether the reference calls such an operator at all."""
-        directions = self._directions.get(call.operator, set())
-        return bool(directions) and (call.place.direction is None or not directions.isdisjoint(_told(call)))
-
-    def producer(self, value: str) -> int | None:
-        """The first call that gave a value."""
-        return self._producers.get(value)
-
-    def partner(self, call: Call, turn: int) -> tuple[int | None, bool]:
-        """The call that `call`, the turn-th of its operator at its place, should equal; whether its inputs do."""
-        indices = [i for i in self._indices.get(call.operator, ()) if _fits(self.log[i].place, call.place)]
-        for index in indices:
-            if sorted(self.log[index].inputs) == sorted(call.inputs):
-                return index, True
-        if any(self.log[i].place.direction is None for i in indices) or call.place.direction is None:
-            return self._nearest(indices, call), False
-        indices = [i for i in indices if self.log[i].place.module == call.place.module]
-        return (indices[turn] if turn < len(indices) else None), False
-
-    def _nearest(self, indices: Sequence[int], call: Call) -> int | None:
-        """Of the calls at these indices the first that shares most inputs with `call`; None when none shares any."""
-        shared = {index: len(set(self.log[index].inputs) & set(call.inputs)) for index in indices}
-        best = max(shared, key=lambda index: (shared[index], -index), default=None)
-        return best if best is not None and shared[best] else None
-
-
-def _told(call: Call) -> tuple[str | None, None]:
-    """The directions that may stand for a call's own."""
-    return call.place.direction, None
-
-
-def _fits(first: Place, second: Place) -> bool:
-    """Whether two calls may be the same: of one direction and one chunk, as far as both are known."""
-    directions, chunks = (first.direction, second.direction), (first.chunk, second.chunk)
-    return all(None in pair or pair[0] == pair[1] for pair in (directions, chunks))
-
-
 _ORDER_KEEPING = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze"}
 
-
-_PACKING = _ORDER_KEEPING | {"cat", "stack", "constant_pad_nd", "clone", "split_with_sizes_copy"}
+PACKING = _ORDER_KEEPING | {"cat", "stack", "constant_pad_nd", "clone", "split_with_sizes_copy"}
+"""Operators that compute nothing: they put values together, or give parts of them."""
 
 
 def _keeps_order(call: Call) -> bool:

@@ -15,6 +15,7 @@ from harness.errors import BitproofError
 from harness.localize.blame import Culprit, call_of, find_culprit, neighbours_of
 from harness.localize.calls import Call
 from harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
+from harness.localize.strangers import Strangers, find_strangers
 from harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
@@ -22,6 +23,12 @@ CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
 """Replay a system, for the given time, into a folder; returns the digest of the record that it kept."""
+
+NO_CALL = (
+    "no operator call explains the first difference: each call before it gave what the reference's gave, so its tensor "
+    "was changed by something that is no operator call, or by one that no recorder sees"
+)
+"""What a report remarks where a search found nothing to blame."""
 
 
 class UnrepeatableError(BitproofError):
@@ -63,6 +70,12 @@ class Search:
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
         output = self._bits_of_output(culprit, logs, key.step)
         return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
+
+    def strangers(self, step: int) -> Strangers:
+        """The calls of one step whose values the reference never had. Raises what a replay raises."""
+        for role in ROLES:
+            self._replay(role, 1, Replay(step=step, log=True))
+        return find_strangers(self._logs("reference"), self._logs("candidate"), step)
 
     def _with_bits(self, first: Divergence) -> Divergence:
         """`first`, with how its tensor differs in the first replays."""

@@ -326,6 +326,7 @@ PLAIN: dict[str, Any] = {
     "pipeline.overlap": False,
     "pipeline.bucket": False,
     "pipeline.isolate_groups": False,
+    "pipeline.isolate_gathers": False,
     "pipeline.backend": "fx",
     "parallelism.shared_groups": False,
     "model.attention": "sdpa",

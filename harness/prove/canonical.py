@@ -42,7 +42,8 @@ class Canonicalizer:
         self.refused: dict[int, RefusedError] = {}
         self.symbols = Symbols(table)
         self.memory = Memory(graph)
-        self._generator = table.make(("seed",))
+        self._generator: Term = ("seed",)  # the state that the next random call reads
+        self.num_steps: list[int] = []  # how many the table has when each call has its term
 
     def run(self) -> None:
         """Every call, in order. What a call is refused for is kept; so is all that reads it refused."""
@@ -54,6 +55,7 @@ class Canonicalizer:
                 self.refused[index] = error
                 self._distrust(index, call)
             self.memory.hold(index)
+            self.num_steps.append(len(self.table.steps))
 
     def output(self, index: int) -> int:
         """The term of what the graph returns, or of what a buffer holds, when all has run. Raises RefusedError."""
@@ -220,10 +222,10 @@ class Canonicalizer:
     def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
         arguments = self._arguments(call, given, layouts=True)
         if call.random:
-            arguments = (*arguments, ("generator", ("value", self._generator)))
+            arguments = (*arguments, ("generator", ("value", self.table.make(self._generator))))
         found = self._results(call, "op", call.op, arguments)
         if call.random:
-            self._generator = self.table.make(("draws", found if isinstance(found, int) else found[0]))
+            self._generator = ("draws", found if isinstance(found, int) else found[0])
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
@@ -299,4 +301,4 @@ class Canonicalizer:
         if call.writes or call.op.startswith("higher_order."):
             self.memory.distrust(index)
         if call.random:
-            self._generator = self.table.make(("fresh", _SIDES[self.side], index, "generator", ()))
+            self._generator = ("fresh", _SIDES[self.side], index, "generator", ())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.certificate.check import needed
+from harness.certificate.check import Replay, rejecting
 from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Step, Tensor, Term
 from harness.certificate.files import MAIN
 from harness.machine.describe import torch_version
@@ -26,26 +26,46 @@ def certificate_of(case: str, proof: Proof) -> Certificate:
         case=case,
         reference=graphs[0],
         candidate=graphs[1],
-        steps=tuple(proof.table.steps),
+        steps=_by_call(proof.table.steps, [*reference.num_steps, *candidate.num_steps]),
         answers=tuple(Answer(answer.output, answer.verdict, answer.terms) for answer in proof.answers),
-        refused=(tuple(sorted(reference.refused)), tuple(sorted(candidate.refused))),
         assumptions=tuple(assumptions_of(proof.table, graphs)),
         environment=(("torch", torch_version() or "unknown"), ("machine", platform.machine())),
     )
-    smaller = _pruned(whole)
-    while len(smaller.steps) < len(whole.steps):
-        whole, smaller = smaller, _pruned(smaller)
-    return smaller
+    kept = _needed(whole)
+    while len(kept) < whole.num_steps:
+        whole = _pruned(whole, kept)
+        kept = _needed(whole)
+    return whole
 
 
-def _pruned(certificate: Certificate) -> Certificate:
-    """Without what the search put down and did not need, such as joins that failed halfway. Asks the checker."""
-    kept = sorted(needed(certificate))
-    places = {old: new for new, old in enumerate(kept)}
-    steps = [certificate.steps[old] for old in kept]
+def _needed(certificate: Certificate) -> set[int]:
+    """The steps that the checker needs. Raises RejectedError."""
+    replay = Replay(certificate)
+    with rejecting():
+        replay.run()
+    return replay.needed()
+
+
+def _by_call(steps: Sequence[Step], bounds: Sequence[int]) -> tuple[tuple[Step, ...], ...]:
+    """Steps by the call whose term needed them first; `bounds` is how many there are when each call has its term."""
+    return tuple(tuple(steps[start:end]) for start, end in zip((0, *bounds), bounds, strict=False))
+
+
+def _pruned(certificate: Certificate, kept: set[int]) -> Certificate:
+    """Without what the search put down and did not need, such as joins that failed halfway: the checker told."""
+    places = {old: new for new, old in enumerate(sorted(kept))}
+    numbered = enumerate(step for steps in certificate.steps for step in steps)
+    moved = iter(
+        [
+            replace(step, term=_moved(step.term, places), equals=places[step.equals]) if place in kept else None
+            for place, step in numbered
+        ]
+    )
     return replace(
         certificate,
-        steps=tuple(Step(_moved(step.term, places), step.rule, places[step.equals]) for step in steps),
+        steps=tuple(
+            tuple(step for step in (next(moved) for _ in steps) if step is not None) for steps in certificate.steps
+        ),
         answers=tuple(
             replace(x, terms=(places[x.terms[0]], places[x.terms[1]]) if x.verdict == PROVED else (-1, -1))
             for x in certificate.answers
@@ -97,7 +117,7 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
     texts = {
         "reference": _graph_text(certificate.reference),
         "candidate": _graph_text(certificate.candidate),
-        "steps": _lines([[step.term, step.rule, step.equals] for step in certificate.steps]),
+        "steps": _lines([list(map(_step_data, steps)) for steps in certificate.steps]),
     }
     for name, text in texts.items():
         (folder / f"{name}.json").write_text(text)
@@ -105,12 +125,15 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
         "format": FORMAT,
         "case": certificate.case,
         "answers": [[answer.output, answer.verdict, *answer.terms] for answer in certificate.answers],
-        "refused": certificate.refused,
         "assumptions": certificate.assumptions,
         "environment": certificate.environment,
         "sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
     }
     (folder / MAIN).write_text(json.dumps(main, indent=1) + "\n")
+
+
+def _step_data(step: Step) -> list[Any]:
+    return [step.term, step.rule, step.equals, *step.hint]
 
 
 def _lines(items: list[Any]) -> str:

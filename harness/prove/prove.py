@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import Case
+from harness.case import TRACED, Case
 from harness.certificate.data import Graph
 from harness.graph.collector import collector_paused
 from harness.graph.groups import GroupTable
@@ -39,7 +39,7 @@ MOST_RANKS = 16
 
 OTHER_BITS = "its term, computed on random inputs, gives OTHER BITS than the graphs: a defect of bitproof"
 
-KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
+KNOWN_SYSTEMS = ("eager", "eager_chunked", *TRACED)
 
 
 @dataclass(frozen=True)

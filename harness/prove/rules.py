@@ -69,7 +69,10 @@ def view_of_cat(table: Table, term: Term) -> int | None:
         return None
     along, pieces = found
     shown = [table.view(parts[piece.part], piece.window) for piece in pieces]
-    return shown[0] if along is None else table.make(("cat", tuple(shown), along))
+    result = shown[0] if along is None else table.make(("cat", tuple(shown), along))
+    hints = tuple((piece.part, tuple(piece.window)) for piece in pieces)
+    table.hint = (hints,) if along is None else (hints, along)
+    return result
 
 
 # -- concatenations -----------------------------------------------------------------------------------
@@ -102,7 +105,9 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
     for index in range(len(parts) - 1):
         both = _join(table, parts[index], parts[index + 1], dim)
         if both is not None:
-            return table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
+            result = table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
+            table.hint = (index,)
+            return result
     return None
 
 

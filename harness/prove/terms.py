@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from harness.certificate.data import Step, Term, terms_in
 from harness.prove.windows import Window, whole, window
 
+Hint = tuple[object, ...]
+
 Rule = Callable[["Table", Term], int | None]
 """Rewrites a term: the place of what it equals, or None where the rule says nothing of it."""
 
@@ -21,13 +23,15 @@ Rule = Callable[["Table", Term], int | None]
 class Table:
     """Terms and steps. `rules` are tried in order, by the kind of the term; `used` names those that rewrote one.
 
-    `joins` is for the rules: which two terms, one after the other along a dim, are known to be one, or not to be.
+    `joins` is for the rules: which two terms, one after the other along a dim, are known to be one, or not to be. So is
+    `hint`: what a rule found by arithmetic, which the step then holds.
     """
 
     def __init__(self, rules: dict[str, list[Rule]]) -> None:
         self.rules = rules
         self.steps: list[Step] = []
         self.joins: dict[tuple[int, int, int], int | None] = {}
+        self.hint: Hint = ()
         self._places: dict[Term, int] = {}
         self._shapes: dict[int, tuple[int, ...] | None] = {}
 
@@ -41,13 +45,14 @@ class Table:
         for rule in self.rules.get(term[0], ()):
             found = rule(self, term)
             if found is not None:
-                return self._put(term, rule.__name__, found)
-        return self._put(term, "", None)
+                hint, self.hint = self.hint, ()
+                return self._put(term, rule.__name__, found, hint)
+        return self._put(term, "", None, ())
 
-    def _put(self, term: Term, rule: str, equals: int | None) -> int:
+    def _put(self, term: Term, rule: str, equals: int | None, hint: Hint) -> int:
         place = len(self.steps)
         self._places[term] = place
-        self.steps.append(Step(term, rule, place if equals is None else equals))
+        self.steps.append(Step(term, rule, place if equals is None else equals, hint))
         return self.steps[place].equals
 
     def used(self) -> set[str]:

@@ -9,6 +9,7 @@ One window has one form: a dim of size 1 has stride 0, and a window without elem
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,16 +30,22 @@ def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
     return Window(tuple(shape), tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True)), offset)
 
 
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+# Layers repeat one another's arithmetic, so what was worked out once is kept: 65,536 answers of each function.
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides that count elements in row-major order."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-def whole(shape: Sequence[int]) -> Window:
+@functools.lru_cache(maxsize=1 << 16)
+def whole(shape: tuple[int, ...]) -> Window:
     """The window that shows a tensor of `shape` as it is."""
     return window(shape, row_major(shape), 0)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def coalesced(inner: Window) -> Window:
     """The same elements in the same order, in as few dims as can be."""
     if 0 in inner.shape:
@@ -54,6 +61,7 @@ def coalesced(inner: Window) -> Window:
     return Window(tuple(n for n, _ in dims), tuple(s for _, s in dims), inner.offset)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def composed(inner: Window, outer: Window) -> Window | None:
     """The window that shows what `outer` shows of what `inner` shows; None where no window does.
 

@@ -18,6 +18,7 @@ from harness.records.faults import (
     FaultStatus,
     Score,
 )
+from harness.records.partition import Partition
 from harness.records.proof import (
     ProofOutcome,
     ProofVerdict,
@@ -60,6 +61,14 @@ from harness.records.result import (
     group_keys,
     zero_counts,
 )
+from harness.records.sensitivity import (
+    FormulaRow,
+    Sensitivity,
+    SensitivityRow,
+    UnseenCall,
+    by_direction,
+    wilson,
+)
 from harness.ulps import (
     BUCKETS,
     UNLIKE,
@@ -92,6 +101,7 @@ __all__ = [
     "FaultOutcome",
     "FaultStatus",
     "FaultsFound",
+    "FormulaRow",
     "GraphIdentity",
     "Histogram",
     "Key",
@@ -100,6 +110,7 @@ __all__ = [
     "Manifest",
     "Neighbour",
     "Pair",
+    "Partition",
     "PassReport",
     "PassSettings",
     "Probe",
@@ -111,12 +122,17 @@ __all__ = [
     "Role",
     "Sample",
     "Score",
+    "Sensitivity",
+    "SensitivityRow",
     "Shard",
     "Step",
     "Switch",
     "TensorDifference",
+    "UnseenCall",
     "Verdict",
+    "by_direction",
     "group_keys",
     "ulp_bucket",
+    "wilson",
     "zero_counts",
 ]

@@ -86,7 +86,10 @@ class Score:
 
 @dataclass(kw_only=True)
 class FaultsFound:
-    """All that one call of `bitproof faults` found. `problem` says why it ended early."""
+    """All that one call of `bitproof faults` found. `problem` says why it ended early; `cpu_seconds` is what it cost on
+    all cores, whatever else the machine did meanwhile.
+    """
 
     outcomes: list[FaultOutcome] = field(default_factory=list)
     problem: str | None = None
+    cpu_seconds: float | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from harness.records import SCHEMA, FaultOutcome, FaultsFound, Score
 
@@ -86,6 +87,8 @@ def tell(found: FaultsFound) -> Iterator[str]:
     if found.problem:
         yield f"ended early: {found.problem}"
     yield headline(found.outcomes)
+    if found.cpu_seconds is not None:
+        yield f"it took {found.cpu_seconds / 60:.1f} minutes of CPU"
 
 
 def _odd(outcomes: Sequence[FaultOutcome]) -> dict[str, list[FaultOutcome]]:
@@ -108,6 +111,7 @@ def render_json(found: FaultsFound) -> str:
         "schema": SCHEMA,
         "headline": headline(found.outcomes),
         "problem": found.problem,
+        "cpu_seconds": found.cpu_seconds,
         "families": [dict(zip(HEADERS, row, strict=True)) for row in by_family(found.outcomes)],
         "outcomes": [dataclasses.asdict(outcome) for outcome in found.outcomes],
     }
@@ -131,6 +135,31 @@ def render_markdown(found: FaultsFound) -> str:
         for x in found.outcomes
     ]
     return "\n".join([*lines, *_table(headers, rows), ""])
+
+
+BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
+"""What a page has its table of faults between."""
+
+
+def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:
+    """A page with the scores by family in place of what it had between BEGIN and END, and all that was not as it
+    should be; None where it has no such place. `call` is the command that found it.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        return None
+    machine = f"torch {environment.get('torch')}, {environment.get('cpu') or environment.get('machine') or 'a CPU'}"
+    cost = "" if found.cpu_seconds is None else f", {found.cpu_seconds / 60:.1f} minutes of CPU"
+    lines = [
+        f"`{call}`, on {machine}{cost}: {headline(found.outcomes)}.",
+        "",
+        *_table(HEADERS, by_family(found.outcomes)),
+    ]
+    for title, chosen in _odd(found.outcomes).items():
+        if chosen:
+            lines += ["", f"{title[0].upper()}{title[1:]}:", "", *(f"- {line_of(outcome)}" for outcome in chosen)]
+    return "\n".join([before + begin, "", *lines, "", end + after])
 
 
 def _as_expected(outcome: FaultOutcome) -> str:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from harness.errors import cut
 from harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report, Verdict
-from harness.report import heatmaps, proofs, text
+from harness.report import heatmaps, proofs, sensitivity, text
 from harness.report.heatmaps import KindHeat, TensorHeat
 from harness.report.losses import LossBlock, losses
 from harness.report.markdown import STATUS_TEXTS
@@ -129,6 +129,7 @@ class CaseBlock(Row):
     replay: str
     about: list[tuple[str, str]]
     proved: str
+    sees: str
     remarks: list[str]
     error: str
     divergence: DivergenceBlock | None
@@ -225,6 +226,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
         replay=text.replay_command(report, result),
         about=about,
         proved=text.shorten("\n".join(proofs.tell(case.name, result.proof)), MAX_ERROR_CHARS) if result.proof else "",
+        sees=text.shorten("\n".join(sensitivity.tell(result)), MAX_ERROR_CHARS) if result.sensitivity else "",
         remarks=[cut(remark, MAX_ERROR_CHARS) for remark in result.remarks],
         error=text.shorten(result.error or "", limits.error_chars),
         divergence=_divergence(result, first) if first else None,

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report
-from harness.report import proofs, text
+from harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity
+from harness.report import proofs, sensitivity, text
 from harness.report.status import exit_status
 from harness.report.wire import FlatDivergence
 
@@ -136,6 +136,8 @@ def _case_details(report: Report, result: CaseResult) -> str:
     if result.proof:
         lines = "\n".join(proofs.tell(result.case.name, result.proof))
         parts.append(f"### Proof\n\n{_fence(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
+    if result.sensitivity:
+        parts.append(f"### Sensitivity\n\n{_sensitivity(result, result.sensitivity)}")
     if result.error:
         parts.append(f"### Error\n\n{_fence(text.shorten(result.error, MAX_ERROR_CHARS))}")
     if result.first_divergence:
@@ -164,11 +166,20 @@ def _case_details(report: Report, result: CaseResult) -> str:
     if seconds := text.flatten_seconds(result):
         rows = [(name, f"{value:.3f}") for name, value in seconds]
         parts.append(f"### Seconds\n\n{_table(('part', 'seconds'), rows)}")
+    if result.partition:
+        parts.append(f"### Partition\n\n{_table(('what', 'value'), result.partition.tell())}")
     if result.passes:
         headers = ("pass", "seconds", "nodes before", "nodes after")
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]
         parts += [f"### Passes\n\n{_table(headers, passes)}", *_pass_details(result.passes)]
     return "\n\n".join([result.where, *(f"**{_cell(_brief(remark))}**" for remark in result.remarks), *parts])
+
+
+def _sensitivity(result: CaseResult, found: Sensitivity) -> str:
+    """What the comparison sees, table by table."""
+    parts = [_cell(_brief(sensitivity.headline(result)))]
+    parts += [f"{title}:\n\n{_table(headers, rows)}" for title, headers, rows in sensitivity.tables(found)]
+    return "\n\n".join(parts)
 
 
 def _divergence(first: Divergence) -> str:

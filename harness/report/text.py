@@ -21,6 +21,7 @@ from harness.records import (
     TensorDifference,
     Verdict,
 )
+from harness.report import sensitivity
 
 CASE_FILE = "--case"
 """The option that names a case by its file; a report's other options select by name."""
@@ -48,13 +49,15 @@ def expectation(result: CaseResult) -> str:
 def outcome(result: CaseResult) -> str:
     """The verdict a case got, with the kinds that differ at the first differing step, and what speaks against it.
 
-    That is a difference larger than the case expects, and what baselines object to.
+    That is a difference larger than the case expects, and what baselines object to. Where it was measured, how much
+    the comparison sees stands behind it.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
     drifted = [f", {side} DRIFTED" for side in result.sides_with(BaselineStatus.DRIFTED)]
     unverified = [f", baseline of {side} UNVERIFIED" for side in result.sides_with(BaselineStatus.UNVERIFIED)]
-    return "".join([result.verdict.value, differs, beyond, *drifted, *unverified])
+    sees = sensitivity.clause(result.sensitivity)
+    return "".join([result.verdict.value, differs, beyond, *drifted, *unverified, sees and f", {sees}"])
 
 
 def tally(report: Report) -> str:

@@ -29,11 +29,13 @@ from harness.records import (
     Key,
     KindName,
     Neighbour,
+    Partition,
     PassReport,
     ProofOutcome,
     Report,
     Role,
     Sample,
+    Sensitivity,
     TensorDifference,
     Verdict,
 )
@@ -247,6 +249,8 @@ class CaseEntry:
     collectives: str | None = None
     proof: ProofOutcome | None = None
     kept_graph: bool | None = None
+    sensitivity: Sensitivity | None = None
+    partition: Partition | None = None
     case: WholeCase
 
     @staticmethod

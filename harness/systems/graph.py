@@ -1,4 +1,7 @@
-"""The system `graph`: the reference's own trainer, its gradients computed by the traced and rewritten step.
+"""The systems `graph` and `joint`: the reference's own trainer, its gradients computed by the rewritten step.
+
+    graph   the step as our own tracer records it, a dim left open for chunks
+    joint   the step as ahead-of-time autograd exports it, partitioned into forward and backward
 
 This module joins the reference and the graph pipeline; neither knows the other.
 
@@ -21,17 +24,19 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import Case
+from harness.case import GRAPH, JOINT, TRACED, Case
 from harness.disturb.faults.entry import Entry
 from harness.disturb.faults.strike import strike
 from harness.errors import UsageError
-from harness.graph.backends import compile_for
+from harness.graph.backends import compile_for, compile_halves
 from harness.graph.collector import collector_paused
 from harness.graph.context import PassContext
 from harness.graph.device_constants import forget_device_index
 from harness.graph.dump import GraphDump
+from harness.graph.export_joint import export_joint_step
 from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
+from harness.graph.halves import is_partitioned
 from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
 from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
@@ -78,10 +83,11 @@ class GraphProgram:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A case's step as it was traced, before any pass, and the seconds that it took."""
+    """A case's step as it was traced for a system, before any pass, and the seconds that it took."""
 
     joint: JointGraph
     seconds: float
+    system: str = GRAPH
 
 
 def prepare(
@@ -89,6 +95,7 @@ def prepare(
     device: torch.device,
     options: GraphOptions | None = None,
     enter: Callable[[str], None] = lambda place: None,
+    system: str = GRAPH,
 ) -> GraphProgram:
     """Trace the case's step for tensors on `device` and run the pipeline, with the options' passes in it.
 
@@ -96,11 +103,13 @@ def prepare(
 
     Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that has no place.
     """
-    return finish(trace(case, device, enter), case, device, options, enter)
+    return finish(trace(case, device, enter, system), case, device, options, enter)
 
 
 @collector_paused()
-def trace(case: Case, device: torch.device, enter: Callable[[str], None] = lambda place: None) -> TracedStep:
+def trace(
+    case: Case, device: torch.device, enter: Callable[[str], None] = lambda place: None, system: str = GRAPH
+) -> TracedStep:
     """Trace the case's step for tensors on `device`. Of the case `step_part` alone is looked at. Raises TraceError."""
     enter("in tracing")
     case = step_part(case)
@@ -113,15 +122,13 @@ def trace(case: Case, device: torch.device, enter: Callable[[str], None] = lambd
     def loss_function(*tensors: Tensor) -> Tensor:
         return mean_loss(model, case.model.attention, StepInputs(*tensors))
 
-    joint = trace_joint_step(
-        model,
-        loss_function,
-        inputs,
-        chunk_dim=DIM_INDEX[case.chunking.dim if case.chunking else "batch"],
-        gradient_seed=1 / case.parallelism.data_ranks,
-        device=device,
-    )
-    return TracedStep(joint, time.perf_counter() - start)
+    seed = 1 / case.parallelism.data_ranks
+    if system == JOINT:
+        joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
+    else:
+        dim = DIM_INDEX[case.chunking.dim if case.chunking else "batch"]
+        joint = trace_joint_step(model, loss_function, inputs, chunk_dim=dim, gradient_seed=seed, device=device)
+    return TracedStep(joint, time.perf_counter() - start, system)
 
 
 @collector_paused()
@@ -151,6 +158,7 @@ def finish(
         pipeline=case.pipeline,
         groups=group_table(Mesh(0, case.parallelism)),
         module_calls=joint.module_calls,
+        is_joint=traced.system == JOINT,
     )
     passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
     dump = GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names) if options.dump_dir else None
@@ -192,18 +200,18 @@ def strike_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
 def step_graph(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
     """A system's step as the graph of what it calls, and the groups that it names.
 
-    Of `graph` that is its finished graph; `eager` and `eager_chunked` are traced with every size fixed. Raises what
-    `prepare` raises, and UsageError for a system that is not known as a graph.
+    Of `graph` and `joint` that is the finished graph; `eager` and `eager_chunked` are traced with every size fixed.
+    Raises what `prepare` raises, and UsageError for a system that is not known as a graph.
     """
     mesh = Mesh(0, case.parallelism)
     groups = group_table(mesh)
-    if system == "graph":
-        program = prepare(case, device, options)
+    if system in TRACED:
+        program = prepare(case, device, options, system=system)
         graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
         return graph, GroupTable({**groups.groups, **program.groups})
     if system not in ("eager", "eager_chunked"):
         raise UsageError(
-            f"system {system} is not known as a graph", expected="graph, eager or eager_chunked", found=system
+            f"system {system} is not known as a graph", expected="graph, joint, eager or eager_chunked", found=system
         )
     model = build_sharded_model(case, mesh, torch.device("meta"))
     if system == "eager_chunked":
@@ -227,6 +235,12 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
     ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
     size = case.parallelism.data_ranks
     return [TextStream(documents, case.batch, rank=r, world_size=size).step(step)._asdict() for r in ranks]
+
+
+def all_trainers(case: Case) -> list[Trainer]:
+    """Every rank's trainer, in this one process: state and data, for who carries what ranks send each other himself."""
+    ranks = range(case.parallelism.world_size)
+    return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]
 
 
 def rank_order_group_source() -> str:
@@ -253,7 +267,8 @@ def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Call
     assert case.pipeline.backend != "fx"
     num_nodes, sizes = len(module.graph.nodes), {name: len(g.partition[0]) for name, g in groups.groups.items()}
     start = time.perf_counter()
-    compiled = compile_for(module, case.pipeline.backend, sizes)
+    compile_graph = compile_halves if is_partitioned(module.graph) else compile_for
+    compiled = compile_graph(module, case.pipeline.backend, sizes)
     seconds = time.perf_counter() - start
     return compiled, PassReport("backend", seconds, num_nodes, num_nodes, facts=compiled.facts)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.capture.manifest import environment_variables
-from harness.case import AdamW, Batch, Case, Chunking, Memory, Pipeline
+from harness.case import TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
 from harness.machine.determinism import read_switches
 from harness.program.kept import keep, read_kept
 from harness.program.sources import Installation
@@ -69,17 +69,19 @@ def step_part(case: Case) -> Case:
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 
 
-def shelf_of(case: Case, folder: Path | None, installation: Installation | None) -> Shelf | None:
-    """Where a case's graph for the CPU is kept; None for one that is not: see `harness.systems.kept_graph`."""
+def shelf_of(
+    case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0]
+) -> Shelf | None:
+    """Where a system's graph of a case for the CPU is kept; None for one that is not: see `systems.kept_graph`."""
     is_plain = case.pipeline.overlap_costs is None and (
         case.pipeline.backend == "fx" or case.pipeline.until is not None
     )
     if folder is None or installation is None or not is_plain:
         return None
-    return Shelf(folder, _key(case, installation), installation)
+    return Shelf(folder, _key(case, system, installation), installation)
 
 
-def _key(case: Case, installation: Installation) -> str:
+def _key(case: Case, system: str, installation: Installation) -> str:
     import torch
 
     from harness.torch_compat import build
@@ -88,6 +90,7 @@ def _key(case: Case, installation: Installation) -> str:
         {
             "form": _FORM,
             "case": traced_part(case).to_dict(),
+            "system": system,
             "device": "cpu",
             "sources": installation.sources.digest,
             "others": installation.others,

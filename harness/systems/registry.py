@@ -1,6 +1,6 @@
 """Which system a name means: one that is built in, an entry point, or a factory in a module or a file. Loads no torch.
 
-    eager, eager_chunked, graph     built in
+    eager, eager_chunked, graph, joint      built in
     NAME                            the entry point NAME of group bitproof.systems, in an installed distribution
     PACKAGE.MODULE:FACTORY          imported
     FILE.py:FACTORY                 run
@@ -53,6 +53,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.case import TRACED
 from harness.errors import UsageError
 from harness.program.own_packages import OwnPackages, fix_of_clash, search_path
 from harness.user_code import plugins
@@ -61,7 +62,7 @@ from harness.user_code.user_file import file_of, names_in, run_file
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-BUILT_IN = ("eager", "eager_chunked", "graph")
+BUILT_IN = ("eager", "eager_chunked", *TRACED)
 OWN = "package.module:factory or FILE.py:factory"
 
 

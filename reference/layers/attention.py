@@ -59,7 +59,10 @@ class LatentAttentionConfig:
 
 
 class LatentAttention(nn.Module):
-    """Causal self-attention over keys and values expanded from a latent."""
+    """Causal self-attention over keys and values expanded from a latent.
+
+    How many heads there are is read off the projections that make them, so that a rank may hold a part of the heads.
+    """
 
     def __init__(self, dim: int, config: LatentAttentionConfig) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class LatentAttention(nn.Module):
     def _queries(self, x_BSD: Tensor, positions_BS: Tensor) -> Tensor:
         config = self.config
         q = self.wq_b(self.q_norm(self.wq_a(x_BSD))) if config.q_lora_rank else self.wq(x_BSD)
-        q_BSHQ = q.unflatten(-1, (config.num_heads, config.qk_head_dim))
+        q_BSHQ = q.unflatten(-1, (-1, config.qk_head_dim))
         q_BSHN, q_BSHR = q_BSHQ.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
         return torch.cat((q_BSHN, self.rope(q_BSHR, positions_BS)), dim=-1)
 
@@ -96,10 +99,10 @@ class LatentAttention(nn.Module):
         config = self.config
         latent_BSC, k_BSR = self.wkv_a(x_BSD).split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
         kv = self.wkv_b(self.kv_norm(latent_BSC))
-        kv_BSH = kv.unflatten(-1, (config.num_heads, config.qk_nope_head_dim + config.v_head_dim))
+        kv_BSH = kv.unflatten(-1, (-1, config.qk_nope_head_dim + config.v_head_dim))
         k_BSHN, v_BSHV = kv_BSH.split([config.qk_nope_head_dim, config.v_head_dim], dim=-1)
         k_BS1R = self.rope(k_BSR.unsqueeze(2), positions_BS)
-        return torch.cat((k_BSHN, k_BS1R.expand(-1, -1, config.num_heads, -1)), dim=-1), v_BSHV
+        return torch.cat((k_BSHN, k_BS1R.expand(-1, -1, k_BSHN.shape[2], -1)), dim=-1), v_BSHV
 
 
 def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:

@@ -5,7 +5,8 @@ hold the same shape (one traced graph then fits every rank). Reading the attribu
 
     forward     casts the shard to the compute dtype and all-gathers it
     backward    casts the gradient to the reduce dtype, reduce-scatters it (a sum over ranks, in rank
-                order on gloo) and casts the rows to the parameter's dtype
+                order on gloo) and casts the rows to the parameter's dtype; where each tensor-parallel rank has
+                a part of the gradient, sums it over those ranks first
 
 so a module whose forward runs twice gathers twice and reduces twice, as in SimpleFSDP
 (https://arxiv.org/abs/2411.00284).
@@ -14,7 +15,7 @@ so a module whose forward runs twice gathers twice and reduces twice, as in Simp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from harness.case import Precision
 from harness.errors import CaseError
 from harness.torch_compat import registered_parameter
 from reference.init import initial_values
-from reference.parallel.collectives import all_gather, reduce_scatter
+from reference.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, TENSOR, Mesh
 
 _SHARED = {EXPERT: "every rank holds as many experts", TENSOR: "every rank holds as many features"}
@@ -37,7 +38,8 @@ class Sharding:
     """How one parameter lies on the ranks: the `rows` of one part of it over `size` ranks of `group`.
 
     `part` is the part as `narrow` takes it: (dim, first, extent). The whole parameter is one part, unless
-    experts (dim 0) or tensor parallelism (dim 0 or 1) split it.
+    experts (dim 0) or tensor parallelism (dim 0 or 1) split it. `is_summed`: each rank of the tensor group has the
+    whole parameter and a part of its gradient.
     """
 
     group: str
@@ -46,6 +48,7 @@ class Sharding:
     rows: int
     compute: torch.dtype
     reduce: torch.dtype
+    is_summed: bool = False
 
     @property
     def rows_per_rank(self) -> int:
@@ -74,6 +77,8 @@ class Unshard(torch.autograd.Function):
         sharding: Sharding = ctx.sharding
         padding = sharding.rows_per_rank * sharding.size - sharding.rows
         grad = grad.to(sharding.reduce)
+        if sharding.is_summed:
+            grad = all_reduce(grad.contiguous(), TENSOR)
         if padding:
             grad = functional.pad(grad, [0, 0] * (grad.dim() - 1) + [0, padding])
         rows = reduce_scatter(grad.contiguous(), sharding.size, sharding.group)
@@ -86,7 +91,7 @@ def fully_shard(
     precision: Precision,
     seed: int,
     device: torch.device,
-    tensor_dims: Mapping[str, int] | None = None,
+    tensor_dims: Mapping[str, int | None] | None = None,
     *,
     spread: bool = False,
 ) -> None:
@@ -94,17 +99,20 @@ def fully_shard(
 
     Parameters below a module that has an `exchange` (the routed experts) are split over the expert
     group first and sharded over the expert-FSDP group. All others are sharded over the FSDP group, those
-    named in `tensor_dims` after a split over the tensor group along that dim. On the meta device no values
+    named in `tensor_dims` after a split over the tensor group along that dim, or, where that is None, whole, with
+    their gradients summed over the tensor group. On the meta device no values
     are made. `spread` is as `initial_values` has it.
     """
     for prefix, module in model.named_modules():
         is_expert = hasattr(module, "exchange")
         shardings = {}
         for name, parameter in module.named_parameters(recurse=False):
-            dim = 0 if is_expert else (tensor_dims or {}).get(f"{prefix}.{name}")
+            path, dims = f"{prefix}.{name}", tensor_dims or {}
+            dim = 0 if is_expert else dims.get(path)
             part = _part(parameter.shape, dim, mesh, EXPERT if is_expert else TENSOR)
-            sharding = shardings[name] = _sharding(parameter.shape, part, mesh, precision, is_expert)
-            shard = _initial_shard(f"{prefix}.{name}", parameter.shape, sharding, mesh, seed, device, spread)
+            sharding = _sharding(parameter.shape, part, mesh, precision, is_expert)
+            shardings[name] = replace(sharding, is_summed=path in dims and dim is None)
+            shard = _initial_shard(path, parameter.shape, sharding, mesh, seed, device, spread)
             module.register_parameter(name, nn.Parameter(shard))
         if shardings:
             module.__class__ = _unsharding_class(type(module), shardings)

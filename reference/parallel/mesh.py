@@ -6,8 +6,8 @@ registers its own instance under that name.
 
     fsdp    ranks that hold the same part of dense parameters, all ranks unless tp > 1: their shards, token counts
     efsdp   ranks that hold the same experts: shards of expert parameters
-    ep      ranks that share one set of experts between them: token exchange
-    tp      ranks that share each layer, and the text they read: sums of a layer's parts
+    ep      ranks that share one set of experts between them, whatever text they read: token exchange
+    tp      ranks that share each layer but for the routed experts, and the text they read: sums of a layer's parts
 
 A rewritten graph may ask for more groups, over the ranks of these: `ensure_group` makes them.
 """

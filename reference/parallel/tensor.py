@@ -1,4 +1,4 @@
-"""Tensor parallelism: the ranks of a tensor group share one attention or feed-forward layer between them.
+"""Tensor parallelism: the ranks of a tensor group share one layer, attention or feed-forward, between them.
 
 Weights that map into heads or hidden features are split by output (dim 0), weights that map out of them
 by input (dim 1), so a rank computes whole heads and features, and a partial sum of the layer's output.
@@ -10,27 +10,56 @@ Two sums a layer bring the ranks together (https://arxiv.org/abs/1909.08053, sec
 Both are sums in the tensor's dtype and, on gloo, in rank order, so all ranks of a tensor group hold equal bits
 outside split layers. All else is replicated: norms, embeddings and the output layer read the same input
 and get the same gradient on each of them, so their gradients agree without being summed.
+
+Some parameters within a split layer are whole on every rank: those that make the latents of latent attention, norms
+over single heads, and routers. A rank's gradient of one is that of its own heads or tokens, so it is summed over the
+tensor group, in the dtype of reductions, before it is reduced over data ranks (see `fsdp`).
+
+A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all of
+them, and sends an equal share of them, adjacent ones, to their experts: so the ranks of the expert group, which may
+be those of several texts and several tensor coordinates, never send a token twice. What comes back is a partial sum of
+the layer's output, zero for the other tokens, and joins that of the shared experts before the one sum over the ranks.
+Which share is its own a rank reads from a buffer, as the rank's code must be that of all.
 """
+
+# W ranks of the tensor group, T tokens of a rank's text, t of one share (T / W)
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.errors import CaseError
+from reference.layers.attention import LatentAttention
 from reference.layers.feed_forward import FeedForward
 from reference.layers.grouped_query_attention import GroupedQueryAttention
+from reference.layers.moe import MoE
 from reference.layers.rms_norm import RMSNorm
+from reference.layers.router import Routing, count_rows
 from reference.parallel.collectives import all_reduce
 from reference.parallel.mesh import TENSOR, Mesh
 
-SPLIT_DIMS: dict[type[nn.Module], dict[str, int]] = {
-    GroupedQueryAttention: {"wq.weight": 0, "wk.weight": 0, "wv.weight": 0, "wo.weight": 1},
-    FeedForward: {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1},
+_FEED_FORWARD: dict[str, int | None] = {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1}
+
+SPLIT_DIMS: dict[type[nn.Module], dict[str, int | None]] = {
+    GroupedQueryAttention: {
+        **{"wq.weight": 0, "wk.weight": 0, "wv.weight": 0, "wo.weight": 1},
+        **{"q_norm.weight": None, "k_norm.weight": None},
+    },
+    LatentAttention: {
+        **{"wq.weight": 0, "wq_b.weight": 0, "wkv_b.weight": 0, "wo.weight": 1},
+        **{"wq_a.weight": None, "q_norm.weight": None, "wkv_a.weight": None, "kv_norm.weight": None},
+    },
+    FeedForward: _FEED_FORWARD,
+    MoE: {"router.weight": None, **{f"shared_experts.{name}": dim for name, dim in _FEED_FORWARD.items()}},
 }
-"""The layers that can be split: the dim along which each of their parameters is."""
+"""The layers that can be split: the dim along which each of their parameters is; None for one that is whole on every
+rank. Routed experts are not among them: those are split over the expert group."""
+
+_ROUTED = "experts."
 
 
 class SumGradient(torch.autograd.Function):
@@ -62,50 +91,90 @@ class SumOutput(torch.autograd.Function):
         return grad, None
 
 
-def split_layers(model: nn.Module, mesh: Mesh) -> dict[str, int]:
+def split_layers(model: nn.Module, mesh: Mesh, num_tokens: int) -> dict[str, int | None]:
     """Make every attention and feed-forward layer of a decoder compute this rank's part and sum, in place.
 
-    Returns the dim along which `fully_shard` must split each of their parameters, by name; empty without tensor
-    parallelism. Raises CaseError for a layer that cannot be split, or not evenly.
+    Returns the dim along which `fully_shard` must split each of their parameters, by name, None for one that stays
+    whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is how many tokens a call
+    of a layer gets. Raises CaseError for a layer that cannot be split, or not evenly.
     """
     size = mesh.size(TENSOR)
     if size == 1:
         return {}
-    dims: dict[str, int] = {}
+    dims: dict[str, int | None] = {}
     for layer, block in model.get_submodule("layers").named_children():
         for name, module in block.named_children():
             if not isinstance(module, RMSNorm):
-                _refuse_unless_split_evenly(f"layers.{layer}.{name}", module, size)
-                dims |= {f"layers.{layer}.{name}.{own}": dim for own, dim in SPLIT_DIMS[type(module)].items()}
-                module.__class__ = _splitting_class(type(module))
+                path = f"layers.{layer}.{name}"
+                known = _known_parameters(path, module)
+                _refuse_unless_split_evenly(path, module, size, num_tokens)
+                dims |= {f"{path}.{own}": dim for own, dim in known.items()}
+                if isinstance(module, MoE):
+                    coordinate = torch.tensor([mesh.coordinate(TENSOR)], device=module.expert_bias.device)
+                    module.register_buffer("tensor_coordinate", coordinate, persistent=False)
+                module.__class__ = _splitting_class(type(module), size)
     return dims
 
 
-def _refuse_unless_split_evenly(name: str, module: nn.Module, size: int) -> None:
+def _known_parameters(path: str, module: nn.Module) -> dict[str, int | None]:
     known = SPLIT_DIMS.get(type(module), {})
-    if unknown := [own for own, _ in module.named_parameters() if own not in known]:
+    own = [name for name, _ in module.named_parameters()]
+    routed = [name for name in own if isinstance(module, MoE) and name.startswith(_ROUTED)]
+    if unknown := [name for name in own if name not in known and name not in routed]:
         raise CaseError(
-            f"{name} cannot be split over tensor-parallel ranks",
-            expected="grouped-query attention without query and key norms, or a dense feed-forward layer",
+            f"{path} cannot be split over tensor-parallel ranks",
+            expected="a layer of a known kind: " + ", ".join(cls.__name__ for cls in SPLIT_DIMS),
             found=f"{type(module).__name__} with {', '.join(unknown)}",
-            fix="set tp=1, or choose a dense model such as llama3",
+            fix="set tp=1, or choose another model",
         )
-    part, extent = "features", module.get_parameter(next(iter(known))).shape[0]
+    return {name: dim for name, dim in known.items() if name in own}
+
+
+def _refuse_unless_split_evenly(path: str, module: nn.Module, size: int, num_tokens: int) -> None:
+    extents: dict[str, int] = {}
     if isinstance(module, GroupedQueryAttention):
-        part, extent = "key/value heads", module.config.num_kv_heads
-    if extent % size:
-        raise CaseError(
-            f"{name} does not split evenly over tensor-parallel ranks",
-            expected=f"{part} a multiple of tp={size}",
-            found=f"{extent} {part}",
-            fix="choose a tp that divides them",
-        )
+        extents["key/value heads"] = module.config.num_kv_heads
+    elif isinstance(module, LatentAttention):
+        extents["heads"] = module.config.num_heads
+    elif isinstance(module, FeedForward):
+        extents["features"] = module.w1.weight.shape[0]
+    elif isinstance(module, MoE):
+        extents["tokens a call"] = num_tokens
+        if module.shared_experts is not None:
+            extents["features of shared experts"] = module.shared_experts.w1.weight.shape[0]
+    for part, extent in extents.items():
+        if extent % size:
+            raise CaseError(
+                f"{path} does not split evenly over tensor-parallel ranks",
+                expected=f"{part} a multiple of tp={size}",
+                found=f"{extent} {part}",
+                fix="choose a tp that divides them",
+            )
 
 
-def _splitting_class(cls: type[nn.Module]) -> type[nn.Module]:
+def _splitting_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
     """A subclass whose forward computes this rank's part of the layer between the two sums."""
 
+    @functools.wraps(cls.forward)
     def forward(self: nn.Module, x: Tensor, *others: Any) -> Tensor:
         return SumOutput.apply(cls.forward(self, SumGradient.apply(x, TENSOR), *others), TENSOR)
 
-    return type(f"Split{cls.__name__}", (cls,), {"forward": forward})
+    parts: dict[str, Any] = {"forward": forward}
+    if issubclass(cls, MoE):
+        parts["_routed"] = functools.partialmethod(_routed_share, cls, size)
+    return type(f"Split{cls.__name__}", (cls,), parts)
+
+
+def _routed_share(self: MoE, cls: type[MoE], size: int, x_TD: Tensor, routing: Routing) -> Tensor:
+    """The routed sum of this rank's share of the tokens, zero for all others: (T, D)."""
+
+    coordinate = self.get_buffer("tensor_coordinate")
+
+    def own(x_T: Tensor) -> Tensor:
+        return x_T.unflatten(0, (size, -1)).index_select(0, coordinate).flatten(0, 1)
+
+    experts_tK = own(routing.experts_TK)
+    counts_E = count_rows(experts_tK, routing.counts_E.shape[0])
+    y_tD = cls._routed(self, own(x_TD), Routing(experts_tK, own(routing.weights_TK), counts_E))
+    others_WtD = y_tD.new_zeros(size, *y_tD.shape)
+    return others_WtD.index_copy(0, coordinate, y_tD.unsqueeze(0)).flatten(0, 1)

@@ -1,8 +1,9 @@
-"""Does PROVED ever meet different bits? `python tests/benchmarks/fuzz_prove.py [MUTANTS] [SEED]`, by default 10,000.
+"""Does PROVED ever meet different bits? `python tests/benchmarks/fuzz_prove.py [MUTANTS] [SEED] [CASE]`, 10,000 from 0.
 
-Mutants of three small steps on four ranks (`tests/harness/prove/mutants.py`), each with one change that is exact,
-inexact or plainly wrong, are proved against their step and run on two sets of inputs. Budget: no output that is PROVED
-and differs. Told besides: outputs whose bits agreed on these inputs and that are not proved, by mutation.
+Mutants of three small steps on four ranks (`tests/harness/prove/mutants.py`), or of a case's reference with one MoE
+layer on two ranks, each with one change that is exact, inexact or plainly wrong, are proved against their step and run:
+small ones on two sets of inputs, layers on one. Budget: no output that is PROVED and differs. Told besides: outputs
+whose bits agreed on these inputs and that are not proved, by mutation.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.harness.prove.fuzzing import Fuzzer
+from tests.harness.prove.fuzzing import Fuzzer, one_layer
 
 
-def main(mutants: int, seed: int) -> int:
+def main(mutants: int, seed: int, case: str | None) -> int:
     """Run, print, and return 1 for an unsound answer."""
-    fuzzer, chance, start = Fuzzer(), random.Random(seed), time.perf_counter()
+    start = time.process_time()
+    fuzzer, chance = Fuzzer([one_layer(case)] if case else ()), random.Random(seed)
     kinds: Counter[str] = Counter()
     flagged: Counter[str] = Counter()
     proved = agreed = failed = unsound = 0
@@ -34,10 +36,8 @@ def main(mutants: int, seed: int) -> int:
         if outcome.unsound:
             unsound += 1
             print(f"UNSOUND: {outcome.kind}: {', '.join(outcome.unsound)}", flush=True)
-    seconds = time.perf_counter() - start
-    print(
-        f"{mutants} mutants from seed {seed} in {seconds:.0f} s: {unsound} unsound; {failed} that torch refuses to run"
-    )
+    seconds = time.process_time() - start
+    print(f"{mutants} mutants, seed {seed}, {seconds:.0f} s of this process: {unsound} unsound; torch refuses {failed}")
     print(f"outputs whose bits agreed: {agreed}; of these proved: {proved}, flagged: {sum(flagged.values())}")
     for kind, count in flagged.most_common():
         print(f"  {kind:22} {count:6} flagged in {kinds[kind]} mutants")
@@ -45,5 +45,8 @@ def main(mutants: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    arguments = [int(text) for text in sys.argv[1:]]
-    sys.exit(main(*(arguments + [10_000, 0][len(arguments) :])))
+    given = sys.argv[1:]
+    case = given.pop() if given and not given[-1].isdigit() else None
+    numbers = [int(text) for text in given]
+    mutants, seed = numbers + [10_000, 0][len(numbers) :]
+    sys.exit(main(mutants, seed, case))

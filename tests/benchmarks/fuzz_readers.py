@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from harness.capture.store import read_recording
 from harness.case import Case
 from harness.case.case_file import case_text, read_case
-from harness.certificate.calls import RejectedError
 from harness.certificate.check import check
 from harness.certificate.files import read_certificate
+from harness.certificate.rules import RejectedError
 from harness.errors import BitproofError
 from harness.history.store import add_runs, read_nights
 from harness.prove.certify import write_certificate

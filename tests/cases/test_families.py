@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import cases
-from cases import attention, backends, bucketing, chunking, models, process_groups, shapes, unequal
-from harness.case import Case, Pipeline
+from cases import attention, backends, bucketing, chunking, joint, models, process_groups, shapes, tp_ep, unequal
+from harness.case import Case, Parallelism, Pipeline
 from harness.case.select import select
 from harness.errors import CaseError, UsageError
+from reference.data import TextStream, text_source
+from reference.init import initial_values, spread_biases
 from reference.models import build_model, model_config
 from tests.distributions import install
 
@@ -20,6 +23,7 @@ from tests.distributions import install
 def test_cases_are_listed_by_family_and_the_main_ones_come_first():
     names = [case.name for case in cases.all_cases()]
     assert names[:4] == ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    assert names[4:7] == ["blocks_batch_sight", "experts_batch_sight", "experts_seq_sight"]
     assert names == [case.name for family in cases.FAMILIES for case in family.CASES]
     for family in cases.FAMILIES:
         assert {case.family for case in family.CASES} == {family.__name__.rpartition(".")[2]}
@@ -75,15 +79,39 @@ def test_a_distribution_that_brings_no_cases_or_a_name_again_is_refused(site, de
 
 
 def test_the_main_cases_run_20_steps_on_8_ranks_in_pairs_of_experts():
-    for case in chunking.CASES:
+    for case in chunking.PLAIN:
         assert (case.steps, case.parallelism.world_size, case.parallelism.ep) == (20, 8, 2)
         assert (case.expected, case.candidate) == ("EQUAL", "graph")
-    assert [(case.chunking.dim, case.chunking.modules) for case in chunking.CASES[:3]] == [
+    assert [(case.chunking.dim, case.chunking.modules) for case in chunking.PLAIN[:3]] == [
         ("batch", "layers.*"),
         ("batch", "layers.*.moe"),
         ("seq", "layers.*.moe"),
     ]
     assert (chunking.unchunked.reference, chunking.unchunked.chunking) == ("eager", None)
+
+
+def test_each_chunking_has_a_main_case_in_float32_that_is_made_to_see():
+    seen = [case for case in chunking.CASES if case.name.endswith("_sight")]
+    assert [case.chunking for case in seen] == [case.chunking for case in chunking.PLAIN[:3]]
+    assert {case.parallelism.ep for case in seen} == {2, 3}
+    for case in seen:
+        assert (case.steps, case.precision.compute, case.batch.data) == (2, "float32", "adversarial")
+        assert case.parallelism.world_size == 6, "no power of two"
+        assert model_config(case.model).moe.routing.top_k >= 3
+
+
+def test_of_the_experts_of_a_case_that_sees_one_gets_no_token_one_a_single_one_and_one_more_than_256():
+    case = chunking.blocks_batch_sight
+    model = build_model(case.model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_values(name, parameter.shape, case.seed, spread=True))
+        spread_biases(model, case.seed)
+        step = TextStream(text_source(case.batch.data)[0], case.batch, rank=1, world_size=6).step(0)
+        loss_like = model(step.tokens_BS, step.positions_BS)
+    counts = model.get_buffer("layers.1.moe.tokens_per_expert")
+    assert loss_like.isfinite().all()
+    assert counts[1] == 0 and counts[-1] == 1 and counts.max() > 256 and counts.sum() == 3 * 1024
 
 
 def test_flex_cases_are_their_plain_namesakes_with_documents_a_line_long():
@@ -112,6 +140,20 @@ def test_tensor_parallel_cases_split_eight_ranks_as_their_names_say():
     for case, data_ranks, tp in ((models.llama3_fsdp4_tp2, 4, 2), (models.llama3_fsdp2_tp4, 2, 4)):
         assert (case.parallelism.data_ranks, case.parallelism.tp) == (data_ranks, tp)
         assert (case.reference, case.candidate, case.chunking) == ("eager", "graph", None)
+
+
+def test_both_parallelisms_are_tried_with_groups_of_their_own_and_with_shared_ones():
+    whole, nightly, shared, distinct = tp_ep.CASES
+    for case in tp_ep.CASES:
+        assert (case.reference, case.candidate, case.expected, case.chunking) == ("eager", "graph", "EQUAL", None)
+        assert (case.parallelism.world_size, case.parallelism.data_ranks, case.parallelism.tp) == (8, 4, 2)
+        assert case.model.family == "deepseek_v3" and "tp_ep" in case.name
+    assert (whole.steps, whole.parallelism.ep) == (5, 4)
+    every_pass = Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True)
+    assert nightly == replace(whole, name="tp_ep_nightly", steps=2, memory=nightly.memory, pipeline=every_pass)
+    assert nightly.memory.policy == "offload"
+    assert shared.pipeline.isolate_groups and shared.parallelism == Parallelism(tp=2, ep=2, shared_groups=True)
+    assert distinct == replace(shared, name="tp_ep_distinct", parallelism=Parallelism(tp=2, ep=2))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +215,7 @@ def test_isolation_is_tried_on_one_object_and_on_two():
 
 
 def test_every_chunking_case_is_also_bucketed():
-    for case, plain in zip(bucketing.BUCKETED, chunking.CASES, strict=True):
+    for case, plain in zip(bucketing.BUCKETED, chunking.PLAIN, strict=True):
         assert case == replace(plain, name=case.name, family="bucketing", steps=5, pipeline=Pipeline(bucket=True))
 
 
@@ -210,3 +252,15 @@ def test_pytest_selects_the_same_cases_as_the_command_line(expression):
     found = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     ids = [line.split("[")[1].rstrip("]") for line in found.stdout.splitlines() if "[" in line]
     assert ids == [case.name for case in select(cases.all_cases(), expression)], found.stderr
+
+
+def test_joint_cases_are_held_against_eager_on_eight_ranks_and_20_steps_where_that_is_quick():
+    for case in joint.CASES:
+        assert (case.reference, case.candidate, case.chunking) == ("eager", "joint", None)
+        assert (case.parallelism.world_size, case.pipeline.bucket) == (8, True)
+        is_compiled = case.pipeline.backend != "fx"
+        assert case.expected == ("CLOSE" if is_compiled else "EQUAL")
+        assert case.steps == (2 if is_compiled else 5 if case.model.attention == "flex" else 20)
+    assert {case.parallelism.ep for case in joint.CASES if case.model.family == "deepseek_v3"} == {2, 4}
+    assert {case.parallelism.tp for case in joint.CASES if case.model.family == "llama3"} == {2, 4}
+    assert [case.name for case in joint.CASES if case.requires] == ["joint_llama3_regional"]

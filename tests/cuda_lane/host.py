@@ -66,7 +66,7 @@ def main() -> None:
     from tests.cuda_lane import operators, tracer
 
     operators.install()
-    runs.trace_step = lambda case, enter: tracer.trace_all(case)
+    runs.trace_step = lambda case, system, enter: tracer.trace_all(case)
     runs.finish_program = finish_for_cuda()
     sys.path.pop(0)
     runpy.run_path(str(ROOT / "harness" / "program" / "start.py"), run_name="__main__")

@@ -134,7 +134,7 @@ def compile_one(name: str, capability: int, device: int) -> Compiled:
     return Compiled(
         generated_hash=program.generated_hash,
         kernels={file.stem: file.stat().st_size for file in binaries},
-        variants=Counter(file.stem for file in binaries),
+        variants=dict(Counter(file.stem for file in binaries)),  # asdict makes a Counter of a Counter's pairs
         nodes=len(program.module.graph.nodes),
     )
 

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     if options.jobs > 1:
         return run_slices(options.jobs, arguments, options.report_dir)
     if options.every_case:
-        chosen = slice_of(every_graph_case(), options.slice or "1/1")
+        chosen = slice_of(every_graph_case(), options.slice or "1/1", len(options.devices.split(",")))
         cli_run.selected_cases = lambda expression: chosen  # type: ignore[attr-defined]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as facts:

@@ -22,19 +22,19 @@ def step_of(case: Case) -> tuple[object, ...]:
     return case.model, case.parallelism, case.batch, case.precision, dim
 
 
-TRACE_COST, CASE_COST = 24, 8
-"""CPU seconds, roughly: tracing a step for eight devices, and rewriting and running a case."""
+TRACE_COST, CASE_COST = 3, 14
+"""CPU seconds, roughly: tracing a step for one device, and rewriting and running a case."""
 
 
-def slice_of(cases: list[Case], text: str) -> list[Case]:
-    """The i-th of n parts that take about as long as each other, in order, for a text i/n."""
+def slice_of(cases: list[Case], text: str, devices: int) -> list[Case]:
+    """The i-th of n parts that take about as long as each other, in order, for a text i/n and so many devices."""
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise SystemExit(f"--slice takes i/n, 1 <= i <= n, not {text}")
     index, count = int(found[1]) - 1, int(found[2])
     ends, total, seen = [], 0, set()
     for case in cases:
-        total += CASE_COST + (TRACE_COST if step_of(case) not in seen else 0)
+        total += CASE_COST + (TRACE_COST * devices if step_of(case) not in seen else 0)
         seen.add(step_of(case))
         ends.append(total)
     return [case for case, end in zip(cases, ends, strict=True) if (end - 1) * count // total == index]

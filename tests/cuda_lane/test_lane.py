@@ -62,12 +62,12 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
 
 def test_slices_are_all_cases_once_each_and_steps_that_are_alike_stay_together():
     cases = every_graph_case()
-    slices = [slice_of(cases, f"{index}/10") for index in range(1, 11)]
+    slices = [slice_of(cases, f"{index}/10", 2) for index in range(1, 11)]
     assert [case for part in slices for case in part] == cases and all(slices)
     changes = sum(step_of(a) != step_of(b) for a, b in itertools.pairwise(cases))
     assert changes + 1 == len({step_of(case) for case in cases}) < len(cases) / 2
     with pytest.raises(SystemExit, match="1 <= i <= n, not 3/2"):
-        slice_of(cases, "3/2")
+        slice_of(cases, "3/2", 2)
 
 
 def test_a_case_traced_for_two_gpus_is_one_code_and_equal_to_eager(case_file, tmp_path):

@@ -72,6 +72,7 @@ def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, 
         {"name": "eager", "source": "built in"},
         {"name": "eager_chunked", "source": "built in"},
         {"name": "graph", "source": "built in"},
+        {"name": "joint", "source": "built in"},
         {"name": "my_loop", "source": "mine.loop:make of mine 1.0"},
     ]
     assert main(["list", "--systems"]) == 0
@@ -147,6 +148,8 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "values": (),
         "baseline_dir": None,
         "profile": False,
+        "deep": False,
+        "sensitivity": None,
         "share_gpus": False,
         "kept_graphs": default_folder(),
         "jobs": "auto",
@@ -211,7 +214,9 @@ def test_an_extra_pass_that_is_not_there_ends_with_2_and_no_report(value, text, 
 def test_run_without_options_takes_every_case_as_it_is(called):
     assert main(["run", "-k", "chunking"]) == 1
     [(cases, options, report_dir, replay, not_run)] = called
-    assert [case.name for case in cases] == ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    names = ["transformer_batch", "moe_batch", "moe_seq", "unchunked"]
+    names += ["blocks_batch_sight", "experts_batch_sight", "experts_seq_sight"]
+    assert [case.name for case in cases] == names
     assert not_run == {}, "who selects by name gets every case that is named"
     assert vars(options) == {
         "device": "auto",
@@ -227,6 +232,8 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "values": (),
         "baseline_dir": None,
         "profile": False,
+        "deep": False,
+        "sensitivity": None,
         "share_gpus": False,
         "kept_graphs": default_folder(),
         "jobs": 1,

@@ -8,6 +8,7 @@ from harness.case import KINDS
 from harness.cli import main
 from harness.commands.merge import merge
 from harness.errors import RecordingError
+from harness.records import Sensitivity, SensitivityRow
 from harness.report import json as report_json
 from tests.harness.reports import case, result, write_report, write_shard
 
@@ -36,6 +37,17 @@ TAMPERED = [
     (put("control", value={"reference": "DIFFERENT"}), "verdict", "no EQUAL, as a control is DIFFERENT"),
     (put("as_expected", value=False), "as_expected", "true, by its verdict"),
 ]
+
+
+def test_calls_that_are_seen_were_tried(tmp_path):
+    row = SensitivityRow(module="norm", direction="forward", calls=5, tried=4, seen=3, at_once=2, blind=1)
+    told = Sensitivity(steps=1, ranks=2, rows=[row])
+    run_dir = write_report(tmp_path, [result(case(), sensitivity=told)])
+    assert report_json.read(run_dir / "report.json").cases[0].sensitivity == told
+    for wrong in ({"seen": 4}, {"tried": 6}, {"at_once": 4}, {"blind": 2}):
+        tamper(run_dir, put("sensitivity", "rows", 0, value=vars(row) | wrong))
+        with pytest.raises(RecordingError, match=r"sensitivity\.rows\[0\] is damaged"):
+            report_json.read(run_dir / "report.json")
 
 
 def tamper(run_dir, change):

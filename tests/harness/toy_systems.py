@@ -139,6 +139,21 @@ class NanOnce(Toy):
 nan_once = NanOnce
 
 
+class Unseen(Toy):
+    """Has a parameter that changes in memory, by no operator, on one rank at one step."""
+
+    def step(self, index: int, observe: Callable[..., None]) -> None:
+        def observing(kind: str, name: str, tensor: torch.Tensor) -> None:
+            if kind == "param" and index == BAD_STEP and self.rank == BAD_RANK:
+                tensor.numpy()[0, 0] += 1
+            observe(kind, name, tensor)
+
+        super().step(index, observing)
+
+
+unseen = Unseen
+
+
 class Noisy(Toy):
     """Never the same twice."""
 

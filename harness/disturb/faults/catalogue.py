@@ -16,10 +16,24 @@ from harness.disturb.faults import (
     numerics,
     optimizer,
     ranks,
+    tensor,
 )
 from harness.disturb.faults.entry import Entry
 
-FAMILIES = (chunking, gradients, moe, collectives, numerics, memory, fsdp, optimizer, hygiene, ranks, equivalent)
+FAMILIES = (
+    chunking,
+    gradients,
+    moe,
+    collectives,
+    numerics,
+    memory,
+    fsdp,
+    optimizer,
+    hygiene,
+    ranks,
+    tensor,
+    equivalent,
+)
 
 
 def collect() -> dict[str, Entry]:

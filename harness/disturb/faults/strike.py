@@ -9,7 +9,7 @@ from torch.fx import Graph, GraphModule
 from harness.case import Case
 from harness.disturb.faults.entry import Entry, Site
 from harness.disturb.faults.surgeon import NoPlaceError, Surgeon
-from harness.errors import UsageError
+from harness.errors import PassError, UsageError
 from harness.graph.verify import verify_order
 
 
@@ -37,6 +37,13 @@ def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
         raise UsageError(
             f"fault {entry.name} never fired: {error.what}",
             expected=error.expected,
+            fix="choose another case: see `bitproof faults --list`",
+        ) from error
+    except PassError as error:
+        raise UsageError(
+            f"fault {entry.name} cannot be struck into the graph of case {case.name}",
+            expected="a graph in which the calls that it exchanges stand as our tracer records them",
+            found=f"{error.what}: {error.found}",
             fix="choose another case: see `bitproof faults --list`",
         ) from error
     assert str(graph) != before, f"{entry.name} changed nothing"

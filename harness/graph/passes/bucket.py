@@ -10,10 +10,10 @@ Refuses:  a collective whose group is unknown. What is no parameter's gather or 
 2. Drop those that gather the same again: one parameter, one chain of casts, one group.
 3. Find the reduce-scatters from which nothing but casts, changes of shape, cuts and additions lead to a gradient.
 4. Sort both into buckets: one group, operation, dtype, block and direction; recomputed gathers and, unless
-   `join_chunks`, chunks apart. Modules outside all blocks get buckets of their own. Inside a bucket,
-   parameters stand in the order of the graph's inputs.
-5. Write a bucket's gather where its first member stood, launched one bucket ahead. Write its reduction
-   where its last gradient is ready, and wait for it when the next is launched: one is in flight.
+   `join_chunks`, chunks apart; the halves of a partitioned graph stay apart in any case. Modules outside all blocks
+   get buckets of their own. Inside a bucket, parameters stand in the order of the graph's inputs.
+5. Write a bucket's gather where its first member stood, launched one bucket ahead within its half. Write its
+   reduction where its last gradient is ready, and wait for it when the next is launched: one is in flight.
 6. Put every node after what it now reads.
 """
 
@@ -35,7 +35,9 @@ from harness.graph.context import PassContext
 from harness.graph.dead_code import drop_dead_code
 from harness.graph.dependencies import reorder
 from harness.graph.groups import GroupTable
+from harness.graph.halves import HALF_KEY, Half
 from harness.graph.origin import META_KEY, RECOMPUTED_KEY, Direction, Origin, origin_of
+from harness.graph.parameters import chain_to_input, parameters_of
 from harness.graph.writer import CHUNK_KEY
 from harness.torch_compat import FakeTensor, FakeTensorMode, tree_leaves
 
@@ -45,7 +47,6 @@ c10d = torch.ops._c10d_functional
 REDUCTIONS = "reduce"
 """The purpose of a group that carries gradients' reductions and nothing else."""
 
-_TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.default}
 _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten.add.Tensor}
 
 
@@ -78,12 +79,13 @@ class _Kind(NamedTuple):
     direction: Direction
     recomputed: bool
     chunk: int | None
+    half: Half | None
 
     @property
     def meta(self) -> dict[str, Any]:
         """The metadata of what is written for the bucket, but for its values."""
         origin = Origin(self.block, self.direction)
-        marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk}
+        marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk, HALF_KEY: self.half}
         return {key: mark for key, mark in marks.items() if mark is not None}
 
 
@@ -108,6 +110,7 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
             direction=origin_of(node).direction,
             recomputed=bool(node.meta.get(RECOMPUTED_KEY)),
             chunk=node.meta.get(CHUNK_KEY) if with_chunk else None,
+            half=node.meta.get(HALF_KEY),
         )
 
     distinct = _drop_repeated(gathers, lambda member: kind_of(member, with_chunk=True))
@@ -131,11 +134,11 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
 
 
 def _find_gathers(graph: Graph) -> list[_Member]:
-    parameters = _parameters(graph)
+    parameters = parameters_of(graph)
     return [
         _Member(launch, wait, parameters[source])
         for launch, wait in _launches(graph, "all_gather_into_tensor")
-        if (source := _chain_to_input(launch)[-1]) in parameters
+        if (source := chain_to_input(launch)[-1]) in parameters
     ]
 
 
@@ -160,24 +163,9 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
     for launch in graph.nodes:
         if operators.is_collective(launch) and operators.operator_name(launch) == name:
             waits = list(launch.users)
-            touched = {owners[launch], *(owners[x] for x in _chain_to_input(launch))}
+            touched = {owners[launch], *(owners[x] for x in chain_to_input(launch))}
             if len(waits) == 1 and operators.is_wait(waits[0]) and not touched & written:
                 yield launch, waits[0]
-
-
-def _parameters(graph: Graph) -> dict[Node, int]:
-    """The graph inputs that have a gradient output, and their indices."""
-    outputs: Any = graph.output_node().args[0]
-    inputs = (node for node in graph.nodes if node.op == "placeholder")
-    return {node: index for index, (node, _) in enumerate(zip(inputs, outputs[1:], strict=False))}
-
-
-def _chain_to_input(launch: Node) -> list[Node]:
-    """What an all-gather reads, back through what may precede it: these nodes, last first, then their input."""
-    chain = [_source(launch)]
-    while chain[-1].target in _TO_GATHER and len(chain[-1].all_input_nodes) == 1:
-        chain.append(chain[-1].all_input_nodes[0])
-    return chain
 
 
 # -- sorting ----------------------------------------------------------------------------------------
@@ -188,7 +176,7 @@ def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) 
     first: dict[Any, _Member] = {}
     for member in gathers:
         kind = kind_of(member)
-        casts = tuple((x.target, str(x.args[1:]), str(x.kwargs)) for x in _chain_to_input(member.launch)[:-1])
+        casts = tuple((x.target, str(x.args[1:]), str(x.kwargs)) for x in chain_to_input(member.launch)[:-1])
         key = member.parameter, casts, kind if kind.recomputed else kind.group
         same = first.setdefault(key, member)
         if same is not member:
@@ -229,7 +217,8 @@ class _Writer:
             anchor = min((member.wait for member in bucket.members), key=self.place.__getitem__)
             with self.graph.inserting_before(anchor):
                 for ahead in buckets[len(launched) : index + 2]:
-                    launched.append(self._launch_gather(ahead, anchor))
+                    if ahead.kind.half == bucket.kind.half:
+                        launched.append(self._launch_gather(ahead, anchor))
                 self._finish_gather(bucket, launched[index])
 
     def write_reductions(self, buckets: list[_Bucket], groups: GroupTable) -> None:
@@ -251,7 +240,7 @@ class _Writer:
         """Shards of n_i elements -> (N,), one after the other -> (W * N,)"""
         kind, members = bucket
         for member in members:
-            for node in reversed(_chain_to_input(member.launch)[:-1]):
+            for node in reversed(chain_to_input(member.launch)[:-1]):
                 if self.place[node] > self.place[anchor]:
                     anchor.prepend(node)
         if len(members) == 1:

@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 
 from harness.graph.activations import STANDS_FOR_KEY, TAG_KEY, first_needs, is_backward, is_recomputed
 from harness.graph.context import PassContext
+from harness.graph.halves import put_in
 from harness.graph.origin import RECOMPUTED_KEY
 from harness.torch_compat import rename
 
@@ -37,6 +38,7 @@ def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
             copy = graph.node_copy(node, lambda x: stand_ins.get(x, x))
         rename(copy, f"{node.name}_recomputed")
         copy.meta = {key: value for key, value in node.meta.items() if key != TAG_KEY} | {RECOMPUTED_KEY: True}
+        put_in(copy, "backward")
         stand_ins[node] = copy
     for reader in readers:
         for node in reader.all_input_nodes:

@@ -35,6 +35,7 @@ from torch.fx import GraphModule, Node
 from harness.graph import operators
 from harness.graph.activations import TAG_KEY, block_of, block_starts, first_needs, is_backward, is_forward_value
 from harness.graph.context import PassContext
+from harness.graph.halves import put_in
 from harness.graph.origin import META_KEY, origin_of
 from harness.graph.tensor_bytes import MIB, TensorBytes
 from harness.torch_compat import HigherOrderOperator
@@ -55,6 +56,7 @@ def _read_sizes_in_forward(module: GraphModule) -> None:
         if isinstance(source, Node) and is_backward(node) and is_forward_value(source):
             source.append(node)
             node.meta[META_KEY] = origin_of(node)._replace(direction="forward")
+            put_in(node, "forward")
 
 
 class _Tagger:

@@ -169,14 +169,20 @@ def test_an_eager_step_may_be_chunked_with_tensor_parallelism():
     Case(name="a", family="b", candidate="eager", chunking=BATCH, parallelism=split)
 
 
-def test_tensor_parallelism_must_divide_the_ranks_and_excludes_expert_parallelism():
+def test_tensor_parallelism_must_divide_the_ranks():
     assert Parallelism(ep=1, tp=4).data_ranks == 2
-    for ep, tp in ((2, 2), (1, 3), (1, 0)):
-        assert refusal(lambda ep=ep, tp=tp: Parallelism(ep=ep, tp=tp)) == (
-            "CaseError: tensor parallelism must divide the world size, and does not go with expert parallelism\n"
-            "  expected: world_size a multiple of tp, and tp = 1 or ep = 1\n"
-            f"  found: world_size=8, tp={tp}, ep={ep}"
+    for tp in (3, 0):
+        assert refusal(lambda tp=tp: Parallelism(ep=1, tp=tp)) == (
+            "CaseError: tensor parallelism must divide the world size\n"
+            "  expected: world_size a multiple of tp\n"
+            f"  found: world_size=8, tp={tp}"
         )
+
+
+def test_experts_may_be_spread_over_the_ranks_of_several_tensor_groups():
+    both = Parallelism(world_size=8, tp=2, ep=4)
+    assert (both.data_ranks, both.expert_fsdp) == (4, 2)
+    assert "expert parallelism must divide the world size" in refusal(lambda: Parallelism(tp=2, ep=3))
 
 
 def test_only_the_named_modules_are_roots_of_a_chunking_that_names_some():

@@ -39,23 +39,68 @@ def _changed(value: Any, chance: random.Random) -> Any:
     raise AssertionError(value)
 
 
+def _spot(certificate: Certificate, chance: random.Random) -> tuple[int, int]:
+    """A call that has steps, and which of them."""
+    while True:
+        call = chance.randrange(len(certificate.steps))
+        if certificate.steps[call]:
+            return call, chance.randrange(len(certificate.steps[call]))
+
+
+def _with_steps(certificate: Certificate, call: int, steps: tuple[Step, ...]) -> Certificate:
+    return replace(certificate, steps=(*certificate.steps[:call], steps, *certificate.steps[call + 1 :]))
+
+
 def _in_steps(change: Any) -> Any:
     def corrupted(certificate: Certificate, chance: random.Random) -> Certificate | None:
-        place = chance.randrange(len(certificate.steps))
-        step = change(certificate.steps[place], chance)
-        return replace(certificate, steps=(*certificate.steps[:place], *step, *certificate.steps[place + 1 :]))
+        call, place = _spot(certificate, chance)
+        steps = certificate.steps[call]
+        changed = change(steps[place], chance)
+        return (
+            None if changed is None else _with_steps(certificate, call, (*steps[:place], *changed, *steps[place + 1 :]))
+        )
 
     return corrupted
 
 
 def _early_step(certificate: Certificate, chance: random.Random) -> Certificate | None:
-    steps = list(certificate.steps)
-    place = chance.randrange(len(steps))
-    below = terms_in(steps[place].term)
+    """A step before one that it rests on."""
+    call, place = _spot(certificate, chance)
+    step = certificate.steps[call][place]
+    below = terms_in(step.term)
     if not below:
         return None
-    steps.insert(chance.choice(below), steps.pop(place))
-    return replace(certificate, steps=tuple(steps))
+    target, earlier = chance.choice(below), 0
+    while target >= len(certificate.steps[earlier]):
+        target -= len(certificate.steps[earlier])
+        earlier += 1
+    without = certificate.steps[call][:place] + certificate.steps[call][place + 1 :]
+    moved = _with_steps(certificate, call, without)
+    return _with_steps(moved, earlier, (*moved.steps[earlier][:target], step, *moved.steps[earlier][target:]))
+
+
+def _other_call(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    """A call's last step is the next call's first, or the other way round."""
+    call, _ = _spot(certificate, chance)
+    if call + 1 == len(certificate.steps):
+        return None
+    one, two = certificate.steps[call], certificate.steps[call + 1]
+    if chance.random() < 0.5 and two:
+        one, two = (*one, two[0]), two[1:]
+    else:
+        one, two = one[:-1], (one[-1], *two)
+    return _with_steps(_with_steps(certificate, call, one), call + 1, two)
+
+
+def _hint(certificate: Certificate, chance: random.Random) -> Certificate | None:
+    """What a rule's arithmetic found, changed; steps with a hint are few."""
+    for _ in range(200):
+        call, place = _spot(certificate, chance)
+        steps = certificate.steps[call]
+        if steps[place].hint:
+            changed = replace(steps[place], hint=_changed(steps[place].hint, chance))
+            return _with_steps(certificate, call, (*steps[:place], changed, *steps[place + 1 :]))
+    return None
 
 
 def _in_graph(change: Any) -> Any:
@@ -152,16 +197,14 @@ def _dropped_answer(certificate: Certificate, chance: random.Random) -> Certific
     return replace(certificate, answers=certificate.answers[:place] + certificate.answers[place + 1 :])
 
 
-def _refused(certificate: Certificate, chance: random.Random) -> Certificate | None:
-    return replace(certificate, refused=((chance.randrange(len(certificate.reference.calls)),), ()))
-
-
 _KINDS = {
     "a term": _in_steps(lambda step, chance: [replace(step, term=_changed(step.term, chance))]),
     "a rule": _in_steps(
         lambda step, chance: [replace(step, rule=chance.choice(["", "cat_of_cat", "exact_in_order", "x"]))]
     ),
     "what a term equals": _in_steps(lambda step, chance: [replace(step, equals=_changed(step.equals, chance))]),
+    "a hint": _hint,
+    "a step of another call": _other_call,
     "a step left out": _in_steps(lambda step, chance: []),
     "a step twice": _in_steps(lambda step, chance: [step, step]),
     "a step of one's own": _in_steps(lambda step, chance: [Step(("input", "x", "float32", (1,)), "", 0), step]),
@@ -175,5 +218,4 @@ _KINDS = {
     "an output": _output,
     "an answer": _answer,
     "an answer left out": _dropped_answer,
-    "a refusal": _refused,
 }

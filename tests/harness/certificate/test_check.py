@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.certificate.calls import RejectedError
 from harness.certificate.check import check
-from harness.certificate.data import Answer
+from harness.certificate.data import Answer, Step
 from harness.certificate.files import read_certificate
+from harness.certificate.rules import RejectedError, Terms
 from harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.prove.graphs import aten, c10d, compare, randn
@@ -77,8 +77,9 @@ def test_what_was_refused_is_refused_by_the_checker_too():
 
     found = certificate_of("stale", compare(step, step, W, X))
     assert check(found) == {"REFUSED": 1, "PROVED": 1}
-    with pytest.raises(RejectedError, match="refused on one side of the proof alone"):
-        check(replace(found, refused=((), ())))
+    claimed = tuple(replace(answer, verdict="PROVED", terms=(0, 0)) for answer in found.answers)
+    with pytest.raises(RejectedError, match="what is said to be proved is refused"):
+        check(replace(found, answers=claimed))
 
 
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
@@ -90,6 +91,57 @@ def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
     assert proof.verdict == "PROVED"
     with pytest.raises(RejectedError, match="reassociate"):
         certificate_of("unsound", proof)
+
+
+LOWER, UPPER = ((2, 6), (6, 1), 12), ((2, 6), (6, 1), 0)  # the last two rows of four, the first two
+
+
+@pytest.mark.parametrize(
+    ("hint", "holds"),
+    [
+        ((((0, LOWER), (1, UPPER)), 0), True),
+        ((((1, UPPER), (0, LOWER)), 0), False),
+        ((((0, UPPER), (1, UPPER)), 0), False),
+        ((((-2, LOWER), (-1, UPPER)), 0), False),
+        ((((0, LOWER), (1, UPPER)), 1), False),
+        ((((0, LOWER),),), False),
+        ((((0, LOWER), (1, UPPER)),), False),
+    ],
+)
+def test_a_window_on_two_parts_is_its_pieces_joined(hint, holds):
+    terms = Terms()
+    for term in (
+        ("input", "a", "float32", (4, 6)),
+        ("input", "b", "float32", (4, 6)),
+        ("cat", (0, 1), 0),
+        *(("view", place, *rows) for place in (0, 1) for rows in (LOWER, UPPER)),
+        ("cat", (3, 6), 0),
+        ("cat", (6, 3), 0),
+        ("cat", (4, 6), 0),
+        ("cat", (3, 6), 1),
+    ):
+        terms.add(Step(term, "", len(terms.terms)))
+    middle = Step(("view", 2, (4, 6), (6, 1), 12), "view_of_cat", 7, hint)
+    if holds:
+        terms.add(middle)
+    else:
+        with pytest.raises((RejectedError, ValueError)):
+            terms.add(middle)
+
+
+@pytest.mark.parametrize(("first", "holds"), [(0, True), (-1, False), (1, False)])
+def test_neighbours_are_one_window_where_the_hint_says(first, holds):
+    terms = Terms()
+    for term in (("input", "a", "float32", (4, 6)), ("view", 0, *UPPER), ("view", 0, *LOWER)):
+        terms.add(Step(term, "", len(terms.terms)))
+    terms.add(Step(("view", 0, (4, 6), (6, 1), 0), "view_of_whole", 0))
+    terms.add(Step(("cat", (0,), 0), "cat_of_nothing", 0))
+    joined = Step(("cat", (1, 2), 0), "cat_of_neighbours", 0, (first,))
+    if holds:
+        terms.add(joined)
+    else:
+        with pytest.raises(RejectedError):
+            terms.add(joined)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -41,6 +41,15 @@ def test_the_list_is_printed_and_nothing_runs(capsys):
     assert len(capsys.readouterr().out.splitlines()) == sum(row.family == "optimizer" for row in CATALOGUE.values())
 
 
+def test_a_page_without_a_place_for_the_table_is_refused_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "page.md").write_text("nothing")
+    for file, text in (("page.md", "has no place for a table of faults"), ("absent.md", "cannot read the page")):
+        arguments = ["faults", "--page", str(tmp_path / file), "--report-dir", str(tmp_path / "reports")]
+        assert main(arguments) == 2
+        assert text in capsys.readouterr().err
+    assert not (tmp_path / "reports").exists()
+
+
 class Result:
     """What of a case's result the status depends on."""
 
@@ -63,7 +72,8 @@ def test_the_status_is_that_of_the_worst():
 def written(folder, name, ranks=2, **changes):
     """A small case's file: one layer, few ranks."""
     case = small(CASES[name], changes.pop("layers", 1))
-    case = replace(case, parallelism=Parallelism(world_size=ranks, ep=2 - ranks % 2), name=f"{name}_small", **changes)
+    parallelism = Parallelism(world_size=ranks, ep=2 - ranks % 2, tp=case.parallelism.tp)
+    case = replace(case, parallelism=parallelism, name=f"{name}_small", **changes)
     file = folder / f"{case.name}.json"
     file.write_text(json.dumps(case.to_dict()))
     return str(file)
@@ -97,6 +107,15 @@ def test_a_fault_goes_first_where_it_should_be_seen_and_nowhere_that_it_cannot_s
     assert names("tokens-not-counted") == ["moe_seq", "transformer_batch", "blocks_batch_sight"]
     assert names("chunk-1-uses-chunk-0s-positions") == ["blocks_batch_sight", "transformer_batch"]
     assert names("gathered-parts-exchanged") == []
+
+
+@pytest.mark.slow
+def test_sums_and_shares_that_tensor_ranks_get_wrong_are_killed_and_blamed_where_they_struck(tmp_path):
+    status, found = run(tmp_path, written(tmp_path, "tp_ep_shared"), "tensor", steps=1)
+    assert status == 0
+    assert len(found["outcomes"]) == 5
+    for outcome in found["outcomes"]:
+        assert (outcome["status"], outcome["place_right"], outcome["operator_right"]) == ("killed", True, True), outcome
 
 
 @pytest.mark.slow

@@ -49,6 +49,21 @@ def test_json_has_every_output(case_file, capsys):
     assert len(case["answers"]) == 19
 
 
+def test_a_table_has_a_row_a_case_with_its_outputs_counted(capsys):
+    assert main(["prove", "-k", "inductor_dense", "--table"]) == 3
+    machine, empty, head, ruler, row = capsys.readouterr().out.splitlines()
+    assert machine.startswith("torch ")
+    assert (empty, ruler.count("|"), head.count("|")) == ("", 10, 10)
+    assert row == "| inductor_dense | deepseek_v3 dense | 8 |  |  |  |  | NOT TRIED | CLOSE |"
+    assert main(["prove", "-k", "inductor_dense", "--table", "--json"]) == 2
+
+
+def test_a_proved_cases_row_counts_its_outputs(case_file, capsys):
+    main(["prove", "--case", case_file("moe_seq"), "--table"])
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row == "| moe_seq | deepseek_v3 tiny | 2 | 19 | 0 | 0 | 19 | PROVED | EQUAL |"
+
+
 def test_what_cannot_be_tried_counts_only_where_it_was_asked_for(capsys):
     assert main(["prove", "-k", "inductor_dense"]) == 3
     assert "inductor_dense: NOT TRIED: backend inductor" in capsys.readouterr().out

@@ -142,6 +142,17 @@ def test_a_build_that_the_cuda_version_tells_is_the_same_with_and_without_it_in_
     )
 
 
+def test_a_baseline_from_before_a_case_had_a_setting_is_of_the_same_environment_where_it_has_its_default():
+    case = Case(name="a", family="b", reference="eager")
+
+    def stated(pipeline):
+        return environment_of(Manifest(**BARE | {"case": case.to_dict() | {"pipeline": pipeline}}))
+
+    now = case.to_dict()["pipeline"]
+    before = {name: value for name, value in now.items() if name != "isolate_gathers"}
+    assert stated(before) == stated(now) != stated(now | {"isolate_gathers": True})
+
+
 def test_the_settings_of_every_run_of_a_pass_are_in_the_environment():
     a, b, c = (PassSettings(name="mine", settings={"file": name}) for name in "abc")
     environments = [

@@ -1,12 +1,14 @@
 """One case of toy systems: how often each system runs, and what a second run that differs makes of the case."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from harness.execute.launch import run_cases
+from harness.localize.search import NO_CALL
 from harness.options import RunOptions
 from harness.records import CaseResult, Verdict
 from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy
@@ -114,3 +116,14 @@ def test_noise_that_nobody_saw_at_once_is_found_in_the_step_and_on_the_rank_it_c
 
 def test_what_replays_leave_is_removed_once_the_cause_is_found(batch):
     assert not list(batch.folder.rglob("*.zip"))
+
+
+def test_a_case_is_looked_at_deeply_where_it_is_equal_and_where_no_call_explains_a_difference_that_is_said(tmp_path):
+    options = RunOptions(device="cpu", control="never", deep=True)
+    equal, unseen = run_cases([toy(), toy("unseen", name="unseen")], options, tmp_path)
+    assert equal.verdict == Verdict.EQUAL
+    [remark] = equal.remarks
+    assert re.fullmatch(r"--deep: each of \d+ calls of step 3 gave values that the reference had too", remark)
+    first = unseen.first_divergence
+    assert (unseen.verdict, first.step, first.rank, first.kind, first.call) == (Verdict.DIFFERENT, 2, 1, "param", None)
+    assert list(unseen.remarks) == [NO_CALL]

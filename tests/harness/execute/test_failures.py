@@ -91,5 +91,9 @@ def test_an_exit_tells_how(status, what, tmp_path):
     (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(30)))
     failure = failure_of_exit(0, status, tmp_path / "log")
     assert failure.what == what
-    assert failure.details.splitlines()[0] == "line 10"
+    assert failure.details.splitlines() == [f"line {i}" for i in range(10)] + ["..."] + [
+        f"line {i}" for i in range(20, 30)
+    ]
+    (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(20)))
+    assert "..." not in failure_of_exit(0, status, tmp_path / "log").details
     assert failure_of_exit(0, status, Path("absent")).details == ""

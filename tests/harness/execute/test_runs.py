@@ -61,7 +61,7 @@ def runner(
         assert traced == "traced"
         return prepare(*arguments) if prepare else os.getpid()
 
-    monkeypatch.setattr(runs, "trace_step", trace or (lambda case, enter: "traced"))
+    monkeypatch.setattr(runs, "trace_step", trace or (lambda case, system, enter: "traced"))
     monkeypatch.setattr(runs, "finish_program", finish)
     monkeypatch.setattr(runs, "set_determinism", lambda seed: None)  # a host has imported what that takes a second for
     monkeypatch.setattr(runs, "run_ranks", run_ranks)
@@ -106,6 +106,19 @@ def test_a_stage_ends_with_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         last = run(graph)["forked_from"]
     with pytest.raises(ProcessLookupError):
         os.kill(last, 0)
+
+
+def test_a_stage_serves_one_system_as_each_has_a_trace_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = request(tmp_path, timeout=60.0)
+    with runner(monkeypatch) as run:
+        first = run(graph)["forked_from"]
+        assert run(replace(graph, system="eager"))["program"] is None
+        assert run(graph)["forked_from"] == first, "a run that needs no program leaves the stage alone"
+        assert run(replace(graph, system="joint"))["forked_from"] != first
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
 
 
 def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(

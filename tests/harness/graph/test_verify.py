@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from harness.errors import PassError
+from harness.graph.stages import OPEN
+from harness.graph.trace import ChunkSymbol
+from harness.graph.verify import Facts
 from tests.harness.graph.graphs import Sketch, verify
 
 aten = torch.ops.aten
+NO_SYMBOL = ChunkSymbol(sympy.Symbol("none"), 0)
 
 
 @pytest.fixture
@@ -187,3 +193,85 @@ def test_a_nested_graph_is_held_to_the_same_and_named(sketch: Sketch) -> None:
     y.meta["val"] = torch.empty(4, 8)
     with pytest.raises(PassError, match=r"^PassError: node `sin` of nested graph body .*carries a stray symbol"):
         verify(module)
+
+
+# -- nested graphs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def body() -> tuple[GraphModule, GraphModule]:
+    """A graph with one nested in it: y -> sin -> neg."""
+    inner, outer = Sketch(), Sketch()
+    nested = inner.finish(inner.call(aten.neg.default, inner.call(aten.sin.default, inner.placeholder("y", 8))))
+    outer.attribute("body", nested)
+    return outer.finish(outer.call(aten.sin.default, outer.placeholder("x", 8))), nested
+
+
+def test_a_nested_graph_out_of_order_is_refused_and_named(body: tuple[GraphModule, GraphModule]) -> None:
+    module, nested = body
+    verify(module)
+    _, sin, neg, _ = nested.graph.nodes
+    neg.append(sin)
+    with pytest.raises(PassError, match=r"^PassError: nested graph body is malformed\n  expected: topological order\n"):
+        verify(module)
+
+
+def test_a_node_of_an_unknown_kind_in_a_nested_graph_is_refused(body: tuple[GraphModule, GraphModule]) -> None:
+    module, nested = body
+    neg = list(nested.graph.nodes)[2]
+    with nested.graph.inserting_after(neg):
+        nested.graph.call_method("abs", (neg,))
+    with pytest.raises(PassError, match=r"^PassError: node `abs_1` of nested graph body is of a kind that no pass"):
+        verify(module)
+
+
+def test_a_nested_call_needs_a_value_and_no_origin(body: tuple[GraphModule, GraphModule]) -> None:
+    module, nested = body
+    sin = list(nested.graph.nodes)[1]
+    del sin.meta["origin"]
+    verify(module)
+    del sin.meta["val"]
+    with pytest.raises(PassError) as error:
+        verify(module)
+    assert str(error.value) == (
+        "PassError: node `sin` of nested graph body (aten.sin.default) lacks metadata\n"
+        "  expected: 'val' in node.meta\n"
+        "  found: nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "found"),
+    [
+        (torch.ops._c10d_functional.all_reduce.default, ("sum", "tp"), "a collective"),
+        (aten.bernoulli.default, (), "a random draw"),
+        (aten.sin_.default, (), "a write in place"),
+    ],
+)
+def test_a_nested_graph_that_does_more_than_compute_is_refused(
+    target: Any, arguments: tuple[Any, ...], found: str, body: tuple[GraphModule, GraphModule]
+) -> None:
+    module, nested = body
+    sin = list(nested.graph.nodes)[1]
+    sin.target, sin.args = target, (*sin.args, *arguments)
+    with pytest.raises(PassError) as error:
+        verify(module)
+    assert str(error.value) == (
+        f"PassError: node `sin` of nested graph body ({target}) does more than compute from operands\n"
+        "  expected: a pure function of what the operator is handed, since passes know it by its operands\n"
+        f"  found: {found}\n"
+        "  fix: hand the operator each tensor that its function reads; draw, write and communicate outside"
+    )
+
+
+def test_a_check_that_a_pass_drops_from_a_nested_graph_is_missed() -> None:
+    inner, outer = Sketch(), Sketch()
+    y = inner.placeholder("y", dtype=torch.bool)
+    check = inner.call(aten._assert_async.msg, y, "y holds")
+    outer.attribute("body", nested := inner.finish(y))
+    module = outer.finish(outer.call(aten.sin.default, outer.placeholder("x", 8)))
+    before = Facts.of(module)
+    OPEN.check(module, before, NO_SYMBOL)
+    nested.graph.erase_node(check)
+    with pytest.raises(PassError, match="found: without _assert_async 'y holds'"):
+        OPEN.check(module, before, NO_SYMBOL)

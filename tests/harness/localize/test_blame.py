@@ -129,6 +129,18 @@ def test_a_call_that_a_pass_added_is_blamed_when_what_it_read_is_right() -> None
     assert (culprit.how, culprit.candidate, culprit.reference) == ("adds", 1, None)
 
 
+def test_a_call_that_stands_for_another_is_told_at_that_ones_place_and_one_that_was_put_between_is_not() -> None:
+    there, near = Place("layers.0.mlp", "forward", 1), Place("layers.0.mlp.w1", "forward", 1)
+    reference = [call("mm x w -> a", near), call("silu a -> b", there), call("sum b -> l")]
+    replaced = [reference[0], call("relu a -> B", near), call("sum B -> L")]
+    culprit = blamed(reference, replaced, "L")
+    assert culprit is not None and (culprit.call.place, culprit.instead_of, culprit.candidate) == (there, "silu", 1)
+    assert call_of(culprit).how == "is a call that the reference does not make, in place of silu"
+    between = [reference[0], call("relu a -> A", near), call("silu A -> B", there), call("sum B -> L")]
+    culprit = blamed(reference, between, "L")
+    assert culprit is not None and (culprit.call.place, culprit.instead_of) == (near, "")
+
+
 def test_a_new_view_is_passed_over_in_favor_of_the_new_call_that_reads_it() -> None:
     view = call("bits a -> i")._replace(view=True)
     candidate = [STEP[0], view, call("flip_ i -> j")._replace(aliases=("A",)), call("silu A -> B")]
@@ -205,9 +217,12 @@ def test_a_last_call_that_is_left_out_is_named_although_nothing_that_ran_is_wron
     assert (culprit.how, culprit.call, culprit.reference) == ("lacks", reference[2], 2)
 
 
-def test_inputs_in_another_order_are_the_same_inputs() -> None:
+def test_a_sums_inputs_in_another_order_are_the_same_inputs_and_a_differences_are_not() -> None:
     culprit = blamed([call("add a b -> c")], [call("add b a -> C")], "C")
     assert culprit is not None and culprit.how == "computes"
+    culprit = blamed([call("sub a b -> c")], [call("sub b a -> C")], "C")
+    assert culprit is not None and (culprit.how, culprit.reference) == ("exchanges", 0)
+    assert call_of(culprit).how == "reads the same inputs in another order"
 
 
 def test_a_call_that_only_hands_a_value_on_did_not_make_it() -> None:

@@ -82,7 +82,7 @@ def test_a_call_that_asks_for_graphs_of_systems_that_have_none_is_told_that_ther
     lines, folder = run("steady", "--dump-graphs")
     system = "tests.harness.toy_systems:steady"
     assert (
-        "toy: --dump-graphs wrote nothing: only the passes of the system graph are known, and neither "
+        "toy: --dump-graphs wrote nothing: only the passes of the systems graph and joint are known, and neither "
         f"{system} nor {system} is it"
     ) in lines
     assert not (folder / "graphs").exists()

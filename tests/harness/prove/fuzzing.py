@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from cases import CASES
+from harness.case import Parallelism
+from harness.certificate.data import Graph
 from harness.errors import BitproofError
+from harness.graph.groups import Group, GroupTable
 from harness.prove.answers import OutputAnswer, prove_graphs
 from harness.prove.evaluate import run_graph, same_bits
 from harness.prove.export import export_graph
+from harness.prove.prove import _of_the_reference, _traced_reference, random_inputs
 from tests.harness.prove.graphs import GROUPS, trace
 from tests.harness.prove.mutants import STEPS, Mutation, copied, inputs, mutate
-
-NAMES = ["parameter w", "parameter v", "buffer counts", "input x"]
-OUTPUTS = ["first", "second"]
-PARTITIONS = {name: group.partition for name, group in GROUPS.groups.items()}
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,40 @@ class Outcome:
 
 
 class Fuzzer:
-    """Mutants of small steps, each against its step itself."""
+    """Mutants of steps, each against its step itself: of three small ones unless others are given."""
 
-    def __init__(self) -> None:
-        self.subjects = [Subject(step) for step in STEPS]
+    def __init__(self, subjects: Sequence[Subject] = ()) -> None:
+        self.subjects = list(subjects) or [small_step(step) for step in STEPS]
 
     def try_one(self, chance: random.Random) -> Outcome:
         return chance.choice(self.subjects).try_one(chance)
 
 
-class Subject:
-    """One small step, and mutants of it."""
+@dataclass(frozen=True)
+class Bits:
+    """What a graph returned on one set of inputs, and what its inputs held then, by output; a value a rank."""
 
-    def __init__(self, step: Callable[..., list[Tensor]]) -> None:
-        self.inputs = [inputs(seed) for seed in (0, 1)]
-        self.module = trace(step, [x.clone() for x in self.inputs[0][0]])
+    values: dict[str, list[Tensor]]
+
+    def agree(self, other: Bits, output: str) -> bool:
+        return all(same_bits(x, y) for x, y in zip(self.values[output], other.values[output], strict=True))
+
+
+@dataclass
+class Subject:
+    """One step, and mutants of it. `inputs` are sets of them, of each every rank's; `names` and `outputs` theirs."""
+
+    module: GraphModule
+    names: Sequence[str]
+    outputs: Sequence[str]
+    groups: GroupTable
+    like: Sequence[Tensor]
+    inputs: Sequence[Sequence[Sequence[Tensor]]]
+
+    def __post_init__(self) -> None:
         self.graph = self._export(self.module)
         self.bits = [self._run(self.module, own) for own in self.inputs]
+        self.answered = [answer.output for answer in self.prove(self.module)]
 
     def prove(self, mutant: GraphModule) -> tuple[OutputAnswer, ...]:
         return prove_graphs(self.graph, self._export(mutant)).answers
@@ -62,24 +80,18 @@ class Subject:
         except (RuntimeError, IndexError, ValueError):  # torch itself refuses it
             return Outcome(kind, [], [], [], failed=True)
         try:
-            answers = self.prove(mutant)
+            verdicts = {answer.output: answer.verdict for answer in self.prove(mutant)}
         except BitproofError:
-            answers = ()
+            verdicts = {}
         equal = {
-            name
-            for name in self.bits[0]
-            if all(
-                same_bits(x, y)
-                for mine, theirs in zip(self.bits, found, strict=True)
-                for x, y in zip(mine[name], theirs[name], strict=True)
-            )
+            name: all(mine.agree(theirs, name) for mine, theirs in zip(self.bits, found, strict=True))
+            for name in {*self.answered, *verdicts}
         }
-        verdicts = {answer.output: answer.verdict for answer in answers}
         proved = [name for name, verdict in verdicts.items() if verdict == "PROVED"]
         return Outcome(
             kind=kind,
-            unsound=[name for name in proved if name not in equal],
-            flagged=[name for name in self.bits[0] if name in equal and verdicts.get(name, "") != "PROVED"],
+            unsound=[name for name in proved if not equal[name]],
+            flagged=[name for name in self.answered if equal[name] and verdicts.get(name) != "PROVED"],
             proved=proved,
         )
 
@@ -88,10 +100,43 @@ class Subject:
         [node] = [node for node in mutant.graph.nodes if node.name == name]
         return mutation(mutant, chance, node)
 
-    def _export(self, module: GraphModule) -> Any:
-        return export_graph(module, NAMES, self.inputs[0][0], OUTPUTS, GROUPS)
+    def _export(self, module: GraphModule) -> Graph:
+        return export_graph(module, self.names, self.like, self.outputs, self.groups)
 
-    def _run(self, module: GraphModule, own: Any) -> dict[str, Any]:
-        returned, held = run_graph(module, own, PARTITIONS)
-        found = {name: [values[place] for values in returned] for place, name in enumerate(OUTPUTS)}
-        return found | {"written buffer counts": [values[2] for values in held]}
+    def _run(self, module: GraphModule, own: Sequence[Sequence[Tensor]]) -> Bits:
+        partitions = {name: group.partition for name, group in self.groups.groups.items()}
+        returned, held = run_graph(module, own, partitions)
+        found = {name: [values[place] for values in returned] for place, name in enumerate(self.outputs)}
+        written = {f"written {name}": [values[place] for values in held] for place, name in enumerate(self.names)}
+        return Bits(found | written)
+
+
+def small_step(step: Callable[..., list[Tensor]]) -> Subject:
+    """A step of some forty calls, on four ranks."""
+    sets = [inputs(seed) for seed in (0, 1)]
+    return Subject(
+        module=trace(step, [x.clone() for x in sets[0][0]]),
+        names=["parameter w", "parameter v", "buffer counts", "input x"],
+        outputs=["first", "second"],
+        groups=GROUPS,
+        like=sets[0][0],
+        inputs=sets,
+    )
+
+
+def one_layer(name: str) -> Subject:
+    """A case's reference with one MoE layer on two ranks, as it was traced; one set of inputs."""
+    case = CASES[name]
+    ranks = Parallelism(world_size=2, ep=2)
+    case = replace(case, model=replace(case.model, layers=1, dense_layers=0), parallelism=ranks)
+    reference = _traced_reference(_of_the_reference(case), torch.device("cpu"))
+    both = ((0, 1),)
+    others = {"renamed": Group("renamed", both), "reversed": Group("reversed", ((1, 0),))}
+    return Subject(
+        module=reference.step.module,
+        names=reference.names,
+        outputs=reference.outputs,
+        groups=GroupTable(reference.groups.groups | others),
+        like=reference.inputs,
+        inputs=[random_inputs(case, reference.names, reference.inputs)],
+    )

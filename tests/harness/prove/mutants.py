@@ -40,8 +40,10 @@ def copied(module: GraphModule) -> GraphModule:
 
 
 def _value(node: Any) -> Tensor | None:
+    """What a call gives, where it is a tensor whose sizes do not depend on data."""
     value = node.meta.get("val") if isinstance(node, Node) else None
-    return value if isinstance(value, Tensor) else None
+    is_plain = isinstance(value, Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+    return value if is_plain else None
 
 
 def _is_real(node: Any, dims: int = 1) -> bool:

@@ -6,7 +6,17 @@ import json
 from dataclasses import replace
 
 from harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
-from harness.report.faults import by_family, headline, line_of, render_json, render_markdown, tell
+from harness.report.faults import (
+    BEGIN,
+    END,
+    by_family,
+    headline,
+    line_of,
+    render_json,
+    render_markdown,
+    table_into,
+    tell,
+)
 
 KILLED = FaultOutcome(
     fault="relu-for-silu",
@@ -88,3 +98,16 @@ def test_json_has_every_outcome_and_markdown_a_row_each_without_breaking_its_tab
     lines = render_markdown(found).splitlines()
     assert any(line.startswith("| `relu-for-silu` | another activation | ours |") for line in lines)
     assert any("a \\| b c" in line for line in lines)
+
+
+def test_a_page_gets_the_table_between_its_marks_and_one_without_marks_gets_none():
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    found = FaultsFound(outcomes=[KILLED, SURVIVED], cpu_seconds=90.0)
+    text = table_into(page, found, {"torch": "2.13.0", "cpu": "a processor"}, "bitproof faults")
+    assert text.startswith(
+        f"before\n{BEGIN}\n\n`bitproof faults`, on torch 2.13.0, a processor, 1.5 minutes of CPU: 1 of 2"
+    )
+    assert text.endswith(f"\n\n{END}\nafter\n") and "old" not in text
+    assert "| numerics | 2 | 1 of 2 (50%) |" in text and "Survivors:\n\n- quiet in moe_seq: survived" in text
+    assert table_into(text, found, {"torch": "2.13.0", "cpu": "a processor"}, "bitproof faults") == text
+    assert table_into("no place", found, {}, "") is None and table_into(f"{END} {BEGIN}", found, {}, "") is None

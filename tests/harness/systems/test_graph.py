@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.fx import Node
 
-from cases import CASES, chunking, models, overlap, process_groups
+from cases import CASES, chunking, models, overlap, process_groups, tp_ep
 from harness.case import Case, Chunking, Parallelism, Pipeline
 from harness.errors import CaseError, ChunkError, UsageError
 from harness.graph.backends import Compiled
@@ -33,6 +33,7 @@ COLUMN = ["clean_up", "chunk", "concretize_symbols", "measure_memory"]
 transformer_batch = small(chunking.transformer_batch, layers=2)
 moe_batch, moe_seq, unchunked = map(small, (chunking.moe_batch, chunking.moe_seq, chunking.unchunked))
 llama3_fsdp4_tp2 = small(models.llama3_fsdp4_tp2)
+tp_ep_whole, tp_ep_shared, tp_ep_distinct = map(small, (tp_ep.tp_ep_whole, tp_ep.tp_ep_shared, tp_ep.tp_ep_distinct))
 isolate_shared, isolate_distinct = map(small, (process_groups.isolate_shared, process_groups.isolate_distinct))
 EARLY = replace(transformer_batch, chunking=Chunking(dim="batch", modules="layers.*", early_grad_accumulation=True))
 NUM_LAYERS = model_config(transformer_batch.model).num_layers
@@ -197,10 +198,10 @@ def seeds(program: GraphProgram) -> list[object]:
     return [n.args[1] for n in program.module.graph.nodes if str(n.target) == "aten.full_like.default"]
 
 
-def chunked_past_the_case(modules: str) -> Case:
+def chunked_past_the_case(modules: str, case: Case = llama3_fsdp4_tp2) -> Case:
     """A case with tensor parallelism and chunks, which no case may have whose own systems are graphs."""
     chunking = Chunking(dim="batch", modules=modules)
-    return replace(llama3_fsdp4_tp2, reference="eager", candidate="eager_chunked", chunking=chunking)
+    return replace(case, reference="eager", candidate="eager_chunked", chunking=chunking)
 
 
 def test_a_graph_with_tensor_parallel_sums_cannot_be_chunked() -> None:
@@ -216,6 +217,33 @@ def test_a_graph_with_tensor_parallel_sums_cannot_be_chunked() -> None:
     ]
     assert lines[3].startswith("  came from: layers.0.attention (forward), reference/parallel/")
     assert lines[4].startswith("  fix: chunk only modules whose other collectives do not depend on the chunked dim")
+
+
+def test_experts_whose_tokens_tensor_ranks_share_cannot_be_chunked_for_the_sum_that_brings_them_together() -> None:
+    with pytest.raises(ChunkError) as error:
+        prepare(chunked_past_the_case("layers.*.moe", tp_ep_shared), CPU)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "ChunkError: cannot run collective `all_reduce_1` (all_reduce) once a chunk"
+    assert lines[2] == "  found: group 'tp'"
+    assert lines[3].startswith("  came from: layers.0.moe (forward), reference/parallel/")
+
+
+def test_tensor_ranks_send_their_share_of_the_tokens_over_the_expert_group_and_sum_over_their_own() -> None:
+    program = prepared(tp_ep_whole)
+    plain = prepared(unchunked)
+    assert groups_of(program, "all_to_all") == {"ep"} and groups_of(program, "all_reduce") == {"tp"}
+    assert collectives(program)["all_to_all_single"] == collectives(plain)["all_to_all_single"]
+    assert "layers.0.moe.tensor_coordinate" in program.buffer_names, "which share is a rank's own is no constant"
+    two_layers, three_whole_parameters = 2 * 2, 3  # a sum each way; of wkv_a, kv_norm and the router
+    assert collectives(program)["all_reduce"] == two_layers + three_whole_parameters
+
+
+def test_all_to_alls_leave_the_object_that_they_share_with_tensor_parallel_sums() -> None:
+    shared, distinct = (prepared(case) for case in (tp_ep_shared, tp_ep_distinct))
+    assert groups_of(shared, "all_to_all") == {"ep.expert_only"} and groups_of(shared, "all_reduce") == {"tp"}
+    assert shared.groups["ep.expert_only"].partition == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert groups_of(distinct, "all_to_all") == {"ep"} and not distinct.groups
+    assert shared.module.code.replace("ep.expert_only", "ep") == distinct.module.code
 
 
 def test_modules_without_tensor_parallel_sums_can_be_chunked() -> None:
@@ -263,6 +291,7 @@ def observed(trainer: Trainer) -> dict[str, bytes]:
     "case",
     [
         replace(llama3_fsdp4_tp2, parallelism=Parallelism(world_size=2, ep=1, tp=2)),
+        replace(tp_ep_shared, parallelism=Parallelism(world_size=2, ep=2, tp=2, shared_groups=True)),
         replace(small(CASES["experts_seq_float32"]), parallelism=Parallelism(world_size=2)),
     ],
     ids=lambda case: case.name,

@@ -54,6 +54,13 @@ def key(case: Case = moe_seq, installed: Installation = INSTALLED) -> str:
     return shelf.key
 
 
+def test_each_system_has_a_graph_of_its_own() -> None:
+    graph, joint = (shelf_of(moe_seq, FOLDER, INSTALLED, system) for system in ("graph", "joint"))
+    assert graph is not None and joint is not None
+    assert graph.key != joint.key
+    assert graph.key == key()
+
+
 def test_every_field_of_a_case_is_known_to_decide_the_graph_or_not_to() -> None:
     assert {field.name for field in fields(Case)} == DECIDES.keys() | DECIDES_NOTHING.keys()
 

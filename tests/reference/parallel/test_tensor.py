@@ -8,11 +8,12 @@ from torch import nn
 
 from harness.case import Batch, Case, Model, Parallelism, Precision
 from harness.errors import CaseError
-from reference.init import initial_values
+from reference.data import TextStream, text_source
+from reference.init import initial_values, initialize
 from reference.models import build_model
 from reference.parallel.mesh import TENSOR, Mesh
 from reference.parallel.tensor import SumGradient, SumOutput, split_layers
-from reference.step import make_eager
+from reference.step import make_eager, mean_loss
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -114,15 +115,18 @@ def tiny(family: str) -> nn.Module:
         return build_model(Model(family=family))
 
 
+TOKENS = 128
+
+
 def test_without_tensor_parallelism_a_model_stays_as_it_is() -> None:
     model = tiny("deepseek_v3")
     classes = [type(module) for module in model.modules()]
-    assert split_layers(model, Mesh(0, Parallelism())) == {}
+    assert split_layers(model, Mesh(0, Parallelism()), TOKENS) == {}
     assert [type(module) for module in model.modules()] == classes
 
 
 def test_weights_into_a_layer_are_split_by_output_and_weights_out_of_it_by_input() -> None:
-    dims = split_layers(tiny("llama3"), Mesh(0, Parallelism(ep=1, tp=2)))
+    dims = split_layers(tiny("llama3"), Mesh(0, Parallelism(ep=1, tp=2)), TOKENS)
     assert {name: dim for name, dim in dims.items() if name.startswith("layers.1.")} == {
         "layers.1.attention.wq.weight": 0,
         "layers.1.attention.wk.weight": 0,
@@ -135,37 +139,154 @@ def test_weights_into_a_layer_are_split_by_output_and_weights_out_of_it_by_input
     assert len(dims) == 14
 
 
-def refusal(family: str, tp: int) -> str:
+def test_latents_and_routers_stay_whole_and_routed_experts_are_left_to_the_expert_group() -> None:
+    dims = split_layers(tiny("deepseek_v3"), Mesh(0, Parallelism(ep=4, tp=2)), TOKENS)
+    assert {name: dim for name, dim in dims.items() if name.startswith("layers.1.")} == {
+        "layers.1.attention.wq.weight": 0,
+        "layers.1.attention.wkv_a.weight": None,
+        "layers.1.attention.kv_norm.weight": None,
+        "layers.1.attention.wkv_b.weight": 0,
+        "layers.1.attention.wo.weight": 1,
+        "layers.1.moe.router.weight": None,
+        "layers.1.moe.shared_experts.w1.weight": 0,
+        "layers.1.moe.shared_experts.w3.weight": 0,
+        "layers.1.moe.shared_experts.w2.weight": 1,
+    }
+
+
+def test_every_parameter_within_a_block_is_a_norms_a_routed_experts_or_one_that_splitting_knows() -> None:
+    with torch.device("meta"):
+        with_query_latent = build_model(Model(flavor="671B", layers=4))
+    for model in (with_query_latent, tiny("qwen3_moe"), tiny("llama3")):
+        dims = split_layers(model, Mesh(0, Parallelism(ep=1, tp=2)), TOKENS)
+        left = {name for name, _ in model.get_submodule("layers").named_parameters()} - {
+            name.removeprefix("layers.") for name in dims
+        }
+        assert {name.split(".", 1)[1] for name in left} <= {
+            "attention_norm.weight",
+            "ffn_norm.weight",
+            *(f"moe.experts.{name}" for name in ("w1", "w2", "w3")),
+        }
+
+
+def refusal(model: nn.Module, tp: int, num_tokens: int = TOKENS) -> str:
     with pytest.raises(CaseError) as error:
-        split_layers(tiny(family), Mesh(0, Parallelism(ep=1, tp=tp)))
+        split_layers(model, Mesh(0, Parallelism(ep=1, tp=tp)), num_tokens)
     return str(error.value)
 
 
-def test_attention_of_another_kind_is_refused() -> None:
-    assert refusal("deepseek_v3", 2) == (
+def test_a_layer_of_an_unknown_kind_is_refused() -> None:
+    model = tiny("deepseek_v3")
+    model.get_submodule("layers.0").attention = nn.Linear(4, 4, device="meta")
+    assert refusal(model, 2) == (
         "CaseError: layers.0.attention cannot be split over tensor-parallel ranks\n"
-        "  expected: grouped-query attention without query and key norms, or a dense feed-forward layer\n"
-        "  found: LatentAttention with wq.weight, wkv_a.weight, kv_norm.weight, wkv_b.weight, wo.weight\n"
-        "  fix: set tp=1, or choose a dense model such as llama3"
+        "  expected: a layer of a known kind: GroupedQueryAttention, LatentAttention, FeedForward, MoE\n"
+        "  found: Linear with weight, bias\n"
+        "  fix: set tp=1, or choose another model"
     )
 
 
-def test_norms_over_single_heads_are_refused_since_each_rank_would_see_its_own_heads_only() -> None:
-    assert "found: GroupedQueryAttention with q_norm.weight, k_norm.weight\n" in refusal("qwen3_moe", 2)
+def test_a_parameter_that_nobody_knows_how_to_split_is_refused() -> None:
+    model = tiny("deepseek_v3")
+    model.get_submodule("layers.1.moe.router").bias = nn.Parameter(torch.empty(8, device="meta"))
+    assert "found: MoE with router.bias\n" in refusal(model, 2)
 
 
 def test_more_tensor_ranks_than_key_value_heads_are_refused() -> None:
-    assert refusal("llama3", 8) == (
+    assert refusal(tiny("llama3"), 8) == (
         "CaseError: layers.0.attention does not split evenly over tensor-parallel ranks\n"
         "  expected: key/value heads a multiple of tp=8\n"
         "  found: 4 key/value heads\n"
         "  fix: choose a tp that divides them"
     )
-    assert len(split_layers(tiny("llama3"), Mesh(0, Parallelism(ep=1, tp=4)))) == 14
+    assert len(split_layers(tiny("llama3"), Mesh(0, Parallelism(ep=1, tp=4)), TOKENS)) == 14
 
 
-def test_experts_are_refused() -> None:
-    model = tiny("qwen3_moe")
-    del model.get_submodule("layers.0").attention
-    with pytest.raises(CaseError, match=r"layers\.0\.moe cannot be split over tensor-parallel ranks"):
-        split_layers(model, Mesh(0, Parallelism(ep=1, tp=2)))
+def test_tokens_that_ranks_cannot_share_evenly_are_refused() -> None:
+    assert refusal(tiny("deepseek_v3"), 2, num_tokens=9) == (
+        "CaseError: layers.1.moe does not split evenly over tensor-parallel ranks\n"
+        "  expected: tokens a call a multiple of tp=2\n"
+        "  found: 9 tokens a call\n"
+        "  fix: choose a tp that divides them"
+    )
+    assert split_layers(tiny("deepseek_v3"), Mesh(0, Parallelism(ep=1, tp=2)), 10)
+
+
+# -- mixtures of experts ------------------------------------------------------------------------------
+
+BATCH = Batch(sequences=2, seq_len=16)
+SIZES = {
+    "deepseek_v3": Model(layers=2, dense_layers=1),
+    "qwen3_moe": Model(family="qwen3_moe", layers=1),
+}
+
+
+def expert_case(family: str, parallelism: Parallelism) -> Case:
+    return Case(
+        name="tp_ep",
+        family="test",
+        reference="eager",
+        model=SIZES[family],
+        parallelism=parallelism,
+        batch=BATCH,
+        precision=Precision(compute="float32"),
+    )
+
+
+def whole_step(case: Case) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """The unsharded model's gradients of the mean over all texts, and each text's tokens per expert."""
+    model = build_model(case.model)
+    initialize(model, case.seed)
+    documents, _ = text_source(case.batch.data)
+    size = case.parallelism.data_ranks
+    [counter] = [x for name, x in model.named_buffers() if name.endswith("tokens_per_expert")]
+    counts = []
+    for rank in range(size):
+        inputs = TextStream(documents, case.batch, rank=rank, world_size=size).step(0)
+        (mean_loss(model, "sdpa", inputs) / size).backward()
+        counts.append(counter.clone())
+        counter.zero_()
+    return {name: p.grad for name, p in model.named_parameters()}, counts
+
+
+def shard_of(name: str, whole: torch.Tensor, mesh: Mesh, dims: dict[str, int | None]) -> torch.Tensor:
+    """The rows of a whole gradient that a rank has, by what the mesh promises."""
+    if ".experts." in name:
+        whole = whole.chunk(mesh.size("ep"))[mesh.coordinate("ep")]
+        return whole.chunk(mesh.size("efsdp"))[mesh.coordinate("efsdp")]
+    if (dim := dims.get(name)) is not None:
+        whole = whole.chunk(mesh.size("tp"), dim)[mesh.coordinate("tp")]
+    return whole.chunk(mesh.size("fsdp"))[mesh.coordinate("fsdp")]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("family", "tp", "ep"),
+    [
+        ("deepseek_v3", 2, 4),  # one expert group over two texts
+        ("deepseek_v3", 4, 2),  # two expert groups within one text
+        ("qwen3_moe", 2, 2),  # the expert group is the tensor group; norms over single heads
+    ],
+)
+def test_gradients_are_close_to_the_unsharded_models_and_each_token_is_counted_once(
+    family: str, tp: int, ep: int
+) -> None:
+    case = expert_case(family, Parallelism(world_size=4, tp=tp, ep=ep))
+    dims = split_layers(build_model(case.model), Mesh(0, case.parallelism), TOKENS)
+    gradients, counts = whole_step(case)
+
+    def body(mesh: Mesh) -> dict:
+        seen: dict = {}
+        trainer = make_eager(case, mesh, CPU, False, lambda gradients: gradients)
+        trainer.step(0, lambda kind, name, value: seen.setdefault(kind, {}).update({name: value.tolist()}))
+        return {"grad": seen["grad"], "buffer": seen["buffer"]}
+
+    for rank, answer in enumerate(on_ranks(case.parallelism, body)):
+        mesh = Mesh(rank, case.parallelism)
+        assert answer["grad"].keys() == gradients.keys()
+        for name, found in answer["grad"].items():
+            expected = shard_of(name, gradients[name], mesh, dims)
+            error = (torch.tensor(found)[: len(expected)] - expected).norm() / expected.norm()
+            assert error < 1e-5, f"{name} on rank {rank}: relative error {error:.1e}"
+        [found] = [x for name, x in answer["buffer"].items() if name.endswith("tokens_per_expert@before_optimizer")]
+        assert found == counts[mesh.coordinate("fsdp")].tolist()

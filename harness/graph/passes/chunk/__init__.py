@@ -48,6 +48,7 @@ from harness.graph.mixing import refuse_mixing
 from harness.graph.origin import Origin, calls_of, origin_of
 from harness.graph.passes.chunk import refusals
 from harness.graph.passes.chunk.gradients import gradient_outputs, reduction_tail
+from harness.graph.passes.chunk.regions import regions_of
 from harness.graph.writer import GraphWriter
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,8 @@ class _Chunker:
                 found=f"only={self.chunking.only}",
                 fix="correct `only` in the case's Chunking",
             )
+        for region in regions_of(self.roots) if log.isEnabledFor(logging.DEBUG) else ():
+            log.debug("matched %s", region)
         for node in self.graph.nodes:
             self._write(node)
         refusals.refuse_whole_calls(self.module_calls, self.calls)

@@ -83,6 +83,16 @@ def test_all_to_alls_under_two_names_of_one_object_move_to_one_group() -> None:
     assert list(groups.made()) == ["ep.expert_only"]
 
 
+def test_a_collective_of_like_name_is_not_taken_for_an_experts_all_to_all() -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", 4)
+    alike = torch.ops._c10d_functional_autograd.all_to_all_single.default
+    first = sketch.call(alike, x, [2, 2], [2, 2], "ep")
+    second = sketch.call(c10d.all_to_all_single.default, first, [2, 2], [2, 2], "ep")
+    lines, _ = isolated(sketch.finish(second), sketch.context(), ep=Group("ep", BOTH))
+    assert [line.rsplit(" ")[-1] for line in lines[:2]] == ["ep)", "ep.expert_only)"]
+
+
 def test_two_graphs_share_the_group_that_the_first_one_asked_for() -> None:
     table = GroupTable({"fsdp": Group("world", BOTH), "ep": Group("world", BOTH)})
     for _ in range(2):

@@ -1,0 +1,42 @@
+"""Tensor and expert parallelism at once: DeepSeek-V3 whose layers are split over two ranks, and its experts over more.
+
+Attention, dense layers and shared experts are split over the tensor group; the tokens of a text are shared between its
+ranks, and go to the experts of an expert group that spans several tensor groups. Nothing is chunked: the sums of tensor
+parallelism must not run once a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cases.chunking import unchunked
+from harness.case import Memory, Model, Parallelism, Pipeline
+
+FAMILY = "tp_ep"
+
+# Four texts, each on two ranks; four ranks, of two texts, share a set of experts.
+tp_ep_whole = replace(unchunked, name="tp_ep_whole", family=FAMILY, steps=5, parallelism=Parallelism(tp=2, ep=4))
+
+# The same with every pass that does not need chunks.
+tp_ep_nightly = replace(
+    tp_ep_whole,
+    name="tp_ep_nightly",
+    steps=2,
+    memory=Memory(policy="offload"),
+    pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True),
+)
+
+# Experts over the ranks of one text: the expert group and the tensor group are one object, which all-to-alls leave.
+tp_ep_shared = replace(
+    tp_ep_whole,
+    name="tp_ep_shared",
+    steps=2,
+    model=Model(layers=2),
+    parallelism=Parallelism(tp=2, ep=2, shared_groups=True),
+    pipeline=Pipeline(isolate_groups=True),
+)
+
+# Over the same ranks, but objects of their own: nothing changes.
+tp_ep_distinct = replace(tp_ep_shared, name="tp_ep_distinct", parallelism=Parallelism(tp=2, ep=2))
+
+CASES = (tp_ep_whole, tp_ep_nightly, tp_ep_shared, tp_ep_distinct)

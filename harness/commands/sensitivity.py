@@ -1,0 +1,35 @@
+"""One `bitproof sensitivity`: a run whose cases' sensitivity is measured and told, and the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.case import Case
+from harness.commands.run import run_and_report
+from harness.options import RunOptions
+from harness.records import CaseResult, Report
+from harness.report import sensitivity as told
+from harness.report.status import UNJUDGED, worst
+
+
+def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
+    """Run cases, measure what their comparison sees, print and write it; return the exit status.
+
+    That is a run's; and 3 where a case that is as expected could not be measured.
+    """
+    assert options.sensitivity is not None, "it is what is asked for"
+    missing: list[CaseResult] = []
+
+    def tell(report: Report) -> Mapping[str, str]:
+        missing.extend(filter(_is_missing, report.cases))
+        for result in report.cases:
+            print("\n".join([*told.tell(result), ""]))
+        return {}
+
+    status = run_and_report(cases, options, report_dir, replay, tell=tell)
+    return worst([status, *(UNJUDGED for _ in missing)])
+
+
+def _is_missing(result: CaseResult) -> bool:
+    return result.as_expected and (result.sensitivity is None or result.sensitivity.share is None)

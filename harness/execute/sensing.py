@@ -1,0 +1,257 @@
+"""Measure what a case's compared tensors see, in a process of its own, from what the candidate's ranks recorded.
+
+1. Replay a step for all ranks in this process, and check that it has the recorded bits.
+2. Fork a process a core. Each examines its share of the calls, in an order drawn from the case's seed, so that what the
+   time suffices for is a random sample.
+3. What nobody saw is tried again in the next step, whose state is another: what is wrong in a step and shows in none of
+   its compared tensors, parameters and optimizer state among them, is gone after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import select
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.case import Case
+from harness.errors import BitproofError, RankError
+from harness.execute.apart import Lost, answer_all, answers_apart
+from harness.execute.process import die_with_parent, num_cores
+from harness.options import Effort
+from harness.records import Sensitivity
+
+if TYPE_CHECKING:
+    from harness.sensitivity.examine import Finding
+    from harness.sensitivity.measure import Steps
+    from harness.sensitivity.spread import Fate
+
+MARGIN = 300.0
+"""Seconds that tracing, the replay of steps and the last calls may take beyond the time for calls."""
+
+FIRST_STEP = 0.8
+"""Which part of the time may go into the first step; what is left is for the calls that were not seen there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensing:
+    """What is to be measured: a case whose candidate's recording lies at `recording`.
+
+    `extra_passes` are those that took part in it.
+    """
+
+    case: Case
+    recording: Path
+    effort: Effort = field(default_factory=Effort)
+    extra_passes: tuple[str, ...] = ()
+
+
+def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
+    """What a process of its own finds out of a case that ran on `device`."""
+    if device != "cpu":
+        return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
+    timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
+    found = answers_apart("harness.execute.sensing", task, Sensitivity, 1, log, timeout)
+    with contextlib.closing(found) as answers:
+        answer = next(answers)
+    return Sensitivity(reason=answer.reason) if isinstance(answer, Lost) else answer
+
+
+def main() -> None:
+    """The process that measures: `harness.execute.sensing PIPE`."""
+    answer_all(Sensing, lambda task: iter([outcome_of(task)]))
+
+
+def outcome_of(task: Sensing) -> Sensitivity:
+    """What one case's compared tensors see; why nothing was measured, where it cannot be."""
+    from harness.capture.store import read_recording
+    from harness.graph.options import GraphOptions
+    from harness.machine.determinism import set_determinism
+    from harness.sensitivity.measure import Steps, why_not
+
+    began = time.monotonic()
+    if (reason := why_not(task.case)) is not None:
+        return Sensitivity(reason=reason)
+    set_determinism(task.case.seed)
+    try:
+        recording = read_recording(task.recording)
+        steps = Steps.of(task.case, GraphOptions(extra_passes=task.extra_passes))
+        steps.advance(recording)
+        search = _Search(task, steps, began)
+        while search.examine() and steps.step + 1 < task.case.steps:
+            steps.advance(recording)
+    except BitproofError as error:
+        return Sensitivity(reason=str(error))
+    return replace(search.outcome(), seconds=round(time.monotonic() - began, 3))
+
+
+class _Search:
+    """All calls of a case, as far as they are examined."""
+
+    def __init__(self, task: Sensing, steps: Steps, began: float) -> None:
+        self._task = task
+        self._steps = steps
+        self._began = began
+        self._order = [call.index for call in steps.program.calls if call.counts]
+        random.Random(f"{task.case.seed} calls").shuffle(self._order)
+        self._order = self._order[: task.effort.sample]
+        self._found: dict[int, Finding] = {}
+        self._at_once: set[int] = set()
+        self._processes = num_cores()
+        self._num_steps = 0
+
+    def examine(self) -> bool:
+        """Examine in this step what is not seen yet; whether anything is left that a later step might show."""
+        is_first = not self._found
+        pending = [index for index in self._order if is_first or self._is_open(index)]
+        deadline = None
+        if self._task.effort.seconds is not None:
+            deadline = self._began + self._task.effort.seconds * (FIRST_STEP if is_first else 1)
+        tried = 0
+        for finding in self._examined(pending, deadline):
+            self._note(finding)
+            tried += 1
+        if tried == len(pending) or is_first:
+            self._num_steps += 1
+        late = deadline is not None and time.monotonic() > self._began + (self._task.effort.seconds or 0)
+        return not late and any(map(self._is_open, self._found))
+
+    def _is_open(self, index: int) -> bool:
+        """Whether a later step might show more of a call."""
+        found = self._found.get(index)
+        return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
+
+    def _note(self, finding: Finding) -> None:
+        """Add what this step says to what earlier ones said: seen once is seen, and blind is what never showed."""
+        known = self._found.get(finding.call)
+        if known is None:
+            if finding.shown and finding.tries == 1:
+                self._at_once.add(finding.call)
+            self._found[finding.call] = finding
+            return
+        self._found[finding.call] = replace(
+            known,
+            shown=known.shown or finding.shown,
+            is_blind=known.is_blind and finding.is_blind,
+            neighbours={**known.neighbours, **finding.neighbours},
+        )
+
+    def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[Finding]:
+        """What the processes find, as they do. Raises RankError where one of them dies."""
+        from harness.sensitivity.examine import Examiner
+
+        seed = f"{self._task.case.seed} {self._steps.step}"
+        examiner = Examiner(self._steps.program, self._steps.ranks, seed, isolated)
+
+        def share(first: int) -> Iterator[dict[str, Any]]:
+            for index in pending[first :: self._processes]:
+                if deadline is not None and time.monotonic() > deadline:
+                    return
+                known = self._found.get(index)
+                formulas = None if known is None else _unseen_formulas(known)
+                may_be_blind = known is None or known.is_blind
+                needs_ulp = known is None or known.shown is None
+                yield asdict(examiner.examine(index, may_be_blind=may_be_blind, formulas=formulas, needs_ulp=needs_ulp))
+
+        yield from _forked([functools.partial(share, first) for first in range(self._processes)])
+
+    def outcome(self) -> Sensitivity:
+        """All of it, summed up."""
+        from harness.sensitivity.summary import summed_up
+
+        found = summed_up(self._steps.program, self._found, self._at_once)
+        return replace(
+            found,
+            steps=self._num_steps,
+            ranks=self._task.case.parallelism.world_size,
+            processes=self._processes,
+        )
+
+
+def _unseen_formulas(found: Finding) -> list[str]:
+    return [name for name, answer in found.neighbours.items() if answer != "seen"]
+
+
+def _forked(shares: Sequence[Callable[[], Iterator[dict[str, Any]]]]) -> Iterator[Finding]:
+    """What forked processes yield, a share each, in the order in which it comes. Raises RankError where one dies."""
+    from harness.sensitivity.examine import Finding
+
+    readers = {_fork(share): b"" for share in shares}
+    try:
+        while readers:
+            ready, _, _ = select.select([reader for _, reader in readers], [], [])
+            for key in [key for key in readers if key[1] in ready]:
+                content = os.read(key[1], 1 << 16)
+                *lines, readers[key] = (readers[key] + content).split(b"\n")
+                for line in lines:
+                    values = json.loads(line)
+                    yield Finding(**values | {"lost": tuple(values["lost"])})
+                if not content:
+                    del readers[key]
+                    _end(*key)
+    finally:
+        for pid, reader in readers:
+            os.kill(pid, 9)
+            with contextlib.suppress(RankError):
+                _end(pid, reader)
+
+
+def _fork(share: Callable[[], Iterator[dict[str, Any]]]) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    status = 1
+    try:
+        die_with_parent(parent)
+        os.close(reader)
+        with os.fdopen(writer, "wb", buffering=0) as pipe:
+            for values in share():
+                pipe.write(json.dumps(values).encode() + b"\n")
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _end(pid: int, reader: int) -> None:
+    os.close(reader)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise RankError(
+            "a process that follows errors through a step failed",
+            found=f"exit status {os.waitstatus_to_exitcode(status)}",
+            fix="see the log for what it said",
+        )
+
+
+def isolated(run: Callable[[], Fate]) -> Fate:
+    """What a forked process says of an error's fate; a crash of it is a failure that a run would see."""
+    from harness.sensitivity.spread import FAILURE, Fate
+
+    reader, writer = os.pipe()
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(parent)
+            os.write(writer, json.dumps(asdict(run())).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(pid, 0)
+    if not content:
+        return Fate(FAILURE)
+    values = json.loads(content)
+    return Fate(values["shown"], tuple(values["lost"]))

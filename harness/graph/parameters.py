@@ -1,0 +1,31 @@
+"""Which graph inputs are parameters, and which collectives gather them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from harness.graph import operators
+
+aten = torch.ops.aten
+
+_TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.default}
+
+
+def parameters_of(graph: Graph) -> dict[Node, int]:
+    """The graph inputs that have a gradient output, and their indices."""
+    outputs: Any = graph.output_node().args[0]
+    inputs = (node for node in graph.nodes if node.op == "placeholder")
+    return {node: index for index, (node, _) in enumerate(zip(inputs, outputs[1:], strict=False))}
+
+
+def chain_to_input(launch: Node) -> list[Node]:
+    """What an all-gather reads, back through what may precede it: these nodes, last first, then their input."""
+    source = launch.args[0]
+    assert isinstance(source, Node)
+    chain = [source]
+    while chain[-1].target in _TO_GATHER and len(chain[-1].all_input_nodes) == 1:
+        chain.append(chain[-1].all_input_nodes[0])
+    return chain

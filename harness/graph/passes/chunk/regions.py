@@ -1,0 +1,55 @@
+"""What the pass matched, in words: one line for each region, with what goes in and comes out and how large it is.
+
+A region is what the graph runs of one chosen module in one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch.fx import Node
+
+from harness.graph.origin import Direction, origin_of
+
+
+class Region(NamedTuple):
+    """One module's nodes of one direction; the tensors that they read from elsewhere, and those that others read."""
+
+    module: str
+    direction: Direction
+    num_nodes: int
+    live_ins: tuple[Node, ...]
+    live_outs: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.module} ({self.direction}): {self.num_nodes} nodes; "
+            f"live-ins {_listed(self.live_ins)}; live-outs {_listed(self.live_outs)}"
+        )
+
+
+def regions_of(roots: Mapping[Node, str | None]) -> Iterator[Region]:
+    """The regions, in the order of the graph. `roots` has the chosen module that each of the graph's nodes is of."""
+    inside: dict[tuple[str, Direction], dict[Node, None]] = {}
+    for node, root in roots.items():
+        if root is not None:
+            inside.setdefault((root, origin_of(node).direction), {})[node] = None
+    for (module, direction), nodes in inside.items():
+        read = (x for node in nodes for x in node.all_input_nodes if x not in nodes)
+        given = (node for node in nodes if any(user not in nodes for user in node.users))
+        yield Region(module, direction, len(nodes), _tensors(read), _tensors(given))
+
+
+def _tensors(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    return tuple(dict.fromkeys(node for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)))
+
+
+def _listed(nodes: tuple[Node, ...]) -> str:
+    return f"{len(nodes)}" + (f" ({', '.join(map(_sized, nodes))})" if nodes else "")
+
+
+def _sized(node: Node) -> str:
+    value = node.meta["val"]
+    return f"{node.name} {str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"

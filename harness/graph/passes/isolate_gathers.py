@@ -1,0 +1,38 @@
+"""Give the all-gathers of parameters a process group of their own.
+
+Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
+          after the loss; every collective names a group of `context.groups`.
+Promises: same nodes, same order, same bits; only the groups of parameters' all-gathers change.
+Refuses:  one process-group object reported with two rank sets.
+
+The collectives of one process-group object run one after another, so a gather that the next block needs would
+wait for the reductions of gradients, and for whatever else shares the object.
+
+1. Sort the graph's collectives by process-group object.
+2. Find the all-gathers that read a parameter through nothing but casts, changes of shape and padding.
+3. Where an object carries those and anything else, hand all of them to one new group over the same ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule
+
+from harness.graph.context import PassContext
+from harness.graph.group_objects import collectives_by_object, move_to_own_group
+from harness.graph.groups import GATHERS
+from harness.graph.parameters import chain_to_input, parameters_of
+
+ALL_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+
+
+def isolate_gathers(module: GraphModule, context: PassContext) -> GraphModule:
+    """The pass: see the top of this file."""
+    parameters = parameters_of(module.graph)
+    for collectives in collectives_by_object(module.graph, context.groups):
+        gathers = [node for node in collectives if node.target is ALL_GATHER and chain_to_input(node)[-1] in parameters]
+        if gathers and len(gathers) < len(collectives):
+            context.facts[move_to_own_group(gathers, context.groups, GATHERS)] = len(gathers)
+    if context.facts:
+        module.recompile()
+    return module

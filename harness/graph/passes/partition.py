@@ -1,0 +1,210 @@
+"""Divide the step into a forward and a backward graph, and choose what lives across: a minimum cut.
+
+Needs:    a graph without chunks and without in-place writes, but for buffers that are written at its end;
+          one call that makes what backward starts from (export_joint.py marks it).
+Promises: same bits: every call computes what it did, some of them twice. All of forward stands before all of
+          backward, and each call says in which half it runs (halves.py).
+Refuses:  a graph that writes in place elsewhere, or that starts backward nowhere.
+
+1. Write the graph as torch's partitioners know it: the start of backward is an input of its own, a value that a
+   buffer gets is an output of forward.
+2. Have torch divide it: the values that cross are a minimum cut of the graph, weighed by their bytes. What is cheap
+   to compute again is computed again, collectives never.
+3. Write both graphs as one, forward first. A buffer gets its value at the end of forward, or, where backward reads
+   what it was, at the end.
+
+Bytes count whole storages once, those of graph inputs not at all: they live on in any case.
+"""
+
+# `joint` is the step as one graph, `forward` and `backward` are what torch makes of it
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from harness.errors import PassError
+from harness.graph import operators
+from harness.graph.context import PassContext
+from harness.graph.export_joint import SEED_KEY, write_back
+from harness.graph.halves import HALF_KEY
+from harness.graph.origin import META_KEY, RECOMPUTED_KEY, origin_of
+from harness.graph.symbols import SYMBOLIC_SCALARS
+from harness.graph.tensor_bytes import TensorBytes
+from harness.torch_compat import divided, rename
+
+aten = torch.ops.aten
+
+_TAG = "partitioner_tag"
+"""Where torch's partitioners read of a node on which side it stands."""
+
+
+class _Write(NamedTuple):
+    """A write into a graph input at the end of the graph."""
+
+    buffer: Node
+    value: Node
+
+
+def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphModule:
+    """The pass: see the top of this file. `by` is "min_cut", or "default": forward's values are all saved."""
+    graph = module.graph
+    writes = _final_writes(graph)
+    seed = _seed_of(graph)
+    sizes = TensorBytes(graph, context.chunk_symbol)
+    uncut = _crossing(graph)
+    joint = _joint_form(module, writes, seed)
+    num_joint = len(joint.graph.nodes)
+    num_state = len(graph.find_nodes(op="placeholder"))
+    forward, backward = divided(joint, 1 + len(writes), num_state, by=by)
+    written, saved, recomputed = _as_one(module, forward, backward, writes, seed)
+    context.facts.update(
+        by=by,
+        nodes_joint=num_joint,
+        nodes_forward=len(forward.graph.nodes),
+        nodes_backward=len(backward.graph.nodes),
+        saved=_num_tensors(saved),
+        saved_bytes=bytes_kept(saved, sizes),
+        uncut=_num_tensors(uncut),
+        uncut_bytes=bytes_kept(uncut, sizes),
+        recomputed=recomputed,
+    )
+    return written
+
+
+def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
+    """The bytes of the storages that values keep alive, graph inputs left out; a size that nothing tells counts 0."""
+    owners = dict.fromkeys(map(_owner, values))
+    tensors = [x.meta["val"] for x in owners if x.op == "call_function" and isinstance(x.meta["val"], torch.Tensor)]
+    return sum(sizes.of(tensor) or 0 for tensor in tensors)
+
+
+def _owner(node: Node) -> Node:
+    """The value whose storage a value shares; each result of a call that gives several is one."""
+    while node.target is not operator.getitem and (shared := operators.sharing_arguments(node)):
+        node = shared[0]
+    return node
+
+
+def _num_tensors(values: Iterable[Node]) -> int:
+    return sum(not isinstance(value.meta.get("val"), SYMBOLIC_SCALARS) for value in values)
+
+
+def _crossing(graph: Graph) -> list[Node]:
+    """Forward's calls that backward's read, before anything is cut."""
+    reads = {x for node in graph.nodes if _is_backward(node) for x in node.all_input_nodes}
+    return [node for node in graph.nodes if node in reads and node.op == "call_function" and not _is_backward(node)]
+
+
+def _is_backward(node: Node) -> bool:
+    return node.op == "call_function" and origin_of(node).direction == "backward"
+
+
+# -- to torch's form --------------------------------------------------------------------------------
+
+
+def _final_writes(graph: Graph) -> list[_Write]:
+    """The writes at the end of the graph, which all that it writes in place must be."""
+    found = []
+    for node in graph.nodes:
+        if not operators.written_arguments(node):
+            continue
+        target, *values = node.all_input_nodes
+        if node.target is not aten.copy_.default or target.op != "placeholder" or node.users or len(values) != 1:
+            raise PassError(
+                f"a graph that writes in place cannot be partitioned: `{node.name}` does",
+                expected="values, and copies of them into buffers that nobody reads afterwards",
+                found=f"{node.target} of {', '.join(x.name for x in node.all_input_nodes)}",
+            )
+        found.append(_Write(target, values[0]))
+    return found
+
+
+def _seed_of(graph: Graph) -> Node:
+    seeds = [node for node in graph.nodes if node.meta.get(SEED_KEY)]
+    if len(seeds) != 1:
+        raise PassError(
+            "a graph that starts backward nowhere cannot be partitioned",
+            expected="one call that makes what backward starts from, as an exported step has",
+            found=f"{len(seeds)} of them",
+        )
+    return seeds[0]
+
+
+def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphModule:
+    """The graph with the start of backward as an input, and with what buffers get as outputs after the loss."""
+    graph = Graph()
+    env: dict[Node, Node] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        env[node] = graph.placeholder(node.name)
+        env[node].meta = dict(node.meta)
+    env[seed] = graph.placeholder("tangents_1")
+    env[seed].meta = {"val": seed.meta["val"]}
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output") or node in env or operators.written_arguments(node):
+            continue
+        env[node] = graph.node_copy(node, env.__getitem__)
+        env[node].meta[_TAG] = f"is_{origin_of(node).direction}"
+    outputs: Any = module.graph.output_node().args[0]
+    loss, *gradients = outputs
+    graph.output(tuple(env[x] for x in (loss, *(write.value for write in writes), *gradients)))
+    return GraphModule(module, graph)
+
+
+# -- and back ---------------------------------------------------------------------------------------
+
+
+def _as_one(
+    module: GraphModule, forward: GraphModule, backward: GraphModule, writes: list[_Write], seed: Node
+) -> tuple[GraphModule, list[Node], int]:
+    """Both graphs as one; the values of forward that backward reads; and how many calls run in both."""
+    graph = Graph()
+    values: dict[str, Node] = {}
+    inputs: dict[Node, Node] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        inputs[node] = values[node.name] = graph.placeholder(node.name)
+        values[node.name].meta = dict(node.meta)
+    _copy(graph, forward, values, "forward")
+    outputs: Any = forward.graph.output_node().args[0]
+    loss, *of_buffers = (values[x.name] for x in outputs[: 1 + len(writes)])
+    names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    crossing = [node.name for node in backward.graph.find_nodes(op="placeholder") if "tangents" not in node.name]
+    due = list(zip((inputs[write.buffer] for write in writes), of_buffers, strict=True))
+    last = [(buffer, value) for buffer, value in due if buffer.name in crossing]
+    for buffer, value in due:
+        if (buffer, value) not in last:
+            write_back(graph, buffer, value).meta[HALF_KEY] = "forward"
+    available = {name: values[name] for name in crossing}
+    start = graph.call_function(seed.target, (loss, *seed.args[1:]), dict(seed.kwargs))  # type: ignore[arg-type]
+    start.meta = dict(seed.meta) | {HALF_KEY: "backward"}
+    available["tangents_1"] = start
+    recomputed = _copy(graph, backward, available, "backward", names)
+    for buffer, value in last:
+        write_back(graph, buffer, value).meta[HALF_KEY] = "backward"
+    gradients: Any = backward.graph.output_node().args[0]
+    graph.output([loss, *(available[x.name] for x in gradients)])
+    saved = [values[name] for name in crossing if values[name].op == "call_function"]
+    return GraphModule(module, graph), saved, recomputed
+
+
+def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
+    """Copy a half's calls behind what the graph has; how many of them are `known`, so run a second time."""
+    recomputed = 0
+    for node in half.graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        copy = graph.node_copy(node, lambda x: values[x.name])
+        copy.meta = {key: value for key, value in node.meta.items() if key not in (_TAG, "recompute")}
+        if node.op == "call_function":
+            copy.meta[HALF_KEY] = name
+            copy.meta.setdefault(META_KEY, origin_of(node))
+            if node.name in known:
+                rename(copy, f"{node.name}_recomputed")
+                copy.meta[RECOMPUTED_KEY] = True
+                recomputed += 1
+        values[node.name] = copy
+    return recomputed

@@ -1,0 +1,87 @@
+"""What the reference computed on one rank in a step, as blame asks for it: by operator, place and value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+from harness.localize.calls import Call, Place
+
+_COMMUTATIVE = {"add", "mul", "maximum", "minimum"}
+"""Operators whose result does not depend on which of two tensors comes first."""
+
+
+class ReferenceLog:
+    """What the reference computed on one rank, by direction and operator."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.log = calls
+        self.values = {value for call in calls for value in (*call.inputs, *call.outputs)}
+        self._places: dict[tuple[str, tuple[str, ...]], set[Place]] = defaultdict(set)
+        self._views: dict[tuple[str, ...], set[Place]] = defaultdict(set)
+        self._indices: dict[str, list[int]] = defaultdict(list)
+        self._directions: dict[str, set[str | None]] = defaultdict(set)
+        self._producers: dict[str, int] = {}
+        for index, call in enumerate(calls):
+            for value in (*call.aliases, *call.outputs):
+                self._producers.setdefault(value, index)
+            self._places[call.operator, call.outputs].add(call.place)
+            self._indices[call.operator].append(index)
+            self._directions[call.operator].add(call.place.direction)
+            if call.view:
+                self._views[call.outputs].add(call.place)
+                for value in call.outputs:  # one of several: the half that a split gives, another view may take
+                    self._views[value,].add(call.place)
+
+    def knows(self, call: Call) -> bool:
+        """Whether the reference has this call's outputs where they belong."""
+        if not self.calls(call):
+            return all(value in self.values for value in call.outputs)
+        places = set(self._places.get((call.operator, call.outputs), ()))
+        if call.view and self.values.issuperset(call.inputs):
+            places |= self._views.get(call.outputs, set())
+        return any(_fits(place, call.place) for place in places)
+
+    def calls(self, call: Call) -> bool:
+        """Whether the reference calls such an operator at all."""
+        directions = self._directions.get(call.operator, set())
+        return bool(directions) and (call.place.direction is None or not directions.isdisjoint(_told(call)))
+
+    def producer(self, value: str) -> int | None:
+        """The first call that gave a value."""
+        return self._producers.get(value)
+
+    def partner(self, call: Call, turn: int) -> tuple[int | None, Literal["computes", "exchanges"] | None]:
+        """The call that `call`, the turn-th of its operator at its place, should equal.
+
+        And what is wrong with `call` where it has the same inputs: its output, or their order.
+        """
+        indices = [i for i in self._indices.get(call.operator, ()) if _fits(self.log[i].place, call.place)]
+        for index in indices:
+            if self.log[index].inputs == call.inputs:
+                return index, "computes"
+        for index in indices:
+            if sorted(self.log[index].inputs) == sorted(call.inputs):
+                return index, "computes" if call.operator.partition(".")[0] in _COMMUTATIVE else "exchanges"
+        if any(self.log[i].place.direction is None for i in indices) or call.place.direction is None:
+            return self._nearest(indices, call), None
+        indices = [i for i in indices if self.log[i].place.module == call.place.module]
+        return (indices[turn] if turn < len(indices) else None), None
+
+    def _nearest(self, indices: Sequence[int], call: Call) -> int | None:
+        """Of the calls at these indices the first that shares most inputs with `call`; None when none shares any."""
+        shared = {index: len(set(self.log[index].inputs) & set(call.inputs)) for index in indices}
+        best = max(shared, key=lambda index: (shared[index], -index), default=None)
+        return best if best is not None and shared[best] else None
+
+
+def _told(call: Call) -> tuple[str | None, None]:
+    """The directions that may stand for a call's own."""
+    return call.place.direction, None
+
+
+def _fits(first: Place, second: Place) -> bool:
+    """Whether two calls may be the same: of one direction and one chunk, as far as both are known."""
+    directions, chunks = (first.direction, second.direction), (first.chunk, second.chunk)
+    return all(None in pair or pair[0] == pair[1] for pair in (directions, chunks))

@@ -1,0 +1,131 @@
+"""How much a case's agreement shows: which calls of a step would show a smallest error, as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.checked import GROWING
+from harness.ulps import Count
+
+Z = 1.959963984540054
+"""How many standard deviations to either side hold 95% of a normal distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityRow:
+    """The calls of one module pattern in one direction: how many there are, were tried, seen, and are blind by nature.
+
+    `at_once` of the seen ones were so at the first element, in the first step.
+    """
+
+    __pydantic_config__ = GROWING
+
+    module: str
+    direction: str
+    calls: Count = 0
+    tried: Count = 0
+    seen: Count = 0
+    at_once: Count = 0
+    blind: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnseenCall:
+    """A call of which one ULP was not seen, or that is blind by nature, and what swallowed the difference."""
+
+    __pydantic_config__ = GROWING
+
+    operator: str
+    module: str
+    direction: str
+    chunk: int | None = None
+    node: str = ""
+    is_blind: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormulaRow:
+    """A neighbouring formula of an operator: calls tried, of which it showed, gave the same bits, or was lost."""
+
+    __pydantic_config__ = GROWING
+
+    operator: str
+    formula: str
+    tried: Count = 0
+    seen: Count = 0
+    same: Count = 0
+    lost: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """What one case's compared tensors see. `reason` says why nothing was measured; all else is empty then.
+
+    `steps` were looked at in whole, of the case's. `sampled` says that not all calls were tried: then `interval` is
+    Wilson's interval of 95% for the share. `unseen` has the calls that were not seen and those that are blind by
+    nature, `formulas` what came of neighbouring formulas. `shown` counts the seen calls by the kind of the first
+    compared tensor that shows them, or "failure" where a call failed. `seconds` is wall time, over `processes`.
+    """
+
+    __pydantic_config__ = GROWING
+
+    steps: Count = 0
+    ranks: Count = 0
+    rows: list[SensitivityRow] = field(default_factory=list)
+    unseen: list[UnseenCall] = field(default_factory=list)
+    formulas: list[FormulaRow] = field(default_factory=list)
+    shown: dict[str, Count] = field(default_factory=dict)
+    seconds: float | None = None
+    processes: Count = 1
+    reason: str | None = None
+
+    def total(self, name: Literal["calls", "tried", "seen", "at_once", "blind"]) -> int:
+        """A column's sum."""
+        return sum(getattr(row, name) for row in self.rows)
+
+    @property
+    def can_see(self) -> int:
+        """The tried calls that are not blind by nature."""
+        return self.total("tried") - self.total("blind")
+
+    @property
+    def share(self) -> float | None:
+        """The share of calls seen, of those tried that are not blind by nature; None where there are none."""
+        return self.total("seen") / self.can_see if self.can_see else None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether calls were left out."""
+        return self.total("tried") < self.total("calls")
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where the share of all calls lies with 95% confidence; None where all were tried, or none."""
+        return wilson(self.total("seen"), self.can_see) if self.is_sampled and self.can_see else None
+
+
+def wilson(hits: int, tries: int) -> tuple[float, float]:
+    """Wilson's score interval of 95% for a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209."""
+    share = hits / tries
+    middle = (share + Z * Z / (2 * tries)) / (1 + Z * Z / tries)
+    half = Z * math.sqrt(share * (1 - share) / tries + Z * Z / (4 * tries * tries)) / (1 + Z * Z / tries)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
+    """Rows of all modules together, one a direction."""
+    found: dict[str, list[SensitivityRow]] = {}
+    for row in rows:
+        found.setdefault(row.direction, []).append(row)
+    return [
+        SensitivityRow(
+            module="all",
+            direction=direction,
+            **{name: sum(getattr(row, name) for row in own) for name in ("calls", "tried", "seen", "at_once", "blind")},
+        )
+        for direction, own in found.items()
+    ]

@@ -1,0 +1,91 @@
+"""What reports say of a case's sensitivity: a clause beside the verdict, and tables of what is seen and what is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from harness.records import CaseResult, Sensitivity, SensitivityRow, by_direction
+
+HEADERS = ("module", "direction", "calls", "tried", "seen", "at once", "blind", "share")
+FORMULA_HEADERS = ("operator", "neighbouring formula", "calls", "seen", "same bits", "lost")
+REASON_HEADERS = ("direction", "operator", "calls", "what became of the difference")
+MAX_REASONS = 25
+
+
+def clause(found: Sensitivity | None) -> str:
+    """Beside a verdict: `sees 97.8% of 2,826 calls`; of a sample `sees 97.8% (96.9-98.4%) of 2,826 calls`."""
+    if found is None or found.share is None:
+        return ""
+    low, high = found.interval or (0.0, 0.0)
+    about = f" ({100 * low:.1f}-{100 * high:.1f}%)" if found.interval else ""
+    return f"sees {percent(found.share)}{about} of {found.total('calls') - found.total('blind'):,} calls"
+
+
+def percent(share: float) -> str:
+    """A share to one decimal; never 100% while something is missing."""
+    rounded = f"{100 * share:.1f}%"
+    return "99.9%" if rounded == "100.0%" and share < 1 else rounded
+
+
+def headline(result: CaseResult) -> str:
+    """A case's verdict and what it sees, in a line."""
+    found = result.sensitivity
+    if found is None or found.share is None:
+        reason = found.reason if found else None
+        return f"{result.case.name}: {result.verdict}, sensitivity not measured: {reason or 'no call was tried'}"
+    tried = f", by a sample of {found.total('tried'):,}" if found.is_sampled else ""
+    seconds = "" if found.seconds is None else f"; {found.seconds:.0f} s"
+    steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
+    return (
+        f"{result.case.name}: {result.verdict}, {clause(found)}{tried} ({found.total('at_once'):,} at once, by the "
+        f"first element in the first step; {found.total('blind'):,} more are blind by nature), "
+        f"{found.ranks} ranks, {steps}{seconds}"
+    )
+
+
+def rows(found: Sensitivity) -> list[tuple[str, ...]]:
+    """A row for each module and direction, after those for all modules together."""
+    return [_row(row) for row in [*by_direction(found.rows), *found.rows]]
+
+
+def _row(row: SensitivityRow) -> tuple[str, ...]:
+    can_see = row.tried - row.blind
+    counts = (row.calls, row.tried, row.seen, row.at_once, row.blind)
+    return (row.module, row.direction, *map(str, counts), percent(row.seen / can_see) if can_see else "-")
+
+
+def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
+    """A row for each operator's neighbouring formula."""
+    return [(x.operator, x.formula, *map(str, (x.tried, x.seen, x.same, x.lost))) for x in found.formulas]
+
+
+def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
+    """What became of the differences that nobody saw, the most frequent first."""
+    told = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
+    return [(way, name, str(count), reason) for (way, name, reason), count in told.most_common()]
+
+
+def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
+    """Every table: its title, headers and rows."""
+    yield "calls seen, by module and direction", HEADERS, rows(found)
+    for title, is_blind in (("calls not seen", False), ("calls blind by nature", True)):
+        told = reason_rows(found, is_blind)
+        if told:
+            more = f", the first {MAX_REASONS} of {len(told)} kinds" if len(told) > MAX_REASONS else ""
+            yield title + more, REASON_HEADERS, told[:MAX_REASONS]
+    if found.shown:
+        yield "first shown by", ("kind", "calls"), [(kind, str(count)) for kind, count in found.shown.items()]
+    if found.formulas:
+        yield "neighbouring formulas", FORMULA_HEADERS, formula_rows(found)
+
+
+def tell(result: CaseResult) -> Iterator[str]:
+    """All of it as lines."""
+    from tabulate import tabulate
+
+    yield headline(result)
+    for title, headers, body in tables(result.sensitivity) if result.sensitivity else ():
+        yield ""
+        yield f"{title}:"
+        yield from tabulate(body, headers, disable_numparse=True).splitlines()

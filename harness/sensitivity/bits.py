@@ -1,0 +1,134 @@
+"""Values made wrong: by one ULP in one element, or grossly; and whether two values have the same bits."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same(x: Any, y: Any) -> bool:
+    """Whether two values of a slot agree in every bit: tensors in dtype, shape and content, all else by equality."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        if x is y:
+            return True
+        return x.dtype == y.dtype and x.shape == y.shape and torch.equal(as_integers(x), as_integers(y))
+    if isinstance(x, (tuple, list)) and isinstance(y, (tuple, list)):
+        return len(x) == len(y) and all(map(same, x, y))
+    return type(x) is type(y) and bool(x == y)
+
+
+def as_integers(x: Tensor) -> Tensor:
+    """The same memory, its elements' bits as integers; a complex element is two."""
+    x = torch.view_as_real(x) if x.is_complex() else x
+    return x.view(_INTEGERS[x.element_size()]) if x.dtype != torch.bool else x
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy with the same strides and offset in memory that is as well aligned: kernels choose by these."""
+    storage = x.untyped_storage().clone()
+    return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.size(), x.stride())
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors of a slot's value that have elements, in order."""
+    if isinstance(value, Tensor):
+        return [value] if value.numel() else []
+    return [x for item in value for x in tensors_of(item)] if isinstance(value, (tuple, list)) else []
+
+
+def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
+    """The value with one of its tensors replaced."""
+    if value is old:
+        return new
+    if isinstance(value, (tuple, list)):
+        return type(value)(replaced(item, old, new) for item in value)
+    return value
+
+
+def is_safe(value: Any) -> bool:
+    """Whether wrong elements of a value cannot lead a kernel out of its memory: integers may be indices and sizes."""
+    return all(x.is_floating_point() or x.is_complex() for x in tensors_of(value)) and bool(tensors_of(value))
+
+
+def by_one_ulp(value: Any, chance: random.Random) -> Any:
+    """The value with one element off by one ULP: of integers by one, and within what the others span where they do.
+
+    An element that is finite and not zero is chosen where there is one; `chance` says which. A tensor of zeros has no
+    scale of its own, and gets the ULP of one: a zero's own is lost in any sum. Elements that lie in the
+    same memory, as those of an expanded dim, change together. A number that is no tensor is off by one. None for a
+    value with nothing to change.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value + chance.choice((-1, 1)) if value else value + 1
+    found = tensors_of(value)
+    if not found:
+        return None
+    x = chance.choice(found)
+    wrong = copied(x)
+    where = _element(x, chance)
+    if x.is_floating_point() and not bool(x.any()):
+        wrong[where] = torch.finfo(x.dtype).eps
+        return replaced(value, x, wrong)
+    bits = as_integers(wrong)
+    place = (*where, chance.randrange(2)) if x.is_complex() else where
+    bits[place] = _off_by_one(x, bits[place].item(), chance)
+    return replaced(value, x, wrong)
+
+
+def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
+    if x.dtype == torch.bool:
+        return not bits
+    if x.is_floating_point() or x.is_complex():  # sign and magnitude: one more is the next larger magnitude
+        infinity = int(as_integers(torch.tensor(float("inf"), dtype=x.real.dtype)))
+        magnitude = bits & ((1 << (infinity.bit_length())) - 1)
+        if magnitude == 0 or magnitude + 1 >= infinity:  # the largest finite one, and infinity, become smaller
+            return bits + (1 if magnitude == 0 else -1)
+        return bits + chance.choice((-1, 1))
+    return bits - 1 if bits == int(x.max()) and bits > int(x.min()) else bits + 1
+
+
+def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
+    """The index of an element that is finite and not zero, of any where there is none."""
+    flat = x.detach().reshape(-1)
+    usual = (flat != 0) & flat.isfinite() if flat.is_floating_point() or flat.is_complex() else None
+    if usual is None or not bool(usual.any()) or bool(usual.all()):
+        number = chance.randrange(flat.numel())
+    else:
+        places = usual.nonzero().reshape(-1)
+        number = int(places[chance.randrange(places.numel())])
+    where: list[int] = []
+    for size in reversed(x.shape):
+        number, rest = divmod(number, size)
+        where.append(rest)
+    return tuple(reversed(where))
+
+
+def grossly(value: Any, chance: random.Random) -> Any:
+    """The value with every element another one, far from it, finite where it was: nothing can fail to notice.
+
+    Integers are drawn from what they span. A number that is no tensor grows by one. None for nothing to change.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value + 1
+    generator = torch.Generator().manual_seed(chance.getrandbits(40))
+    for x in tensors_of(value):
+        wrong = copied(x)
+        if x.dtype == torch.bool:
+            new = ~x
+        elif x.is_floating_point() or x.is_complex():
+            real = torch.randn(x.shape, generator=generator, dtype=torch.float64) * 2
+            away = real + real.sign()
+            new = torch.where(x.isfinite(), x + (away * (1 + x.abs())).to(x.dtype), x)
+        else:
+            low, high = int(x.min()), int(x.max())
+            drawn = torch.randint(low, high + 1, x.shape, generator=generator)
+            new = (drawn if high > low else x + 1).to(x.dtype)
+        once = tuple(slice(0, 1) if s == 0 else slice(None) for s in x.stride())  # an expanded dim is one element
+        wrong[once] = new[once]
+        value = replaced(value, x, wrong)
+    return value

@@ -1,0 +1,262 @@
+"""A step of every rank as one list of calls: a graph's nodes, then what the update calls, over numbered slots.
+
+A slot holds one value a rank. A call that writes an argument gives a slot of its own to what it leaves there, and
+whoever reads that memory later reads the new slot: so nothing is ever overwritten, and a call can be made again at any
+time. Memory that is written while a view of it is still to be read has no such form, and is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from harness.case import Kind
+from harness.errors import PassError
+from harness.graph import offload_operators, operators
+from harness.graph.groups import Partition
+from harness.localize.calls import Place
+from harness.localize.node_places import place_of
+from harness.torch_compat import HigherOrderOperator, OpOverload
+
+PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
+"""What a step starts from: parameters, buffers, optimizer state and what it reads, each by name."""
+
+Source = tuple[str, str]
+"""What a slot holds before the step: of which sort, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for a slot's value among a call's arguments."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One call of the step. `result` is the slot of what it returns; `writes` pairs slots that it writes with new ones.
+
+    `partition` is that of a collective's group. `counts` is false for what computes nothing: taking an element of a
+    tuple, waiting for a collective, reading a size, checking.
+    """
+
+    index: int
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: int
+    writes: tuple[tuple[int, int], ...] = ()
+    reads: tuple[int, ...] = ()
+    partition: Partition | None = None
+    is_wait: bool = False
+    counts: bool = True
+    operator: str
+    node: str
+    place: Place
+
+    @property
+    def operator_namespace(self) -> str:
+        """The namespace of its operator, empty for a Python function."""
+        return str(getattr(self.function, "namespace", ""))
+
+    @property
+    def gives(self) -> tuple[int, ...]:
+        """The slots that it fills."""
+        return (self.result, *(new for _, new in self.writes))
+
+
+@dataclass
+class Program:
+    """A step's calls. `inputs` are the slots that hold something before it, `last` those that hold it afterwards.
+
+    `compared` has, in the order of observation, what a recording has of a step: kind and name, and the slot.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    inputs: dict[Source, int] = field(default_factory=dict)
+    last: dict[Source, int] = field(default_factory=dict)
+    compared: dict[tuple[Kind, str], int] = field(default_factory=dict)
+    num_slots: int = 0
+
+    def slot(self) -> int:
+        """A new slot."""
+        self.num_slots += 1
+        return self.num_slots - 1
+
+    def input(self, source: Source) -> int:
+        """The slot of what is there before the step."""
+        if source not in self.inputs:
+            self.inputs[source] = self.last[source] = self.slot()
+        return self.inputs[source]
+
+    @functools.cached_property
+    def readers(self) -> list[list[int]]:
+        """For each slot the calls that read it, in order."""
+        found: list[list[int]] = [[] for _ in range(self.num_slots)]
+        for call in self.calls:
+            for slot in call.reads:
+                found[slot].append(call.index)
+        return found
+
+    @functools.cached_property
+    def makers(self) -> dict[int, Call]:
+        """For each slot that a call fills, that call."""
+        return {slot: call for call in self.calls for slot in call.gives}
+
+    @functools.cached_property
+    def shown(self) -> dict[int, Kind]:
+        """Compared slots, and of which kind each is."""
+        return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
+
+    def targets(self, call: Call) -> list[int]:
+        """The slots that a call fills and that are read or compared; of several results in one, the slot of each."""
+        found: list[int] = []
+        for slot in call.gives:
+            readers = [self.calls[index] for index in self.readers[slot]]
+            if readers and all(reader.function is operator.getitem for reader in readers):
+                found += [reader.result for reader in readers]
+            else:
+                found.append(slot)
+        return [slot for slot in dict.fromkeys(found) if self.readers[slot] or slot in self.shown]
+
+
+def slots_in(value: Any) -> Iterable[int]:
+    """The numbers of the slots among nested arguments."""
+    match value:
+        case Slot(number):
+            yield number
+        case list() | tuple():
+            for item in value:
+                yield from slots_in(item)
+        case dict():
+            yield from slots_in(list(value.values()))
+
+
+def filled(value: Any, get: Callable[[int], Any]) -> Any:
+    """Nested arguments with the values of their slots."""
+    kind = type(value)
+    if kind is Slot:
+        return get(value.number)
+    if kind is tuple:
+        return tuple([filled(item, get) for item in value])
+    if kind is list:
+        return [filled(item, get) for item in value]
+    return value
+
+
+@dataclass
+class Variables:
+    """Which slot holds, at this point of the program, what each node or tensor stands for."""
+
+    program: Program
+    of: dict[Any, int] = field(default_factory=dict)
+    newest: dict[int, int] = field(default_factory=dict)
+
+    def read(self, key: Any) -> int:
+        """The slot to read now."""
+        slot = self.of[key]
+        while slot in self.newest:
+            slot = self.newest[slot]
+        return slot
+
+    def write(self, key: Any) -> tuple[int, int]:
+        """The slot that is written, and the new one for what is left there."""
+        old, new = self.read(key), self.program.slot()
+        self.newest[old] = new
+        return old, new
+
+
+def add_graph(
+    program: Program,
+    module: GraphModule,
+    sources: Sequence[Source],
+    returned: Sequence[tuple[Kind, str]],
+    partitions: Mapping[str, Partition],
+) -> None:
+    """Add a graph's calls. Its inputs are `sources`, in order; what it returns is compared under the names `returned`.
+
+    Raises PassError for a collective of a group that is not known.
+    """
+    variables = Variables(program)
+    names = iter(sources)
+    placeholders: dict[Source, Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            source = next(names)
+            placeholders[source] = node
+            variables.of[node] = program.input(source)
+        elif node.op == "output":
+            for name, value in zip(returned, node.args[0], strict=True):
+                program.compared[name] = variables.read(value)
+        elif node.op == "get_attr":
+            continue
+        else:
+            _add_node(program, variables, module, node, partitions)
+    program.last |= {source: variables.read(node) for source, node in placeholders.items()}
+
+
+def _add_node(
+    program: Program, variables: Variables, module: GraphModule, node: Node, partitions: Mapping[str, Partition]
+) -> None:
+    args, kwargs = _frozen((tuple(node.args), dict(node.kwargs)), variables, module)
+    written = [] if operators.is_collective(node) else operators.written_arguments(node)
+    reads = tuple(sorted(set(slots_in([args, kwargs]))))
+    writes = tuple(variables.write(x) for x in dict.fromkeys(written))
+    result = program.slot()
+    variables.of[node] = result
+    if written and _returns_written(node):
+        variables.of[node] = writes[0][1]
+    is_collective = operators.is_collective(node)
+    if is_collective and operators.group_name(node) not in partitions:
+        raise PassError("a collective names an unknown process group", found=operators.group_name(node))
+    place, _ = place_of(node)
+    program.calls.append(
+        Call(
+            index=len(program.calls),
+            function=node.target,  # type: ignore[arg-type]
+            args=args,
+            kwargs=kwargs,
+            result=result,
+            writes=writes,
+            reads=reads,
+            partition=partitions[operators.group_name(node)] if is_collective else None,
+            is_wait=operators.is_wait(node),
+            counts=_counts(node),
+            operator=operators.operator_name(node),
+            node=node.name,
+            place=place,
+        )
+    )
+
+
+def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
+    """Nested arguments of a node, with slots for nodes. A nested graph or a constant stands for itself."""
+    match value:
+        case Node(op="get_attr"):
+            return functools.reduce(getattr, str(value.target).split("."), module)
+        case Node():
+            return Slot(variables.read(value))
+        case list():
+            return [_frozen(item, variables, module) for item in value]
+        case tuple():
+            return tuple(_frozen(item, variables, module) for item in value)
+        case dict():
+            return {name: _frozen(item, variables, module) for name, item in value.items()}
+    return value
+
+
+def _counts(node: Node) -> bool:
+    if not isinstance(node.target, (OpOverload, HigherOrderOperator)) or node.target in offload_operators.WAITS:
+        return False
+    return not (operators.is_wait(node) or operators.is_check(node) or operators.operator_name(node) == "sym_size")
+
+
+def _returns_written(node: Node) -> bool:
+    """Whether what a call returns is what it wrote: add_ and its like."""
+    returns = operators.schema_of(node.target).returns
+    return len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write

@@ -1,0 +1,46 @@
+"""What a case of the system joint may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cases import CASES
+from harness.case import JOINT, Chunking, Memory, Pipeline
+from harness.errors import CaseError
+
+CASE = CASES["joint_llama3_fsdp4_tp2"]
+
+
+@pytest.mark.parametrize("policy", ["none", "selective", "full"])
+def test_a_joint_case_may_bucket_and_recompute(policy: Any) -> None:
+    assert replace(CASE, memory=Memory(policy=policy), pipeline=Pipeline(bucket=True)).candidate == JOINT
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"memory": Memory(policy="offload")}, "memory.policy='offload'"),
+        ({"pipeline": Pipeline(overlap=True)}, "pipeline.overlap"),
+        ({"pipeline": Pipeline(overlap=True), "memory": Memory(policy="offload")}, "pipeline.overlap, memory.policy"),
+    ],
+)
+def test_what_only_a_traced_graph_does_is_refused_by_name(changes: dict[str, Any], found: str) -> None:
+    with pytest.raises(CaseError) as error:
+        replace(CASE, **changes)
+    assert str(error.value).startswith(
+        "CaseError: case joint_llama3_fsdp4_tp2 asks the system joint for what it does not do\n"
+        "  expected: no chunks, so no overlap of their exchanges; memory by the policies none, selective or full\n"
+        f"  found: {found}"
+    )
+    assert str(error.value).endswith("\n  fix: leave it out, or choose the system graph")
+
+
+def test_chunks_are_refused_on_either_side() -> None:
+    chunked = replace(CASES["moe_seq"], parallelism=CASE.parallelism, reference="eager", candidate="eager_chunked")
+    assert chunked.chunking == Chunking(dim="seq", modules="layers.*.moe")
+    for side in ("reference", "candidate"):
+        with pytest.raises(CaseError, match=r"asks the system joint[^\n]*\n[^\n]*\n  found: chunking\n"):
+            replace(chunked, **{side: JOINT})

@@ -1,0 +1,53 @@
+"""`bitproof sensitivity` as it is called."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cases import CASES
+from harness.cli import main
+from harness.commands.sensitivity import sensitivity
+from harness.errors import UsageError
+from harness.execute import launch
+from harness.options import Effort, RunOptions
+from harness.records import Sensitivity
+from tests.harness.report.test_sensitivity import FOUND
+from tests.harness.reports import case, result
+
+OPTIONS = RunOptions(device="cpu", sensitivity=Effort(sample=5))
+
+
+def test_k_and_case_both_say_what_to_run(tmp_path, capsys):
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps(CASES["moe_seq"].to_dict()))
+    assert main(["sensitivity", "-k", "moe_seq", "--case", str(file)]) == 2
+    assert "-k and --case both say what to run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verdict", "found", "status"),
+    [
+        ("EQUAL", FOUND, 0),
+        ("EQUAL", Sensitivity(reason="it cannot be"), 3),
+        ("EQUAL", None, 3),
+        ("DIFFERENT", None, 1),
+    ],
+)
+def test_the_status_is_that_of_the_run_and_3_where_nothing_was_measured(
+    tmp_path, monkeypatch, capsys, verdict, found, status
+):
+    given = result(case("near"), verdict, sensitivity=found)
+    monkeypatch.setattr(launch, "run_cases", lambda *_: iter([given]))
+    assert sensitivity([given.case], OPTIONS, tmp_path) == status
+    told = json.loads((tmp_path / "latest" / "report.json").read_text())["cases"][0]
+    assert (told["verdict"], told["sensitivity"] is None) == (verdict, found is None)
+    assert f"near: {verdict}, " in capsys.readouterr().out
+
+
+def test_ranks_of_torchrun_are_refused(tmp_path, monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(UsageError, match="is no work for many ranks"):
+        sensitivity([case()], OPTIONS, tmp_path)

@@ -1,0 +1,51 @@
+"""A small model that is exported as a joint graph, and that graph partitioned."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from harness.graph.context import PassContext
+from harness.graph.export_joint import export_joint_step
+from harness.graph.passes.partition import partition
+from harness.graph.trace import JointGraph
+from tests.harness.graph.graphs import CPU, SEED, D, batch, context_of, mean_square, parameter
+
+
+class Counting(nn.Module):
+    """sin((x @ a).cos() @ b) * scale, scaled by how often it was called, which it counts."""
+
+    def __init__(self, order: tuple[str, ...] = ("a", "b", "scale")) -> None:
+        super().__init__()
+        values = {"a": parameter(D, D), "b": nn.Parameter(parameter(D, D).detach().t().clone()), "scale": parameter(D)}
+        for name in order:
+            self.register_parameter(name, values[name])
+        self.register_buffer("calls", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.sin((x @ self.a).cos() @ self.b) * self.scale * self.calls
+
+
+def export(model: nn.Module, x: Tensor | None = None) -> JointGraph:
+    """The exported step of a model whose loss is the mean of its output's squares."""
+    x = batch() if x is None else x
+    return export_joint_step(model, mean_square(model), [x], gradient_seed=SEED, device=CPU)
+
+
+class Partitioned(NamedTuple):
+    """A partitioned step, and what the pass said of it."""
+
+    module: GraphModule
+    joint: JointGraph
+    facts: dict[str, Any]
+
+
+def partitioned(model: nn.Module, by: str = "min_cut") -> Partitioned:
+    """A model's step, exported and partitioned."""
+    joint = export(model)
+    context: PassContext = context_of(joint)
+    return Partitioned(partition(joint.module, context, by=by), joint, dict(context.facts))

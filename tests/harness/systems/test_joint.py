@@ -1,0 +1,96 @@
+"""The system joint: its column, one code for every rank, eager's bits, its cut, and faults in it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cases import joint
+from harness.case import JOINT, Case, Memory, Parallelism
+from harness.disturb.faults import CATALOGUE
+from harness.disturb.faults.strike import strike
+from harness.errors import UsageError
+from harness.graph.passes.partition import partition
+from harness.systems.graph import GraphProgram, make_graph_system, prepare, trace
+from reference.parallel.mesh import Mesh
+from reference.step import make_eager
+from tests.harness.graph.graphs import context_of
+from tests.harness.systems.test_graph import observed
+from tests.ranks import on_ranks
+from tests.small import small
+
+CPU = torch.device("cpu")
+LLAMA3, DEEPSEEK = map(small, (joint.joint_llama3_fsdp4_tp2, joint.joint_deepseek_ep2))
+ON_TWO = replace(LLAMA3, parallelism=Parallelism(world_size=2, ep=1, tp=2), memory=Memory(policy="full"))
+EP_ON_TWO = replace(DEEPSEEK, parallelism=Parallelism(world_size=2))
+
+
+@functools.cache
+def prepared(case: Case) -> GraphProgram:
+    """A case's program, made once for all tests that only read it."""
+    return prepare(case, CPU, system=JOINT)
+
+
+def test_the_column_of_an_exported_step_divides_it_first() -> None:
+    names = [report.name for report in prepared(ON_TWO).passes]
+    assert names == [
+        *("clean_up", "partition", "tag_memory", "rematerialize", "bucket", "concretize_symbols", "measure_memory")
+    ]
+    cut = prepared(ON_TWO).passes[1].facts
+    assert cut["nodes_forward"] < cut["nodes_joint"] < cut["nodes_forward"] + cut["nodes_backward"]
+    assert 0 < cut["saved_bytes"] < cut["uncut_bytes"]
+
+
+def test_the_minimum_cut_of_a_model_saves_fewer_bytes_than_torchs_default() -> None:
+    found = {}
+    for by in ("min_cut", "default"):
+        step = trace(LLAMA3, CPU, system=JOINT).joint
+        context = context_of(step)
+        partition(step.module, context, by=by)
+        found[by] = dict(context.facts)
+    assert found["min_cut"]["saved_bytes"] < 0.8 * found["default"]["saved_bytes"]
+    assert found["min_cut"]["recomputed"] > found["default"]["recomputed"]
+
+
+def test_preparing_again_gives_the_same_code_and_as_any_rank() -> None:
+    assert prepare(ON_TWO, CPU, system=JOINT).code_hash == prepared(ON_TWO).code_hash
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", [ON_TWO, EP_ON_TWO], ids=lambda case: case.name)
+def test_the_exported_step_has_eagers_bits(case: Case) -> None:
+    program = prepared(case)
+
+    def body(mesh: Mesh) -> list[Any]:
+        eager = observed(make_eager(case, mesh, CPU, False, lambda gradients: gradients))
+        graph = observed(make_graph_system(case, mesh, CPU, program, lambda gradients: gradients))
+        return [len(eager), [name for name in eager.keys() | graph.keys() if eager.get(name) != graph.get(name)]]
+
+    for count, differing in on_ranks(case.parallelism, body):
+        assert count > 100
+        assert differing == []
+
+
+def test_faults_are_struck_into_an_exported_step_or_refused_by_name() -> None:
+    module = prepared(EP_ON_TWO).module
+    for name in (
+        "gradients-exchanged",
+        "gradient-of-a-branch-lost",
+        "gradient-not-averaged",
+        "shared-experts-forgotten",
+    ):
+        assert str(strike(CATALOGUE[name], module, EP_ON_TWO).module.graph) != str(module.graph)
+    with pytest.raises(UsageError) as error:
+        strike(CATALOGUE["tokens-counted-twice"], module, EP_ON_TWO)
+    assert str(error.value).startswith("UsageError: fault tokens-counted-twice never fired")
+    with pytest.raises(UsageError) as error:
+        strike(CATALOGUE["gate-and-up-exchanged"], module, EP_ON_TWO)
+    assert str(error.value).startswith(
+        "UsageError: fault gate-and-up-exchanged cannot be struck into the graph of case joint_deepseek_ep2\n"
+        "  expected: a graph in which the calls that it exchanges stand as our tracer records them\n"
+        "  found: the graph is malformed: "
+    )

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from harness.case import Case
+from harness.case import TRACED, Case
 from harness.execute.session import Session
 from harness.options import ROLES, Role, RunOptions
 from harness.systems.registry import BUILT_IN
@@ -27,7 +27,7 @@ Arm = tuple[Role, str]
 def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
     """The runs that are certain to be needed, in as many groups as `most` allows; those of a group take turns.
 
-    One group where nothing may go side by side. Both runs of a graph are of one group: they share what was traced.
+    One group where nothing may go side by side. Both runs of what is traced are of one group: they share that.
     """
     arms = ("first", "control") if options.control == "always" else ("first",)
     is_ours = case.reference in BUILT_IN and case.candidate in BUILT_IN and not options.extra_passes
@@ -35,7 +35,7 @@ def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
         return [[(role, arm) for arm in arms for role in ROLES]]
     groups: list[list[Arm]] = [[(role, arm) for arm in arms] for role in ROLES]
     for role, group in zip(ROLES, list(groups), strict=True):
-        if len(groups) < most and len(group) > 1 and getattr(case, role) != "graph":
+        if len(groups) < most and len(group) > 1 and getattr(case, role) not in TRACED:
             groups.append([group.pop()])
     return groups
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 HOST_BYTES = 400 << 20
-"""What a host with a graph being traced takes: 330 MiB of its own, measured for moe_seq, and some for larger models."""
-RANK_BYTES = 250 << 20
-"""What a rank takes besides what it shares with its host: 60 to 180 MiB in the cases that are built in."""
+"""What a host takes with the stages forked from it: 231 MiB for moe_seq while its ranks run, more while it traces."""
+RANK_BYTES = 100 << 20
+"""What a rank takes besides: 53 to 59 MiB each of moe_seq's eight. A system of somebody else's may take any more."""
 
 _GROUPS = Path("/sys/fs/cgroup")
 

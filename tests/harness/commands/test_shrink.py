@@ -22,7 +22,7 @@ from harness.graph.options import GraphOptions
 from harness.localize.shrink_case import Trial
 from harness.records import CaseResult, Verdict
 from harness.report import json as report_json
-from tests.harness.execute.test_launch import toy
+from tests.harness.execute.test_launch import nothing_left_behind, toy
 
 PASS = "cases/examples/extra_passes.py:add_gradients_in_bfloat16"
 SMALL = replace(
@@ -74,14 +74,45 @@ def test_a_pass_that_breaks_gradients_is_shrunk_to_one_layer_and_two_ranks(shrun
     assert shrunk.status == 1
     case = read_case(shrunk.folder / "shrunk" / "case.json")
     assert (case.model.layers, case.parallelism.world_size) == (1, 2)
-    tries = [line.split("] ")[1].rsplit(" (", 1)[0] for line in shrunk.lines if "] try " in line]
-    assert tries == [
+    assert told_tries(shrunk.lines) == [
         "try 1: layers 2 -> 1, dense_layers 2 -> 1: fails the same way",
         "try 2: extra passes 1 -> 0: EQUAL",
     ]
     assert "  layers        2 -> 1" in shrunk.lines
     case_file = shrunk.folder / "shrunk" / "case.json"
     assert f"replay: bitproof run --device cpu --extra-pass {PASS} --case {case_file}" in shrunk.lines
+
+
+def told_tries(lines: list[str]) -> list[str]:
+    """What a search tells of each try, its times left out."""
+    return [line.split("] ")[1].rsplit(" (", 1)[0] for line in lines if "] try " in line]
+
+
+@pytest.mark.ranks
+def test_a_rank_that_raises_is_shrunk_too_with_tries_in_turns_or_at_once_and_gets_no_file(
+    tmp_path: Path, capsys: Any
+) -> None:
+    start, found = replace(toy("raising", world_size=4), steps=4), []
+    for jobs in ("1", "2"):
+        folder = tmp_path / jobs
+        folder.mkdir()
+        with nothing_left_behind(make(tmp_path / f"temporary{jobs}")):
+            found.append(shrink(start, folder, capsys, "--tries", "4", "-j", jobs))
+    alone, beside = found
+    assert alone.status == beside.status == 3
+    assert told_tries(alone.lines) == told_tries(beside.lines) and len(told_tries(beside.lines)) == 4
+    small = [one.folder / "shrunk" / "case.json" for one in found]
+    assert small[0].read_bytes() == small[1].read_bytes()
+    assert read_case(small[0]).parallelism.world_size == 2
+    assert "file:   none: what fails is a run, and a file could only compare results" in alone.lines
+    assert any(line.startswith("the budget is spent (4 tries, ") for line in alone.lines)
+    told = "up to 2 tries at once: what is found is the same"
+    assert told in beside.lines and told not in alone.lines
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 @pytest.mark.slow
@@ -129,15 +160,6 @@ def test_what_is_no_failure_is_told_so(verdict: Verdict, status: int, text: str,
     facts = {"steps": 1, "world_size": 2, "device": "cpu", "backend": "gloo"}
     assert refuse(CaseResult(case=SMALL, verdict=verdict, error="why", **facts)) == status
     assert capsys.readouterr() == (text, "why\n")
-
-
-@pytest.mark.ranks
-def test_a_rank_that_raises_is_shrunk_too_and_gets_no_file(tmp_path: Path, capsys: Any) -> None:
-    found = shrink(replace(toy("raising", world_size=3), steps=3), tmp_path, capsys, "--tries", "3")
-    assert found.status == 3
-    assert read_case(found.folder / "shrunk" / "case.json").parallelism.world_size == 2
-    assert "file:   none: what fails is a run, and a file could only compare results" in found.lines
-    assert any(line.startswith("the budget is spent (3 tries, ") for line in found.lines)
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ def test_under_torchrun_cases_take_turns_and_who_asks_for_more_is_told(machine, 
 
 def test_a_plan_says_what_goes_at_once_and_what_that_takes():
     plan = Plan(num_lanes=2, num_runs=1, num_ranks=8, cores=2, memory=8 << 30)
-    assert str(plan) == "side by side: 2 cases at once; 16 ranks at most on 2 cores, some 4.7 GiB of 8.0 free"
+    assert str(plan) == "side by side: 2 cases at once; 16 ranks at most on 2 cores, some 2.3 GiB of 8.0 free"
     plan = Plan(num_lanes=1, num_runs=4, num_ranks=1, cores=4)
-    assert str(plan) == "side by side: 4 runs of a case at once; 4 ranks at most on 4 cores, some 2.5 GiB"
+    assert str(plan) == "side by side: 4 runs of a case at once; 4 ranks at most on 4 cores, some 2.0 GiB"
     assert Plan().is_sequential and not plan.is_sequential
 
 

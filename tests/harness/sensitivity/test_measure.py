@@ -15,13 +15,17 @@ from cases import CASES
 from harness.capture.recorder import Recorder
 from harness.case import Parallelism
 from harness.errors import PassError, RecordingError
+from harness.graph.groups import GroupTable
+from harness.graph.trace import StepGraph
 from harness.machine.determinism import set_determinism
 from harness.records import Key, Manifest, Record, Recording
+from harness.sensitivity import measure
 from harness.sensitivity.bits import is_safe
 from harness.sensitivity.examine import Examiner
 from harness.sensitivity.measure import Steps, refuse_hidden_state, why_not
 from harness.sensitivity.program import BUFFER
-from harness.systems.graph import make_graph_system, prepare
+from harness.systems.graph import group_table, make_graph_system, prepare
+from reference.parallel.mesh import Mesh
 from tests.harness.sensitivity.toy import COUNTED, THREE, counted, program_of
 from tests.ranks import on_ranks
 from tests.small import small
@@ -86,12 +90,23 @@ def recording_of(by_rank, number):
     return Recording(Manifest(case={}, system="graph", world_size=2, steps=2), records)
 
 
+def traced_once(monkeypatch):
+    """The step, traced once for the ranks and for what replays them."""
+    set_determinism(CASE.seed)
+    program = prepare(CASE, torch.device("cpu"))
+    graph = StepGraph(program.module, program.parameter_names, program.buffer_names, 3)
+    groups = GroupTable({**group_table(Mesh(0, CASE.parallelism)).groups, **program.groups})
+    monkeypatch.setattr(measure, "step_graph", lambda *_: (graph, groups))
+    return program
+
+
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_what_is_seen_or_lost_here_is_so_in_a_run_of_ranks():
-    set_determinism(CASE.seed)
+def test_what_is_seen_or_lost_here_is_so_in_a_run_of_ranks(monkeypatch):
+    program = traced_once(monkeypatch)
     steps = Steps.of(CASE)
-    clean = recording_of(recorded(prepare(CASE, torch.device("cpu")), [], steps=2), 0)
+    start = [dict(own) for own in steps.held]
+    clean = recording_of(recorded(program, [], steps=2), 0)
     steps.advance(clean)
     examiner = Examiner(steps.program, steps.ranks, "0", lambda follow: follow())
     order = [call for call in steps.program.calls if call.counts and call.node]
@@ -108,7 +123,7 @@ def test_what_is_seen_or_lost_here_is_so_in_a_run_of_ranks():
         elif not finding.shown and len(lost) < STRIKES:
             lost.append((node, rank, wrong))
     assert len(seen) == len(lost) == STRIKES
-    runs = recorded(prepare(CASE, torch.device("cpu")), [*seen, *lost], steps=1)
+    runs = recorded(program, [*seen, *lost], steps=1)
     first = {key: record.digest for key, record in clean.records.items() if key.step == 0}
     differs = []
     for number in range(1, 1 + 2 * STRIKES):
@@ -122,5 +137,5 @@ def test_what_is_seen_or_lost_here_is_so_in_a_run_of_ranks():
     key = Key(0, "grad", "norm.weight", 1)
     broken.records[key] = broken.records[key]._replace(digest="0" * 32)
     with pytest.raises(RecordingError, match="other bits than the ranks recorded") as refusal:
-        Steps.of(CASE).advance(broken)
+        Steps(steps.program, steps.trainers, start, []).advance(broken)
     assert "1 others, such as grad norm.weight on rank 1" in str(refusal.value)

@@ -348,7 +348,7 @@ class CaseRun:
 
     def _dump_dir(self, role: Role) -> Path:
         """Where a side's graphs go; where both sides have one, the reference's says so."""
-        twin = role == "reference" and self.case.reference == self.case.candidate
+        twin = role == "reference" and {self.case.reference, self.case.candidate} <= {*TRACED}
         return (self.desk.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
 
     def _profile_dir(self, role: Role) -> Path:

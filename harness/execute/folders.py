@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.case import Case
+from harness.case import TRACED, Case
 from harness.options import ROLES, Role
 
 
@@ -34,7 +34,7 @@ class CaseFolders:
 
     def graphs(self, role: Role) -> Path:
         """Where a side's graphs go; where both sides have one, the reference's says so."""
-        twin = role == "reference" and self.case.reference == self.case.candidate
+        twin = role == "reference" and {self.case.reference, self.case.candidate} <= {*TRACED}
         return (self.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
 
     def profile(self, role: Role) -> Path:

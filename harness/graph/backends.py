@@ -41,6 +41,7 @@ from harness.errors import BitproofError, MachineError, PassError
 from harness.graph.generated_code import hash_generated
 from harness.graph.halves import Halves, divide
 from harness.graph.operators import operator_name
+from harness.graph.symbols import SYMBOLIC_SCALARS
 from harness.machine.compiler import compiler_problem
 from harness.torch_compat import (
     HigherOrderOperator,
@@ -148,8 +149,19 @@ class CompiledHalves:
 def compile_halves(
     module: GraphModule, backend: Literal["inductor", "regional_inductor"], group_sizes: Mapping[str, int]
 ) -> CompiledHalves:
-    """Compile both halves of a partitioned graph. Raises what `compile_for` raises."""
+    """Compile both halves of a partitioned graph.
+
+    Raises what `compile_for` raises, and PassError where sizes that data decide live from one half to the other.
+    """
     halves = divide(module)
+    given = {node.name: node.meta["val"] for node in halves.backward.graph.find_nodes(op="placeholder")}
+    if sizes := [name for name, value in given.items() if isinstance(value, SYMBOLIC_SCALARS)]:
+        raise PassError(
+            f"{backend} compiles no half of a step whose other half decides its sizes",
+            expected="tensors alone between forward and backward, as where no tokens travel to experts",
+            found=f"{len(sizes)} sizes, the first of them {sizes[0]}",
+            fix="choose the backend fx, or the system graph, which is compiled as one",
+        )
     forward, backward = (compile_for(half, backend, group_sizes) for half in (halves.forward, halves.backward))
     return CompiledHalves(halves, forward, backward)
 

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from harness.errors import MachineError, PassError
 from harness.graph import backends
-from harness.graph.backends import compile_for
+from harness.graph.backends import compile_for, compile_halves
 from harness.graph.operators import operator_name
 from tests.harness.graph.graphs import Applied, Layers, batch, chunked, parameter, run_graph, trace
+from tests.harness.graph.joint_graphs import Counting, partitioned
 
 pytestmark = pytest.mark.ranks
 
@@ -276,3 +277,32 @@ def test_on_a_cpu_forwards_alone_are_compiled_each_a_region_though_they_share_ne
     assert "flex_attention" not in names and names.count("mul") == 2
     with torch.no_grad():
         torch.testing.assert_close(step(*inputs)[0], graph(*inputs)[0], rtol=1e-5, atol=1e-6)
+
+
+# The halves of a partitioned step.
+
+
+@pytest.mark.slow
+def test_each_half_of_a_partitioned_step_is_compiled_and_both_together_are_the_step():
+    model = Layers(Counting())
+    found = partitioned(model)
+    compiled = compile_halves(found.module, "inductor", {})
+    reference, candidate = (run_graph(f, found.joint, model, batch()) for f in (found.module, compiled))
+    assert reference.keys() == candidate.keys()
+    for name, value in reference.items():
+        torch.testing.assert_close(candidate[name], value, rtol=1e-5, atol=1e-7, msg=name)
+    assert candidate["buffer layers.0.calls"] == 2
+    assert {"forward", "backward", "generated_hash"} == compiled.facts.keys()
+    assert compiled.facts["forward"] != compiled.facts["backward"]
+
+
+def test_halves_between_which_sizes_live_that_data_decide_are_refused():
+    found = partitioned(make_model())
+    with pytest.raises(PassError) as error:
+        compile_halves(found.module, "inductor", {})
+    assert str(error.value).startswith(
+        "PassError: inductor compiles no half of a step whose other half decides its sizes\n"
+        "  expected: tensors alone between forward and backward, as where no tokens travel to experts\n"
+        "  found: "
+    )
+    assert str(error.value).endswith("\n  fix: choose the backend fx, or the system graph, which is compiled as one")

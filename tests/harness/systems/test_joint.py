@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +97,26 @@ def test_faults_are_struck_into_an_exported_step_or_refused_by_name() -> None:
         "  expected: a graph in which the calls that it exchanges stand as our tracer records them\n"
         "  found: the graph is malformed: "
     )
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "blamed"),
+    [
+        (
+            "flip-bit:rank=1,step=0,grad=layers.1.attention.wq.weight",
+            "to blame: bitwise_xor_.Scalar of the step itself",
+        ),
+        ("gradient-of-a-branch-lost", "to blame: add.Tensor of norm (backward)"),
+        ("gradients-exchanged", "the tensor holds what the reference has as grad "),
+    ],
+)
+def test_a_flipped_bit_a_lost_gradient_and_exchanged_ones_are_caught_and_blamed(
+    fault: str, blamed: str, tmp_path: Path
+) -> None:
+    options = ["-k", "joint_llama3_fsdp4_tp2", "--world-size", "2", "--steps", "1", "--report-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "bitproof", "run", *options, "--inject", fault]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert answer.returncode == 1, answer.stderr
+    assert "1 DIFFERENT" in answer.stdout and blamed in answer.stdout

@@ -34,6 +34,7 @@ from harness.records.recording import (
     Recording,
     Role,
     Switch,
+    required_kinds,
 )
 from harness.records.result import (
     MAX_DIFFERING,
@@ -117,6 +118,7 @@ __all__ = [
     "TensorDifference",
     "Verdict",
     "group_keys",
+    "required_kinds",
     "ulp_bucket",
     "zero_counts",
 ]

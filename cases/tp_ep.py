@@ -15,7 +15,9 @@ from harness.case import Memory, Model, Parallelism, Pipeline
 FAMILY = "tp_ep"
 
 # Four texts, each on two ranks; four ranks, of two texts, share a set of experts.
-tp_ep_whole = replace(unchunked, name="tp_ep_whole", family=FAMILY, steps=5, parallelism=Parallelism(tp=2, ep=4))
+tp_ep_whole = replace(
+    unchunked, name="tp_ep_whole", family=FAMILY, steps=5, parallelism=Parallelism(tp=2, ep=4), grad_norm=True
+)
 
 # The same with every pass that does not need chunks.
 tp_ep_nightly = replace(

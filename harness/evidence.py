@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.records import REQUIRED_KINDS, UNLIKE, BaselineStatus, CaseResult, Report, Verdict
+from harness.records import UNLIKE, BaselineStatus, CaseResult, Report, Verdict, required_kinds
 
 _DECIDED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 _COMPARED = (*_DECIDED, Verdict.NONDETERMINISTIC)
@@ -68,8 +68,9 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
     yield from _unfounded_baselines(result)
     yield from _miscounted_calls(result)
     for kind, count in result.mismatched.items():
-        if count > result.compared[kind]:
-            yield Contradiction(f"mismatched.{kind}", f"{result.compared[kind]} at most, as many as compared", count)
+        compared = result.compared.get(kind, 0)
+        if count > compared:
+            yield Contradiction(f"mismatched.{kind}", f"{compared} at most, as many as compared", count)
 
 
 def _no(result: CaseResult, why: str) -> Contradiction:
@@ -79,10 +80,11 @@ def _no(result: CaseResult, why: str) -> Contradiction:
 def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
     """Less than two systems leave that ran to the end."""
     places = result.steps * result.world_size
-    for kind, count in result.compared.items():
-        if kind in REQUIRED_KINDS and not count:
+    required = required_kinds(result.case)
+    for kind, count in (dict.fromkeys(required, 0) | result.compared).items():
+        if kind in required and not count:
             yield _no(result, "as a kind was not compared")
-        if kind in REQUIRED_KINDS and count < places:
+        if kind in required and count < places:
             yield Contradiction(f"compared.{kind}", f"at least {places}, one for each step and rank", count)
         if count % result.steps:
             yield Contradiction(f"compared.{kind}", f"as many at each of {result.steps} steps", count)
@@ -119,7 +121,7 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
     if not any(result.mismatched.values()):
         yield _no(result, "as no record differs")
     for kind in result.differing_kinds:
-        if not result.mismatched[kind]:
+        if not result.mismatched.get(kind):
             yield Contradiction("differing_kinds", "kinds of records that differ", kind)
     if result.closeness is not None and result.case.differs_within is not None and not result.is_beyond_bound:
         yield from _unfounded_closeness(result)

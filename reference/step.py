@@ -16,13 +16,14 @@ from harness.case import Case, Kind
 from reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
 from reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
 from reference.data import Step as StepInputs
+from reference.gradient_norm import gradient_norm
 from reference.init import spread_biases
 from reference.layers.document_mask import document_mask
 from reference.loss import cross_entropy
 from reference.models import build_model
 from reference.optimizer import ShardedAdamW, balance_experts
 from reference.parallel.expert import ExpertExchange
-from reference.parallel.fsdp import fully_shard
+from reference.parallel.fsdp import fully_shard, shardings_of
 from reference.parallel.mesh import EXPERT, FSDP, Mesh
 from reference.parallel.tensor import split_layers
 
@@ -73,8 +74,9 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
 class Trainer:
     """One rank of a training run. `step` computes, observes and updates; see `Observe` for the names.
 
-    Observed in this order: loss; every local gradient; buffers `<name>@before_optimizer`; then, after
-    balancing and AdamW, every local parameter, optimizer state, and buffers `<name>@after_optimizer`.
+    Observed in this order: loss; every local gradient; their norm, where the case asks for it; buffers
+    `<name>@before_optimizer`; then, after balancing and AdamW, every local parameter, optimizer state, and buffers
+    `<name>@after_optimizer`.
     """
 
     def __init__(self, case: Case, mesh: Mesh, device: torch.device) -> None:
@@ -114,6 +116,8 @@ class Trainer:
             self.chunked = self.chunks.end_step(index)
         observe("loss", "loss", loss.detach())
         _observe_all(observe, "grad", gradients)
+        if self.case.grad_norm:
+            observe("grad_norm", "grad_norm", gradient_norm(gradients, shardings_of(self.model), self.mesh))
         self._observe_buffers(observe, "before_optimizer")
         self.update(gradients)
         _observe_all(observe, "param", self.parameters)

@@ -17,8 +17,10 @@ from harness.case.traced import check_joint
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
-Kind = Literal["loss", "grad", "param", "buffer", "optimizer"]
+Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
+USUAL_KINDS = KINDS[:-1]
+"""The kinds that every case may have; the norm of gradients is recorded where a case asks for it."""
 
 SIZES = ("layers", "dense_layers", "experts", "top_k", "dim", "heads")
 """A model's sizes that a case may state."""
@@ -280,6 +282,8 @@ class Case:
     `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean
     norms over one tensor) that any recorded floating-point tensor may have; all others must agree in bits.
 
+    `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a kind of its own.
+
     `requires` names a device without which the case cannot be judged: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
     """
@@ -296,6 +300,7 @@ class Case:
     close_within: float | None = None
     differs_within: float | None = None
     requires: Literal["cuda"] | None = None
+    grad_norm: bool = False
     steps: int = 20
     seed: int = 0
     model: Model = field(default_factory=Model)

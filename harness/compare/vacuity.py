@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.case import Case, Kind
-from harness.records import REQUIRED_KINDS, Key, Record
+from harness.records import REQUIRED_KINDS, Key, Record, required_kinds
 
 _NUM_NAMED = 3
 _CONTENTS = {"nan": "all NaN", "zero": "all zeros"}
@@ -26,7 +26,7 @@ def vacuous_steps(pairs: Pairs, case: Case) -> Iterator[str]:
     found: dict[tuple[str, int], set[str | None]] = {}
     for key, pair in pairs.items():
         found.setdefault((key.kind, key.step), set()).add(_vacuity(key, pair))
-    for kind in REQUIRED_KINDS:
+    for kind in required_kinds(case):
         steps = [step for step in range(case.steps) if None not in found.get((kind, step), {None})]
         if steps:
             reasons = sorted({reason for step in steps for reason in found[kind, step] if reason})

@@ -28,7 +28,6 @@ from harness.compare.same_case import contradictions, unlike_digests
 from harness.compare.vacuity import vacuous_steps, vacuous_tensors
 from harness.records import (
     MAX_DIFFERING,
-    REQUIRED_KINDS,
     Closeness,
     Comparison,
     Differing,
@@ -40,6 +39,7 @@ from harness.records import (
     TensorDifference,
     Verdict,
     group_keys,
+    required_kinds,
     zero_counts,
 )
 
@@ -99,8 +99,8 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
     shown = [key for key in ordered if _is_inside(key, case)][:MAX_DIFFERING]
     return Comparison(
         verdict=Verdict.UNVERIFIED if gaps else Verdict.DIFFERENT if differing else Verdict.EQUAL,
-        compared=_count(alignment.pairs),
-        mismatched=_count(differing),
+        compared=(compared := _count(alignment.pairs)),
+        mismatched=dict.fromkeys(compared, 0) | _count(differing),
         differing_kinds=_kinds(key for key in differing if first and key.step == first.step),
         first_divergence=_diverge(first, *differing[first]) if first else None,
         layout_mismatches=layouts,
@@ -204,7 +204,7 @@ def _uncovered(alignment: Alignment, case: Case) -> Iterator[str]:
         return
     places = [(step, rank) for step in range(case.steps) for rank in range(case.parallelism.world_size)]
     seen = {(key.step, key.rank, key.kind) for key in alignment.pairs}
-    for kind in REQUIRED_KINDS:
+    for kind in required_kinds(case):
         if absent := [place for place in places if (*place, kind) not in seen]:
             yield f"no {kind} was compared at {_tell_places(absent)}"
     unpaired = {*alignment.missing, *alignment.extra}
@@ -250,8 +250,8 @@ def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
 def _count(keys: Iterable[Key]) -> dict[str, int]:
     counts = zero_counts()
     for key in keys:
-        if key.kind in counts:
-            counts[key.kind] += 1
+        if key.kind in KINDS:
+            counts[key.kind] = counts.get(key.kind, 0) + 1
     return counts
 
 
@@ -276,8 +276,8 @@ def computation_order(recorded: Iterable[Key]) -> Any:
 
 
 def _phase(key: Key) -> int:
-    """loss, grad, buffers before the optimizer, param, optimizer, buffers after it."""
-    phases = ("loss", "grad", BEFORE_OPTIMIZER, "param", "optimizer")
+    """loss, grad, their norm, buffers before the optimizer, param, optimizer, buffers after it."""
+    phases = ("loss", "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
     kind = BEFORE_OPTIMIZER if key.name.endswith(BEFORE_OPTIMIZER) and key.kind == "buffer" else key.kind
     return phases.index(kind) if kind in phases else len(phases)
 

@@ -35,6 +35,7 @@ from harness.records.recording import (
     Recording,
     Role,
     Switch,
+    required_kinds,
 )
 from harness.records.result import (
     MAX_DIFFERING,
@@ -132,6 +133,7 @@ __all__ = [
     "Verdict",
     "by_direction",
     "group_keys",
+    "required_kinds",
     "ulp_bucket",
     "wilson",
     "zero_counts",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from harness.case import Kind
+from harness.case import Case, Kind
 from harness.checked import GROWING, read
 from harness.errors import RecordingError
 
@@ -15,6 +15,11 @@ ROLES: tuple[Role, ...] = ("reference", "candidate")
 
 REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 """What every rank must record at every step."""
+
+
+def required_kinds(case: Case) -> tuple[Kind, ...]:
+    """What every rank must record at every step of a case."""
+    return (*REQUIRED_KINDS, "grad_norm") if case.grad_norm else REQUIRED_KINDS
 
 
 class Key(NamedTuple):

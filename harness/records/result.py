@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
-from harness.case import KINDS, Case, Kind
+from harness.case import KINDS, USUAL_KINDS, Case, Kind
 from harness.case.shard import Shard
 from harness.checked import GROWING, That
 from harness.records.partition import Partition
@@ -182,8 +182,8 @@ def group_keys(keys: Iterable[Key]) -> Differing:
 
 
 def zero_counts() -> dict[str, int]:
-    """A count of nothing for every kind."""
-    return dict.fromkeys(KINDS, 0)
+    """A count of nothing for every kind that any case may have."""
+    return dict.fromkeys(USUAL_KINDS, 0)
 
 
 @dataclass(frozen=True)

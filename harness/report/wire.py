@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-from harness.case import KINDS, Case, Kind
+from harness.case import KINDS, USUAL_KINDS, Case, Kind
 from harness.checked import GROWING, That, Whole, json_schema
 from harness.errors import CaseError
 from harness.records import (
@@ -58,7 +58,10 @@ WholeCase = Annotated[Case, Whole("a case", CaseError)]
 Size = Annotated[float, That("a finite number, zero or more", lambda size: size >= 0, {"minimum": 0})]
 Loss = Annotated[str, That("hexadecimal floats", _is_hex_float)]
 LogPath = Annotated[str, That("paths within logs/", _stays_in_logs, {"pattern": "^logs/"})]
-Counts = Annotated[dict[str, Count], That("a count for every kind", set(KINDS).issubset, {"required": list(KINDS)})]
+Counts = Annotated[
+    dict[str, Count], That("a count for every kind", set(USUAL_KINDS).issubset, {"required": list(USUAL_KINDS)})
+]
+"""A kind that only some cases record stands there where it was compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +283,8 @@ class CaseEntry:
         return CaseResult(
             **found
             | {
-                "compared": {kind: self.compared[kind] for kind in KINDS},
-                "mismatched": {kind: self.mismatched[kind] for kind in KINDS},
+                "compared": {kind: self.compared[kind] for kind in KINDS if kind in self.compared},
+                "mismatched": {kind: self.mismatched.get(kind, 0) for kind in KINDS if kind in self.compared},
                 "differing_kinds": tuple(self.differing_kinds),
                 "control": dict(vars(self.control)),
                 "losses": dict(vars(self.losses)),

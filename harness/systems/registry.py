@@ -21,6 +21,7 @@ yields `(kind, name, tensor)`, or takes a function to call so, `step(index, obse
     param       a parameter after the optimizer                      at least one
     optimizer   its state, by custom <parameter>.<state>             at least one
     buffer      by custom <name>@before_optimizer and @after_optimizer
+    grad_norm   the norm of all gradients, over all ranks            at least one, where the case says `grad_norm`
 
 Each rank shows what it holds itself (of a DTensor, the local shard counts), the same names at every step, each once.
 A tensor is read when it is yielded, before the step goes on: yield a gradient before anything overwrites it.

@@ -39,7 +39,7 @@ class Sharding:
 
     `part` is the part as `narrow` takes it: (dim, first, extent). The whole parameter is one part, unless
     experts (dim 0) or tensor parallelism (dim 0 or 1) split it. `is_summed`: each rank of the tensor group has the
-    whole parameter and a part of its gradient.
+    whole parameter and a part of its gradient. `copies`: how many ranks hold the same rows.
     """
 
     group: str
@@ -49,6 +49,7 @@ class Sharding:
     compute: torch.dtype
     reduce: torch.dtype
     is_summed: bool = False
+    copies: int = 1
 
     @property
     def rows_per_rank(self) -> int:
@@ -111,7 +112,8 @@ def fully_shard(
             dim = 0 if is_expert else dims.get(path)
             part = _part(parameter.shape, dim, mesh, EXPERT if is_expert else TENSOR)
             sharding = _sharding(parameter.shape, part, mesh, precision, is_expert)
-            shardings[name] = replace(sharding, is_summed=path in dims and dim is None)
+            copies = mesh.size(TENSOR) if dim is None else 1
+            shardings[name] = replace(sharding, is_summed=path in dims and dim is None, copies=copies)
             shard = _initial_shard(path, parameter.shape, sharding, mesh, seed, device, spread)
             module.register_parameter(name, nn.Parameter(shard))
         if shardings:
@@ -170,4 +172,14 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
     def reader(name: str) -> property:
         return property(lambda module: Unshard.apply(registered_parameter(module, name), shardings[name]))
 
-    return type(f"Sharded{cls.__name__}", (cls,), {name: reader(name) for name in shardings})
+    readers = {name: reader(name) for name in shardings}
+    return type(f"Sharded{cls.__name__}", (cls,), {**readers, "shardings": shardings})
+
+
+def shardings_of(model: nn.Module) -> dict[str, Sharding]:
+    """How each parameter of a model that `fully_shard` has sharded lies on the ranks, by its name."""
+    found: dict[str, Sharding] = {}
+    for prefix, module in model.named_modules():
+        own: Mapping[str, Sharding] = getattr(module, "shardings", {})
+        found |= {f"{prefix}.{name}": sharding for name, sharding in own.items()}
+    return found

@@ -148,6 +148,7 @@ def test_both_parallelisms_are_tried_with_groups_of_their_own_and_with_shared_on
         assert (case.reference, case.candidate, case.expected, case.chunking) == ("eager", "graph", "EQUAL", None)
         assert (case.parallelism.world_size, case.parallelism.data_ranks, case.parallelism.tp) == (8, 4, 2)
         assert case.model.family == "deepseek_v3" and "tp_ep" in case.name
+        assert case.grad_norm, "the one number in which all ranks' gradients meet"
     assert (whole.steps, whole.parallelism.ep) == (5, 4)
     every_pass = Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True)
     assert nightly == replace(whole, name="tp_ep_nightly", steps=2, memory=nightly.memory, pipeline=every_pass)

@@ -151,6 +151,8 @@ def test_a_baseline_from_before_a_case_had_a_setting_is_of_the_same_environment_
     now = case.to_dict()["pipeline"]
     before = {name: value for name, value in now.items() if name != "isolate_gathers"}
     assert stated(before) == stated(now) != stated(now | {"isolate_gathers": True})
+    asking = environment_of(Manifest(**BARE | {"case": replace(case, grad_norm=True).to_dict()}))
+    assert asking != stated(now), "a recording that shows the norm is comparable with none that does not"
 
 
 def test_the_settings_of_every_run_of_a_pass_are_in_the_environment():

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from harness.compare import verdict
 from harness.compare.verdict import compare, judge
-from harness.records import Closeness, Key, Manifest, Recording, Verdict, zero_counts
+from harness.records import Closeness, Key, Manifest, Record, Recording, Verdict, zero_counts
 
 WHOLE = {"loss": 4, "grad": 8, "param": 4, "buffer": 8, "optimizer": 4}
 
@@ -111,6 +112,25 @@ def test_a_kind_that_both_sides_lack_is_never_equal(case, record, kind):
         f"the evidence is incomplete\n  no {kind} was compared at step 0, rank 0; step 0, rank 1; "
         "step 1, rank 0; step 1, rank 1"
     )
+
+
+def test_the_norm_of_gradients_is_required_and_counted_where_the_case_asks_for_it_and_stands_nowhere_else(case, record):
+    assert "grad_norm" not in compare(record(), record(), case).compared
+    asking = replace(case, grad_norm=True)
+    sides = [record(), record()]
+    for side in sides:
+        side.manifest.case["grad_norm"] = True
+    lacking = compare(*sides, asking)
+    assert lacking.verdict == Verdict.UNVERIFIED and "no grad_norm was compared at step 0, rank 0" in lacking.reason
+    for side in sides:
+        for step, rank in itertools.product((0, 1), (0, 1)):
+            side.records[Key(step, "grad_norm", "grad_norm", rank)] = Record(f"{step}{rank}" * 16, "float32", ())
+    found = compare(*sides, asking)
+    assert (found.verdict, found.compared["grad_norm"], found.mismatched["grad_norm"]) == (Verdict.EQUAL, 4, 0)
+    key = Key(1, "grad_norm", "grad_norm", 0)
+    sides[1].records[key] = sides[1].records[key]._replace(digest="ab" * 16)
+    found = compare(*sides, asking)
+    assert (found.verdict, found.differing_kinds) == (Verdict.DIFFERENT, ("grad_norm",))
 
 
 def test_a_rank_or_a_step_that_both_sides_lack_is_never_equal(case, record):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.case import KINDS
+from harness.case import USUAL_KINDS
 from harness.records import BaselineResult, BaselineStatus, BlamedCall, CaseResult, PassReport, Shard, Verdict
 from harness.report import html
 from harness.report import json as report_json
@@ -323,7 +323,7 @@ def many_differ(make_result, name: str, names: int, steps: int, ranks: int, **fa
         mismatched={"loss": 0, "grad": count, "param": 0, "buffer": 0, "optimizer": 0},
         world_size=ranks,
         differing_kinds=("grad",),
-        compared=dict.fromkeys(KINDS, steps * ranks) | {"grad": count, "buffer": 0},
+        compared=dict.fromkeys(USUAL_KINDS, steps * ranks) | {"grad": count, "buffer": 0},
         losses={side: ["0x1p+0"] * steps for side in ("reference", "candidate")},
         **facts,
     )

@@ -230,6 +230,7 @@ def expert_case(family: str, parallelism: Parallelism) -> Case:
         parallelism=parallelism,
         batch=BATCH,
         precision=Precision(compute="float32"),
+        grad_norm=True,
     )
 
 
@@ -279,7 +280,9 @@ def test_gradients_are_close_to_the_unsharded_models_and_each_token_is_counted_o
         seen: dict = {}
         trainer = make_eager(case, mesh, CPU, False, lambda gradients: gradients)
         trainer.step(0, lambda kind, name, value: seen.setdefault(kind, {}).update({name: value.tolist()}))
-        return {"grad": seen["grad"], "buffer": seen["buffer"]}
+        return {"grad": seen["grad"], "buffer": seen["buffer"], "norm": seen["grad_norm"]["grad_norm"]}
+
+    norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm().item()
 
     for rank, answer in enumerate(on_ranks(case.parallelism, body)):
         mesh = Mesh(rank, case.parallelism)
@@ -288,5 +291,6 @@ def test_gradients_are_close_to_the_unsharded_models_and_each_token_is_counted_o
             expected = shard_of(name, gradients[name], mesh, dims)
             error = (torch.tensor(found)[: len(expected)] - expected).norm() / expected.norm()
             assert error < 1e-5, f"{name} on rank {rank}: relative error {error:.1e}"
+        assert answer["norm"] == pytest.approx(norm, rel=1e-5), "each element counts once"
         [found] = [x for name, x in answer["buffer"].items() if name.endswith("tokens_per_expert@before_optimizer")]
         assert found == counts[mesh.coordinate("fsdp")].tolist()

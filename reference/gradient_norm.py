@@ -1,0 +1,30 @@
+"""The norm of all gradients of a step, over all ranks: what clipping goes by, and what training loops print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from reference.layers.ordered_sum import ordered_sum
+from reference.parallel.collectives import all_reduce
+from reference.parallel.fsdp import Sharding
+from reference.parallel.mesh import FSDP, TENSOR, Mesh
+
+
+@torch.no_grad()
+def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
+    """The square root of the sum of the squares of every element of every gradient: float32, a scalar, on all ranks.
+
+    Each parameter's squares are summed on its rank, by one kernel; then parameters in the order given; then ranks of
+    one tensor coordinate in rank order, and of these sums the tensor ranks'. All ranks hold other rows, but for
+    parameters that each tensor rank holds: those count on the first of them alone. Padding is zero.
+    """
+    is_first = mesh.coordinate(TENSOR) == 0
+    squares = [
+        gradient.float().square().sum() * float(is_first or shardings[name].copies == 1)
+        for name, gradient in gradients.items()
+    ]
+    total = all_reduce(ordered_sum(torch.stack(squares), 0).reshape(1), FSDP)
+    return all_reduce(total, TENSOR).sqrt().squeeze(0) if mesh.size(TENSOR) > 1 else total.sqrt().squeeze(0)

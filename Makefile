@@ -15,7 +15,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := experts_seq_flex or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-indices cuda-indices cuda-wheel-lane cuda-kernels sum-orders faults sensitivity fuzz nightly clean
+.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-indices cuda-wheel-lane cuda-kernels sum-orders faults sensitivity fuzz nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'

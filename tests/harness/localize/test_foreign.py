@@ -85,7 +85,7 @@ class Traced(Eager):
 def test_a_defect_in_the_backward_of_a_graph_that_is_not_shown_is_found() -> None:
     culprit = blamed([log_of(Eager())], [log_of(Traced())])
     assert culprit is not None
-    assert (culprit.how, culprit.call.operator, culprit.call.place.direction) == ("adds", "_to_copy", None)
+    assert (culprit.how, culprit.call.operator, culprit.call.place.direction) == ("adds", "_to_copy", "backward")
 
 
 class Reducing:

@@ -46,6 +46,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 
 fuzz: $(VENV)/ready         ## wrong and right rewrites for the prover, corrupted certificates for the checker, damaged files for readers
 	$(BIN)/python tests/benchmarks/fuzz_prove.py
+	$(BIN)/python tests/benchmarks/fuzz_prove.py 200 0 moe_seq
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
 

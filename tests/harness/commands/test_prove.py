@@ -10,6 +10,8 @@ from harness.case import Parallelism
 from harness.cli import main
 from harness.commands import prove as command
 from harness.errors import TraceError
+from harness.prove.prove import CaseProof
+from tests.harness.prove.graphs import compare, randn
 
 pytestmark = pytest.mark.traces
 
@@ -58,10 +60,13 @@ def test_a_table_has_a_row_a_case_with_its_outputs_counted(capsys):
     assert main(["prove", "-k", "inductor_dense", "--table", "--json"]) == 2
 
 
-def test_a_proved_cases_row_counts_its_outputs(case_file, capsys):
-    main(["prove", "--case", case_file("moe_seq"), "--table"])
+def test_a_tried_cases_row_counts_its_outputs(capsys, monkeypatch):
+    w, x = randn(4, 6), randn(4, 6)
+    proof = compare(lambda w, x: (w + x, w - x), lambda w, x: (x + w, x - w), w, x)
+    monkeypatch.setattr(command, "prove_case", lambda case, options: CaseProof(case, proof.verdict, proof, evaluated=1))
+    assert main(["prove", "-k", "experts_seq_world2", "--table"]) == 1
     row = capsys.readouterr().out.splitlines()[-1]
-    assert row == "| moe_seq | deepseek_v3 tiny | 2 | 19 | 0 | 0 | 19 | PROVED | EQUAL |"
+    assert row == "| experts_seq_world2 | deepseek_v3 tiny | 2 | 1 | 1 | 0 | 1 | NOT PROVED | EQUAL |"
 
 
 def test_what_cannot_be_tried_counts_only_where_it_was_asked_for(capsys):

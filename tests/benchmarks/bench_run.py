@@ -1,6 +1,6 @@
 """How long `bitproof run` of the three cases takes, how much memory, and where the time goes.
 
-    python tests/benchmarks/bench_run.py [--control] [--runs N]
+    python tests/benchmarks/bench_run.py [--control] [--runs N] [--jobs N]
     python tests/benchmarks/bench_run.py --inner-loop [--runs N] [--beside PYTHON] [--extra-pass FILE:FUNCTION]
 
 With --inner-loop the command is the one that somebody who writes a pass gives all day, moe_seq on 2 ranks for 2 steps,
@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--control", action="store_true", help="run every system twice")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--jobs", default="1", metavar="N|auto", help="run so many cases side by side")
     parser.add_argument("--inner-loop", action="store_true", help="time one small case, from command to exit")
     parser.add_argument("--extra-pass", metavar="FILE:FUNCTION", help="put a pass into the inner loop's candidate")
     parser.add_argument("--beside", action="append", default=[], metavar="PYTHON", help="run another checkout's, too")
@@ -45,7 +46,7 @@ def main() -> None:
         more = ("--extra-pass", options.extra_pass) if options.extra_pass else ()
         time_inner_loop([sys.executable, *options.beside], options.runs, more)
         return
-    runs = [measure(options.control) for _ in range(options.runs)]
+    runs = [measure(options.control, options.jobs) for _ in range(options.runs)]
     for run in runs:
         print(f"{run['wall']:.1f} s from start to report, {run['memory'] / 2**30:.2f} GiB at most in all processes")
     wall, memory = (statistics.median(run[name] for run in runs) for name in ("wall", "memory"))
@@ -55,7 +56,10 @@ def main() -> None:
     print("where the time of the middle run goes, in seconds:")
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
     accounted = sum(row["in all"] for row in rows)
-    print(f"\nstart of the command and the host (import of torch), ends of ranks: {middle['wall'] - accounted:.1f} s")
+    if options.jobs == "1":
+        print(
+            f"\nstart of the command and the host (import of torch), ends of ranks: {middle['wall'] - accounted:.1f} s"
+        )
 
 
 def time_inner_loop(pythons: list[str], num_runs: int, more: tuple[str, ...]) -> None:
@@ -111,10 +115,10 @@ def inner_loop(python: str, more: tuple[str, ...], cache: Path) -> dict[str, flo
     }
 
 
-def measure(control: bool) -> dict[str, Any]:
+def measure(control: bool, jobs: str) -> dict[str, Any]:
     """Run the three cases once: seconds, largest memory of all processes together in bytes, and the report."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["-m", "harness", "run", "-k", CASES, "--report-dir", folder]
+        arguments = ["-m", "harness", "run", "-k", CASES, "--report-dir", folder, "-j", jobs]
         arguments += [] if control else ["--no-control"]
         start = time.monotonic()
         process = psutil.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)

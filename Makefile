@@ -77,7 +77,7 @@ sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fai
 faults: $(VENV)/ready       ## every defect of the catalogue in a case that should see it: which are caught, and where they are found
 	$(BIN)/bitproof faults --device cpu
 
-sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes half an hour
+sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes some minutes
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2
 
 nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-indices cuda-wheel-lane cuda-kernels sum-orders faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission

@@ -45,8 +45,8 @@ def headline(result: CaseResult) -> str:
 
 
 def rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """A row for each module and direction, after those for all modules together."""
-    return [_row(row) for row in [*by_direction(found.rows), *found.rows]]
+    """A row for each module and direction of which calls were tried, after those for all modules together."""
+    return [_row(row) for row in [*by_direction(found.rows), *found.rows] if row.tried]
 
 
 def _row(row: SensitivityRow) -> tuple[str, ...]:

@@ -71,6 +71,9 @@ def test_tables_tell_what_became_of_what_nobody_saw():
     assert found["calls blind by nature"] == [("backward", "neg", "1", "multiplied by zero in mul")]
     assert found["neighbouring formulas"] == [("rsqrt", "1 / sqrt(x)", "9", "5", "3", "1")]
     assert found["calls seen, by module and direction"][-1][-1] == "98.1%", "810 of 826"
+    untried = replace(FOUND, rows=[MOE, replace(NORM, tried=0, seen=0, at_once=0, blind=0)])
+    [_, _, body] = next(sensitivity.tables(untried))
+    assert [row[:2] for row in body] == [("all", "forward"), ("layers.*.moe", "forward")]
 
 
 def test_every_form_of_the_report_has_it_beside_the_verdict():

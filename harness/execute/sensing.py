@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import random
 import select
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.case import Case
 from harness.errors import BitproofError, RankError
+from harness.execute import wire
 from harness.execute.apart import Lost, answer_all, answers_apart
 from harness.execute.process import die_with_parent, num_cores
 from harness.options import Effort
@@ -151,7 +151,7 @@ class _Search:
         seed = f"{self._task.case.seed} {self._steps.step}"
         examiner = Examiner(self._steps.program, self._steps.ranks, seed, isolated)
 
-        def share(first: int) -> Iterator[dict[str, Any]]:
+        def share(first: int) -> Iterator[Finding]:
             for index in pending[first :: self._processes]:
                 if deadline is not None and time.monotonic() > deadline:
                     return
@@ -159,7 +159,7 @@ class _Search:
                 formulas = None if known is None else _unseen_formulas(known)
                 may_be_blind = known is None or known.is_blind
                 needs_ulp = known is None or known.shown is None
-                yield asdict(examiner.examine(index, may_be_blind=may_be_blind, formulas=formulas, needs_ulp=needs_ulp))
+                yield examiner.examine(index, may_be_blind=may_be_blind, formulas=formulas, needs_ulp=needs_ulp)
 
         yield from _forked([functools.partial(share, first) for first in range(self._processes)])
 
@@ -180,7 +180,7 @@ def _unseen_formulas(found: Finding) -> list[str]:
     return [name for name, answer in found.neighbours.items() if answer != "seen"]
 
 
-def _forked(shares: Sequence[Callable[[], Iterator[dict[str, Any]]]]) -> Iterator[Finding]:
+def _forked(shares: Sequence[Callable[[], Iterator[Finding]]]) -> Iterator[Finding]:
     """What forked processes yield, a share each, in the order in which it comes. Raises RankError where one dies."""
     from harness.sensitivity.examine import Finding
 
@@ -192,8 +192,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[dict[str, Any]]]]) -> Iterato
                 content = os.read(key[1], 1 << 16)
                 *lines, readers[key] = (readers[key] + content).split(b"\n")
                 for line in lines:
-                    values = json.loads(line)
-                    yield Finding(**values | {"lost": tuple(values["lost"])})
+                    yield wire.read(line, Finding)
                 if not content:
                     del readers[key]
                     _end(*key)
@@ -204,7 +203,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[dict[str, Any]]]]) -> Iterato
                 _end(pid, reader)
 
 
-def _fork(share: Callable[[], Iterator[dict[str, Any]]]) -> tuple[int, int]:
+def _fork(share: Callable[[], Iterator[Finding]]) -> tuple[int, int]:
     reader, writer = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid:
@@ -215,8 +214,8 @@ def _fork(share: Callable[[], Iterator[dict[str, Any]]]) -> tuple[int, int]:
         die_with_parent(parent)
         os.close(reader)
         with os.fdopen(writer, "wb", buffering=0) as pipe:
-            for values in share():
-                pipe.write(json.dumps(values).encode() + b"\n")
+            for finding in share():
+                pipe.write(wire.write(finding))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -244,14 +243,12 @@ def isolated(run: Callable[[], Fate]) -> Fate:
     if pid == 0:
         try:
             die_with_parent(parent)
-            os.write(writer, json.dumps(asdict(run())).encode())
+            os.write(writer, wire.write(run()))
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         content = pipe.read()
     os.waitpid(pid, 0)
-    if not content:
-        return Fate(FAILURE)
-    values = json.loads(content)
-    return Fate(values["shown"], tuple(values["lost"]))
+    fate: Fate = wire.read(content, Fate) if content else Fate(FAILURE)
+    return fate

@@ -6,7 +6,7 @@ added in the group's order. That this is so is not assumed: whoever measures com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def run_call(call: Call, get: Get) -> list[tuple[int, Any]]:
     return [(call.result, result), *((new, written[old]) for old, new in call.writes)]
 
 
-def _named(call: Call, get: Get) -> dict[str, Any]:
+def _named(call: Call, get: Get) -> Mapping[str, Any]:
     return {name: filled(value, get) for name, value in call.kwargs.items()}
 
 

@@ -159,10 +159,8 @@ def _splitting_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
     def forward(self: nn.Module, x: Tensor, *others: Any) -> Tensor:
         return SumOutput.apply(cls.forward(self, SumGradient.apply(x, TENSOR), *others), TENSOR)
 
-    parts: dict[str, Any] = {"forward": forward}
-    if issubclass(cls, MoE):
-        parts["_routed"] = functools.partialmethod(_routed_share, cls, size)
-    return type(f"Split{cls.__name__}", (cls,), parts)
+    routed = {"_routed": functools.partialmethod(_routed_share, cls, size)} if issubclass(cls, MoE) else {}
+    return type(f"Split{cls.__name__}", (cls,), {"forward": forward, **routed})
 
 
 def _routed_share(self: MoE, cls: type[MoE], size: int, x_TD: Tensor, routing: Routing) -> Tensor:

@@ -22,13 +22,13 @@ pytestmark = pytest.mark.ranks
 
 def test_what_forked_processes_find_is_gathered_and_one_that_dies_is_an_error():
     def share(*calls):
-        return lambda: ({"call": call, "lost": [call], "shown": None} for call in calls)
+        return lambda: (Finding(call=call, lost=(call,)) for call in calls)
 
     found = sorted(_forked([share(1, 2), share(3)]), key=lambda finding: finding.call)
     assert found == [Finding(call=call, lost=(call,)) for call in (1, 2, 3)]
 
     def dies():
-        yield {"call": 1, "lost": []}
+        yield Finding(call=1)
         os._exit(7)
 
     with pytest.raises(RankError, match=r"(?s)follows errors through a step failed.*exit status 7"):

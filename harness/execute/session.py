@@ -126,10 +126,12 @@ class Session:
 
     def close(self) -> None:
         """End the host and remove the temporary folder: all that a host and its stages leave lies in there."""
-        for session in (*self._others, self):
-            if session._host is not None:
-                session._host.kill()
-        for session in (*self._others, self):
+        hosts = [session._host for session in (self, *self._others) if session._host is not None]
+        for host in hosts:
+            host.end_if_idle()
+        for host in hosts:
+            host.kill()
+        for session in (self, *self._others):
             shutil.rmtree(session.work, ignore_errors=True)
 
     def _start(self) -> HostProcess:

@@ -149,6 +149,21 @@ def test_each_cases_events_and_logs_are_its_own(both):
 
 @pytest.mark.slow
 @pytest.mark.ranks
+def test_a_host_that_dies_makes_errors_of_cases_that_begin_later_and_of_none_beside_it(tmp_path):
+    cases = [toy("slow", name="beside"), toy("host_killer", name="during"), toy(name="after")]
+    results = run_cases(cases, RunOptions(device="cpu", control="never", jobs=2), tmp_path)
+    found = {result.case.name: result for result in results}
+    assert {name: result.verdict for name, result in found.items()} == {
+        "beside": Verdict.EQUAL,
+        "during": Verdict.ERROR,
+        "after": Verdict.ERROR,
+    }
+    assert found["after"].error == found["during"].error
+    assert "the process that starts the ranks was killed by signal 9 (SIGKILL)" in found["during"].error
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
 def test_closing_the_results_early_ends_every_lane(tmp_path):
     options = RunOptions(device="cpu", timeout=60.0, control="never", jobs=2)
     slow = [toy("hanging", name="slow"), toy(name="one")]

@@ -118,6 +118,12 @@ class HostProcess:
                     self._is_busy = False
                     return cast(A, answer)
 
+    def end_if_idle(self) -> None:
+        """Begin to end a host that is asked nothing: what a process of that size holds takes a while to give back."""
+        if self._process.returncode is None and not self._is_busy:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """End the host and every process below it, now. Harmless when done before."""
         atexit.unregister(self.kill)

@@ -102,6 +102,8 @@ class Lanes:
         def work(sessions: Sequence[Session]) -> None:
             try:
                 while (found := _next(waiting)) is not None:
+                    for session in sessions:
+                        session.begin_case()
                     told.put(judge(*found, sessions, told.put))
             except Abandoned:
                 pass

@@ -52,7 +52,8 @@ class Session:
     """A host and a temporary folder that cases of one call share, and, where runs go side by side, more such sessions.
 
     A host that crashed takes every later case with it, at whatever session: the machine or the installation is to
-    blame. One that was killed because a case outlasted its time, or nobody waited for it any more, is replaced.
+    blame. A case that runs beside it is left alone. One that was killed because a case outlasted its time, or nobody
+    waited for it any more, is replaced.
     """
 
     def __init__(self, run_dir: Path, options: RunOptions, first: Session | None = None) -> None:
@@ -62,6 +63,7 @@ class Session:
         self._others: list[Session] = []
         self._log = run_dir / "logs" / ("host.log" if first is None else f"host{len(first._others) + 2}.log")
         self._crashes: list[RankError] = [] if first is None else first._crashes
+        self._crash: RankError | None = None
         self._num_gpus: int | None = None
         self._is_abandoned = threading.Event()
         self._has_ended = threading.Event()
@@ -83,8 +85,8 @@ class Session:
         with self._is_asked:
             if self._is_unwanted():
                 raise Abandoned
-            if self._crashes:
-                raise self._crashes[0]
+            if self._crash is not None:
+                raise self._crash
             self._host = self._host or self._start()
             try:
                 return self._host.ask(request, timeout, on_event, self._is_unwanted)
@@ -94,8 +96,13 @@ class Session:
             except HostLost as lost:
                 self._host = self._start() if lost.silent else None
                 if not lost.silent:
+                    self._crash = lost.error
                     self._crashes.append(lost.error)
                 raise lost.error from lost
+
+    def begin_case(self) -> None:
+        """Have a crash of any host of this call count here, too."""
+        self._crash = next(iter(self._crashes), None)
 
     def abandon(self) -> None:
         """End what other threads ask for: nobody waits for it any more."""
@@ -126,10 +133,12 @@ class Session:
 
     def close(self) -> None:
         """End the host and remove the temporary folder: all that a host and its stages leave lies in there."""
-        for session in (*self._others, self):
-            if session._host is not None:
-                session._host.kill()
-        for session in (*self._others, self):
+        hosts = [session._host for session in (self, *self._others) if session._host is not None]
+        for host in hosts:
+            host.end_if_idle()
+        for host in hosts:
+            host.kill()
+        for session in (self, *self._others):
             shutil.rmtree(session.work, ignore_errors=True)
 
     def _start(self) -> HostProcess:

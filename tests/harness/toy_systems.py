@@ -389,6 +389,15 @@ class Spawning(Misbehaving):
             time.sleep(3600)
 
 
+class Slow(Toy):
+    """Takes its time."""
+
+    def misbehave(self, index: int) -> None:
+        if index == BAD_STEP:
+            time.sleep(8.0)
+
+
+slow = Slow
 raising, killed, leaving, hanging, host_killer, spawning = Raising, Killed, Leaving, Hanging, HostKiller, Spawning
 garbling, tampering, escaping, escaped = Garbling, Tampering, Escaping, Escaped
 

@@ -92,20 +92,20 @@ def told_tries(lines: list[str]) -> list[str]:
 def test_a_rank_that_raises_is_shrunk_too_with_tries_in_turns_or_at_once_and_gets_no_file(
     tmp_path: Path, capsys: Any
 ) -> None:
-    start, found = replace(toy("raising", world_size=4), steps=4), []
+    start, found = replace(toy("raising", world_size=3), steps=3), []
     for jobs in ("1", "2"):
         folder = tmp_path / jobs
         folder.mkdir()
         with nothing_left_behind(make(tmp_path / f"temporary{jobs}")):
-            found.append(shrink(start, folder, capsys, "--tries", "4", "-j", jobs))
+            found.append(shrink(start, folder, capsys, "--tries", "3", "-j", jobs))
     alone, beside = found
     assert alone.status == beside.status == 3
-    assert told_tries(alone.lines) == told_tries(beside.lines) and len(told_tries(beside.lines)) == 4
+    assert told_tries(alone.lines) == told_tries(beside.lines) and len(told_tries(beside.lines)) == 3
     small = [one.folder / "shrunk" / "case.json" for one in found]
     assert small[0].read_bytes() == small[1].read_bytes()
     assert read_case(small[0]).parallelism.world_size == 2
     assert "file:   none: what fails is a run, and a file could only compare results" in alone.lines
-    assert any(line.startswith("the budget is spent (4 tries, ") for line in alone.lines)
+    assert any(line.startswith("the budget is spent (3 tries, ") for line in alone.lines)
     told = "up to 2 tries at once: what is found is the same"
     assert told in beside.lines and told not in alone.lines
 

@@ -21,7 +21,7 @@ from harness.records import Verdict
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
 from tests.harness.execute.test_side_by_side import EAGER, recorded
 
-CASES = [toy("one_bit_off", name="bad"), toy(name="good"), toy("raising", name="broken"), toy(name="late")]
+CASES = [toy("one_bit_off", name="bad"), toy("raising", name="broken"), toy(name="good")]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_as_many_cases_go_at_once_as_are_asked_for_and_by_default_one(machine):
     machine(cores=2)
     assert planned() == (1, 1)
     assert planned(jobs=2) == (2, 1)
-    assert planned(jobs=9) == (4, 1), "there are no more"
+    assert planned(jobs=9) == (3, 1), "there are no more"
 
 
 def test_with_auto_each_rank_has_a_core_and_cores_that_are_left_serve_the_runs_of_a_case(machine):
@@ -106,7 +106,7 @@ def both(tmp_path_factory):
     found = {}
     for jobs in (1, 2):
         folder, events = tmp_path_factory.mktemp(f"jobs{jobs}"), []
-        options = RunOptions(device="cpu", timeout=60.0, jobs=jobs)
+        options = RunOptions(device="cpu", timeout=60.0, control="when_different", jobs=jobs)
         caller = threading.get_ident()
 
         def on_event(event, events=events, caller=caller):
@@ -124,9 +124,8 @@ def test_a_failing_case_beside_good_ones_is_told_as_in_turns(both):
     (turns_folder, turns, _), (folder, beside, _) = both.values()
     assert {name: result.verdict for name, result in beside.items()} == {
         "bad": Verdict.DIFFERENT,
-        "good": Verdict.EQUAL,
         "broken": Verdict.ERROR,
-        "late": Verdict.EQUAL,
+        "good": Verdict.EQUAL,
     }
     for name, result in beside.items():
         for fact in ("verdict", "compared", "mismatched", "differing", "control", "losses", "logs", "first_divergence"):
@@ -145,6 +144,21 @@ def test_each_cases_events_and_logs_are_its_own(both):
         assert told[0] == told[1]
     text = {path: path.read_text() for path in (folder / "logs").rglob("rank1*.log")}
     assert {path.parts[-3] for path in text if "the toy is broken" in text[path]} == {"broken"}
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_host_that_dies_makes_errors_of_cases_that_begin_later_and_of_none_beside_it(tmp_path):
+    cases = [toy("slow", name="beside"), toy("host_killer", name="during"), toy(name="after")]
+    results = run_cases(cases, RunOptions(device="cpu", control="never", jobs=2), tmp_path)
+    found = {result.case.name: result for result in results}
+    assert {name: result.verdict for name, result in found.items()} == {
+        "beside": Verdict.EQUAL,
+        "during": Verdict.ERROR,
+        "after": Verdict.ERROR,
+    }
+    assert found["after"].error == found["during"].error
+    assert "the process that starts the ranks was killed by signal 9 (SIGKILL)" in found["during"].error
 
 
 @pytest.mark.slow

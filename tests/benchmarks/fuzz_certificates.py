@@ -11,12 +11,14 @@ Where that finds nothing, all is checked again.
 from __future__ import annotations
 
 import copy
+import operator
 import random
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import compress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -56,7 +58,7 @@ def first_change(certificate: Certificate, corrupted: Certificate) -> int:
 
 
 def _parted(one: Sequence[object], two: Sequence[object]) -> int:
-    return next((k for k, (a, b) in enumerate(zip(one, two, strict=False)) if a is not b), min(len(one), len(two)))
+    return next(compress(range(len(one)), map(operator.is_not, one, two)), min(len(one), len(two)))
 
 
 def fuzz_whole(certificate: Certificate, corruptions: int, seed: int) -> Iterator[tuple[str, bool]]:

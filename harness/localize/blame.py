@@ -15,8 +15,11 @@
    blame, nor is the collective; the rank that sent them is. What only packs right values for a collective, as a
    bucket does, has values that the reference has nowhere, and computes nothing: then the collective is to blame,
    unless a tensor that differs holds another right value, as one that was packed in the wrong place does.
+   A part of a bucket that is right by itself is right, so what reads it may be to blame; and a new call that changes
+   a right bucket is a root. But where a value that only its collective could have given is lost, parts are not trusted.
 4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed. What packs, and
-   the collective of a bucket, are the answer only where no other call is: the reference has a bucket's values nowhere.
+   the collective of a bucket, are the answer only where no other call is, or where that only reads what was packed in
+   another place: the reference has a bucket's values nowhere. What reads nothing is the answer only where no other is.
 5. Where the answer only reads another right value than its partner does, or where there is no root, a
    call may be missing: the first call of the reference, in the history of the value that the candidate
    should have had, whose output the candidate has nowhere and whose inputs it has.
@@ -27,12 +30,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.errors import cut
 from harness.localize.calls import Call
 from harness.localize.reference_log import ReferenceLog
-from harness.records import BlamedCall, Neighbour
+from harness.records import BlamedCall
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
@@ -95,14 +98,16 @@ def find_culprit(
     None when no call explains what differs: it was changed outside of every operator.
     """
     logs = [_Log(calls, ReferenceLog(known)) for calls, known in zip(candidate, reference, strict=True)]
-    roots = _roots(logs, differing)
-    if not roots:
+    picked = _pick(logs, differing)
+    if picked is None or (picked.reads and _loses(logs, picked)):
+        for each in logs:
+            each.trusts_parts = False
+        picked = _pick(logs, differing)
+    if picked is None:
         return _first_missing(logs, {rank: [wanted for wanted, _ in pairs] for rank, pairs in differing.items()})
-    computing = {(rank, index) for rank, index in roots if not logs[rank].is_packing(index)}
-    index, first_rank = min((index, rank) for rank, index in computing or roots)
+    (first_rank, index), partner, same, roots = picked
     log = logs[first_rank]
     call = log.calls[index]
-    partner, same = log.reference.partner(call, log.turn(index))
     ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
     if partner is not None and same is None:
         missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs})
@@ -124,6 +129,45 @@ def find_culprit(
         arguments=arguments,
         instead_of=other.operator if other is not None else "",
     )
+
+
+class _Picked(NamedTuple):
+    """A root that is the answer, its partner, what is wrong with it where that has its inputs, and all roots."""
+
+    site: Site
+    partner: int | None
+    same: Literal["computes", "exchanges"] | None
+    roots: set[Site]
+
+    @property
+    def reads(self) -> bool:
+        """Whether it only reads other values than its partner."""
+        return self.partner is not None and self.same is None
+
+
+def _pick(logs: Sequence[_Log], differing: Differing) -> _Picked | None:
+    """Rule 4. What makes a value of nothing, as `arange`, goes by numbers, which other calls may have got wrong."""
+    roots = _roots(logs, differing)
+    if not roots:
+        return None
+    packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
+    computing = {(rank, index) for rank, index in roots - packing if logs[rank].calls[index].inputs}
+    picked = _first_of(computing or roots - packing or roots, logs, roots)
+    return _first_of(packing, logs, roots) if packing and picked.reads else picked  # what was packed in another place
+
+
+def _first_of(sites: set[Site], logs: Sequence[_Log], roots: set[Site]) -> _Picked:
+    """The first site in execution order, on the lowest rank."""
+    index, rank = min((index, rank) for rank, index in sites)
+    log = logs[rank]
+    return _Picked((rank, index), *log.reference.partner(log.calls[index], log.turn(index)), roots)
+
+
+def _loses(logs: Sequence[_Log], picked: _Picked) -> bool:
+    """Whether a collective of the reference has no output here, though its input is: a bucket was packed wrong."""
+    log = logs[picked.site[0]]
+    launched = (known for known in log.reference.log if known.collective and known.outputs)
+    return any(log.has_all(known.inputs) and not log.has_all(known.outputs) for known in launched)
 
 
 def _unlike_arguments(call: Call, partner: Call) -> str:
@@ -169,55 +213,12 @@ def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
     )
 
 
-NUM_NEIGHBOURS = 3
-
-
-def neighbours_of(
-    culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
-) -> list[Neighbour]:
-    """The blamed call, and the calls before and after it on its rank, in execution order.
-
-    `agrees` says of each whether the other side has its outputs where they belong (rule 1); of a view that the
-    other side does not take, whether it is one of a value that agrees (rule 2). The log is the candidate's; where
-    that lacks the call, it is the reference's.
-    """
-    mine, other = candidate[culprit.rank], reference[culprit.rank]
-    index = culprit.candidate
-    if index is None:
-        mine, other, index = other, mine, culprit.reference
-    assert index is not None, "a culprit is in one of the logs"
-    agrees = _agreements(mine, ReferenceLog(other))
-    return [
-        Neighbour(
-            operator=call.operator,
-            module=call.place.module,
-            direction=call.place.direction,
-            chunk=call.place.chunk,
-            source=call.source,
-            agrees=agrees[number],
-            is_culprit=number == index,
-        )
-        for number, call in list(enumerate(mine))[max(0, index - NUM_NEIGHBOURS) : index + NUM_NEIGHBOURS + 1]
-    ]
-
-
-def _agreements(calls: Sequence[Call], reference: ReferenceLog) -> list[bool]:
-    """Of each call of one log, whether it agrees with the other side."""
-    found, right = [], set(reference.values)
-    for call in calls:
-        is_own_view = call.view and not reference.calls(call)
-        found.append(right.issuperset(call.inputs) if is_own_view else reference.knows(call))
-        if is_own_view and found[-1]:
-            right.update(call.outputs)
-    return found
-
-
 def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
     """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
     is_misplaced = any(has in logs[rank].reference.values for rank, pairs in differing.items() for _, has in pairs)
     starts = [(rank, log.last_producer(has)) for rank, log in enumerate(logs) for _, has in differing.get(rank, ())]
     pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
-    seen, roots = set(pending), set()
+    seen, roots, read = set(pending), set(), {}
     while pending:
         rank, index = pending.pop()
         sites = [(rank, index)]
@@ -230,8 +231,16 @@ def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
             earlier = set()
         if not earlier:
             roots.add((rank, index))
+        read[rank, index] = earlier
         pending += sorted(earlier - seen)
         seen |= earlier
+    packed = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
+    for rank, index in sorted(seen - roots, key=lambda site: site[1]):
+        if read[rank, index] <= packed:
+            if logs[rank].packs(index):
+                packed.add((rank, index))
+            elif logs[rank].is_new(index):
+                roots.add((rank, index))
     return roots
 
 
@@ -245,13 +254,19 @@ class _Log:
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._agrees = [reference.knows(call) for call in calls]
         self._latest: dict[str, int] = {}
+        self.trusts_parts = True
         self._bad: list[tuple[int, ...]] = []
+        self._unpacked: list[set[int]] = []
         for index, call in enumerate(calls):
             producers = call.producers or (None,) * len(call.inputs)
             pairs = zip(call.inputs, producers, strict=True)
             given = (self._latest.get(value) if producer is None else producer for value, producer in pairs)
             found = [producer for producer in given if producer is not None]
-            self._bad.append(tuple(producer for producer in found if not self._agrees[producer]))
+            unpacked = {
+                i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
+            }
+            self._unpacked.append(unpacked)
+            self._bad.append(tuple(i for i in found if not self._agrees[i]))
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
 
@@ -267,15 +282,32 @@ class _Log:
 
     def bad_producers(self, index: int) -> set[int]:
         """The calls that gave a call's inputs and do not agree."""
-        found, pending = set(), list(self._bad[index])
+        found, pending = set(), self._bad_inputs(index)
         while pending:
             producer = pending.pop()
             view = self.calls[producer]
-            if view.view and (self._is_new(index) or _keeps_order(view)):
-                pending += self._bad[producer]
+            if view.view and (self.is_new(index) or _keeps_order(view)):
+                pending += self._bad_inputs(producer)
             else:
                 found.add(producer)
         return found
+
+    def _bad_inputs(self, index: int) -> list[int]:
+        """The same, views included; a right part of a bucket is right, where it is trusted, wherever it belongs."""
+        unpacked = self._unpacked[index] if self.trusts_parts else ()
+        return [producer for producer in self._bad[index] if producer not in unpacked]
+
+    def has_all(self, values: Iterable[str]) -> bool:
+        """Whether this log has each of some values somewhere."""
+        return self._values.issuperset(values)
+
+    def packs(self, index: int) -> bool:
+        """Whether a call computes nothing: it puts values together, or takes them apart."""
+        return self.calls[index].view or self.calls[index].operator.partition(".")[0] in PACKING
+
+    def _unpacks(self, index: int) -> bool:
+        """Whether a call takes apart what the reference has nowhere: then its parts count each by itself."""
+        return self.packs(index) and not self.reference.values.issuperset(self.calls[index].inputs)
 
     def only_packs(self, index: int) -> bool:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
@@ -315,7 +347,8 @@ class _Log:
                 return known
         return None
 
-    def _is_new(self, index: int) -> bool:
+    def is_new(self, index: int) -> bool:
+        """Whether the reference never calls such an operator there."""
         return not self.reference.calls(self.calls[index])
 
     def same_collective(self, turn: int, call: Call) -> int | None:
@@ -334,7 +367,15 @@ class _Log:
 
 _ORDER_KEEPING = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze"}
 
-PACKING = _ORDER_KEEPING | {"cat", "stack", "constant_pad_nd", "clone", "split_with_sizes_copy"}
+PACKING = _ORDER_KEEPING | {
+    "cat",
+    "stack",
+    "constant_pad_nd",
+    "clone",
+    "split",
+    "split_with_sizes",
+    "split_with_sizes_copy",
+}
 """Operators that compute nothing: they put values together, or give parts of them."""
 
 

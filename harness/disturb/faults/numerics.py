@@ -181,7 +181,7 @@ ENTRIES = (
     Entry(
         name="reciprocal-root-in-two-steps",
         says="1 / sqrt(x) stands for rsqrt(x)",
-        source="ours: a decomposition; on a CPU it hides for steps even in float32",
+        source="ours: a decomposition; bit-equal where the machine's square root is correctly rounded",
         edit=_root_in_two_steps,
         sees=(FLOAT32,),
     ),

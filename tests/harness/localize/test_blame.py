@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.localize.blame import Culprit, call_of, find_culprit, neighbours_of
+from harness.localize.blame import Culprit, call_of, find_culprit
 from harness.localize.calls import Call, Place
 from harness.localize.search import held_as
-from harness.records import Key, Manifest, Neighbour, Record, Recording
+from harness.records import Key, Manifest, Record, Recording
 
 FORWARD = Place("layers.0", "forward")
 BACKWARD = Place("layers.0", "backward")
@@ -233,50 +233,6 @@ def test_a_call_that_only_hands_a_value_on_did_not_make_it() -> None:
     assert (culprit.how, culprit.call) == ("lacks", reference[2])
 
 
-def marks(reference: list[Call], candidate: list[Call], *differing: str) -> list[tuple[str, bool, bool]]:
-    """The operators around the culprit on the single rank, whether they agree, and which is to blame."""
-    culprit = blamed(reference, candidate, *differing)
-    assert culprit is not None
-    found = neighbours_of(culprit, [reference], [candidate])
-    return [(call.operator, call.agrees, call.is_culprit) for call in found]
-
-
-def test_the_neighbours_of_a_call_are_three_before_and_three_after_it_with_a_mark_each() -> None:
-    operators = ["a", "b", "c", "d", "e", "f", "g", "h", "i"]
-    reference = [call(f"{name} {i} -> {i + 1}") for i, name in enumerate(operators)]
-    wrong = ["", "", "", "", "x5", "x6", "x7", "x8", "x9"]
-    candidate = [call(f"{name} {wrong[i - 1] or i} -> {wrong[i] or i + 1}") for i, name in enumerate(operators)]
-    culprit = find_culprit([reference], [candidate], {0: [("9", "x9")]})
-    assert culprit is not None and culprit.candidate == 4
-    found = neighbours_of(culprit, [reference], [candidate])
-    assert [call.operator for call in found] == ["b", "c", "d", "e", "f", "g", "h"]
-    assert [call.agrees for call in found] == [True, True, True, False, False, False, False]
-    assert [call.is_culprit for call in found] == [False, False, False, True, False, False, False]
-
-
-def test_the_first_call_of_a_log_has_neighbours_on_one_side_and_says_where_each_call_belongs() -> None:
-    place = Place("layers.1", "forward", 1)
-    reference = [Call(place, "mm", ("x",), ("a",), source="model.py:7"), call("sum a -> l")]
-    candidate = [Call(place, "mm", ("x",), ("A",), source="model.py:7"), call("sum A -> L")]
-    culprit = blamed(reference, candidate, "L")
-    assert culprit is not None
-    assert neighbours_of(culprit, [reference], [candidate])[0] == Neighbour(
-        operator="mm",
-        module="layers.1",
-        direction="forward",
-        chunk=1,
-        source="model.py:7",
-        agrees=False,
-        is_culprit=True,
-    )
-
-
-def test_the_neighbours_of_a_call_that_the_candidate_lacks_are_the_references() -> None:
-    reference = [call("mm x w -> a"), call("neg a -> b"), call("sum b -> l")]
-    candidate = [call("mm x w -> a"), call("sum a -> L")]
-    assert marks(reference, candidate, "L") == [("mm", True, False), ("neg", False, True), ("sum", False, False)]
-
-
 UNTOLD = Place(None, None)
 
 
@@ -409,3 +365,51 @@ def test_a_bucket_of_gathers_is_not_blamed_for_what_a_later_call_computes() -> N
     packed += [call("view r -> v"), call("view s -> x")]
     culprit = blamed(reference, [*packed, call("mm v y -> A"), call("mul A s -> B")], "B")
     assert culprit is not None and (culprit.call.operator, culprit.how) == ("mm", "computes")
+
+
+PACKED = [call("cat u w -> p"), call("all_gather p -> q", collective=True)]
+GATHERED = [call("all_gather u -> v", collective=True), call("all_gather w -> x", collective=True)]
+
+
+def parts(text: str) -> list[Call]:
+    """A bucket taken apart, by parts that the reference has nowhere, and views of them that it has."""
+    return [call(f"split_with_sizes_copy {text} -> r s"), view("view r -> v"), view("view s -> x")]
+
+
+def test_what_changes_a_right_bucket_is_blamed_and_not_the_bucket() -> None:
+    reference = [*GATHERED, call("mm v y -> a"), call("mul a x -> b")]
+    wrong = [call("split_with_sizes_copy T -> R S"), view("view R -> V"), view("view S -> X")]
+    candidate = [*PACKED, call("roll q -> T"), *wrong, call("mm V y -> A"), call("mul A X -> B")]
+    culprit = blamed(reference, candidate, "B")
+    assert culprit is not None and (culprit.call.operator, culprit.how) == ("roll", "adds")
+
+
+def test_what_reads_another_part_of_a_right_bucket_is_blamed() -> None:
+    reference = [*GATHERED, call("mm v y -> a"), call("mul a x -> b")]
+    candidate = [*PACKED, *parts("q"), call("mm x y -> A"), call("mul A v -> B")]
+    culprit = blamed(reference, candidate, "B")
+    assert culprit is not None and (culprit.call.operator, culprit.how) == ("mm", "reads")
+
+
+def test_a_bucket_that_lost_a_gradient_is_blamed_and_not_what_reads_another_ones_in_its_place() -> None:
+    made = [call("mul k -> a"), call("mul l -> b")]
+    reference = [*made, reduce_scatter("a -> r"), reduce_scatter("b -> s"), call("add r s -> t", BACKWARD)]
+    packed = [*made, call("cat a a -> P", BACKWARD), reduce_scatter("P -> Q")]
+    candidate = [
+        *packed,
+        call("split Q -> R R", BACKWARD),
+        view("view R -> r", BACKWARD),
+        call("add r r -> T", BACKWARD),
+    ]
+    culprit = blamed(reference, candidate, "T")
+    assert culprit is not None and culprit.call.operator == "reduce_scatter"
+
+
+def test_a_value_made_of_nothing_is_blamed_only_where_nothing_else_is() -> None:
+    """How long `arange` is depends on what earlier calls computed."""
+    reference = [call("arange -> n"), call("mm x w -> a"), call("index a n -> l")]
+    candidate = [call("arange -> N"), call("mm x w -> A"), call("index A N -> L")]
+    culprit = blamed(reference, candidate, "L")
+    assert culprit is not None and culprit.call.operator == "mm"
+    culprit = blamed(reference, [candidate[0], reference[1], call("index a N -> L")], "L")
+    assert culprit is not None and culprit.call.operator == "arange"

@@ -184,11 +184,22 @@ def _as_step(
         env[node] = graph.node_copy(node, env.__getitem__)
     for role, value in ends.outputs.items():
         if role.kind == "written" and value is not None:
-            [buffer] = (ends.inputs[x] for x in ends.inputs if x.of == role.of and x.kind in ("buffer", "parameter"))
-            write_back(graph, env[buffer], env[value])
+            write_back(graph, env[_written_input(ends, role)], env[value])
     gradients = [env[ends.output(Role("gradient", name))] for name in parameter_names]
     graph.output([env[loss], *gradients])
     return GraphModule(exported, graph)
+
+
+def _written_input(ends: _Ends, role: Role) -> Node:
+    """The buffer or parameter that gets a value. Raises TraceError for a write into an input."""
+    for kind in ("buffer", "parameter"):
+        if (found := ends.input(Role(kind, role.of))) is not None:
+            return found
+    raise TraceError(
+        f"the training step writes into its input {role.of}",
+        expected="writes into buffers alone",
+        fix="write into a copy of the input",
+    )
 
 
 def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: int) -> Iterator[Role]:

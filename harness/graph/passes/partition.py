@@ -32,7 +32,7 @@ from harness.graph import operators
 from harness.graph.context import PassContext
 from harness.graph.export_joint import SEED_KEY, write_back
 from harness.graph.halves import HALF_KEY
-from harness.graph.origin import META_KEY, RECOMPUTED_KEY, origin_of
+from harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
 from harness.graph.symbols import SYMBOLIC_SCALARS
 from harness.graph.tensor_bytes import TensorBytes
 from harness.torch_compat import divided, rename
@@ -144,11 +144,14 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
         env[node].meta = dict(node.meta)
     env[seed] = graph.placeholder("tangents_1")
     env[seed].meta = {"val": seed.meta["val"]}
+    follows_seed = False
     for node in module.graph.nodes:
+        follows_seed |= node is seed
         if node.op in ("placeholder", "output") or node in env or operators.written_arguments(node):
             continue
         env[node] = graph.node_copy(node, env.__getitem__)
-        env[node].meta[_TAG] = f"is_{origin_of(node).direction}"
+        is_backward = follows_seed if origin_of(node) == UNKNOWN else _is_backward(node)
+        env[node].meta[_TAG] = "is_backward" if is_backward else "is_forward"
     outputs: Any = module.graph.output_node().args[0]
     loss, *gradients = outputs
     graph.output(tuple(env[x] for x in (loss, *(write.value for write in writes), *gradients)))

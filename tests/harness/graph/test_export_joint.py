@@ -82,6 +82,12 @@ def unused(self: Applied, x: Tensor) -> Tensor:
     return x * self.used
 
 
+def writing(self: Applied, x: Tensor) -> Tensor:
+    y = x.clone() * self.w
+    x.zero_()
+    return y
+
+
 def branching(self: Applied, x: Tensor) -> Tensor:
     return x * self.w if x.sum() > 0 else x
 
@@ -95,6 +101,12 @@ def branching(self: Applied, x: Tensor) -> Tensor:
             "  expected: the loss, and a gradient of every parameter\n"
             "  found: gradient layers.0.spare\n"
             "  fix: let every parameter take part in the loss, or drop it from the model",
+        ),
+        (
+            lambda: Layers(Applied(writing, w=parameter(8))),
+            "TraceError: the training step writes into its input 0\n"
+            "  expected: writes into buffers alone\n"
+            "  fix: write into a copy of the input",
         ),
         (
             lambda: Layers(Applied(branching, w=parameter(8))),

@@ -10,6 +10,7 @@ from cases import (
     backends,
     bucketing,
     chunking,
+    debug,
     memory,
     models,
     nightly,
@@ -58,6 +59,7 @@ FAMILIES = (
     attention,
     backends,
     nightly,
+    debug,
     trainers,
 )
 CASES = collect(*(family.CASES for family in FAMILIES))

@@ -10,6 +10,7 @@ from cases import (
     backends,
     bucketing,
     chunking,
+    debug,
     joint,
     memory,
     models,
@@ -58,6 +59,7 @@ FAMILIES = (
     backends,
     joint,
     nightly,
+    debug,
     trainers,
 )
 CASES = collect(*(family.CASES for family in FAMILIES))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cases
-from cases import attention, backends, bucketing, chunking, joint, models, process_groups, shapes, tp_ep, unequal
+from cases import attention, backends, bucketing, chunking, debug, joint, models, process_groups, shapes, tp_ep, unequal
 from harness.case import Case, Parallelism, Pipeline
 from harness.case.select import select
 from harness.errors import CaseError, UsageError
@@ -155,6 +155,14 @@ def test_both_parallelisms_are_tried_with_groups_of_their_own_and_with_shared_on
     assert nightly.memory.policy == "offload"
     assert shared.pipeline.isolate_groups and shared.parallelism == Parallelism(tp=2, ep=2, shared_groups=True)
     assert distinct == replace(shared, name="tp_ep_distinct", parallelism=Parallelism(tp=2, ep=2))
+
+
+def test_the_debug_model_runs_in_the_three_chunkings_on_fewer_ranks_and_steps():
+    sizes = (p.numel() for p in build_model(debug.CASES[0].model).parameters())
+    assert round(sum(sizes) / 1e6) == 33 and model_config(debug.CASES[0].model).num_layers == 6
+    for case, base in zip(debug.CASES, chunking.CASES[:3], strict=True):
+        assert (case.chunking, case.expected, case.steps, case.grad_norm) == (base.chunking, "EQUAL", 2, True)
+        assert (case.model.flavor, case.parallelism.world_size, case.parallelism.ep) == ("debugmodel", 4, 2)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := experts_seq_flex or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-indices cuda-wheel-lane cuda-kernels sum-orders debug faults sensitivity fuzz nightly clean
+.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -75,8 +75,11 @@ cuda-kernels: $(VENV)/ready .triton/ready  ## what Inductor and Triton generate 
 sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fails where one that must does not
 	$(BIN)/python tests/benchmarks/sum_orders.py -k bucketing
 
-debug: $(VENV)/ready        ## the debug model in the three chunkings: 33 million parameters, 2 steps on 4 ranks
-	$(BIN)/bitproof run --control when-different -k debug --report-dir reports/debug
+# What takes minutes: the debug model of 33 million parameters in the three chunkings, and both halves of a step compiled.
+LONG := debug or joint_llama3_inductor
+
+long-cases: $(VENV)/ready   ## the cases that take minutes, which the run on every submission leaves out
+	$(BIN)/bitproof run --control when-different -k '$(LONG)' --report-dir reports/long
 
 faults: $(VENV)/ready       ## every defect of the catalogue in a case that should see it: which are caught, and where they are found
 	$(BIN)/bitproof faults --device cpu
@@ -84,7 +87,7 @@ faults: $(VENV)/ready       ## every defect of the catalogue in a case that shou
 sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes some minutes
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2
 
-nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-indices cuda-wheel-lane cuda-kernels sum-orders debug faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

@@ -56,24 +56,27 @@ class Session:
     waited for it any more, is replaced.
     """
 
-    def __init__(self, run_dir: Path, options: RunOptions, first: Session | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, options: RunOptions, log: str = "host.log", crashes: list[RankError] | None = None
+    ) -> None:
+        """`crashes` are those of all hosts of the call, which grow."""
         self.run_dir = run_dir
         self.options = options
         self.work = Path(tempfile.mkdtemp(prefix="bitproof-"))
         self._others: list[Session] = []
-        self._log = run_dir / "logs" / ("host.log" if first is None else f"host{len(first._others) + 2}.log")
-        self._crashes: list[RankError] = [] if first is None else first._crashes
+        self._log = run_dir / "logs" / log
+        self._crashes: list[RankError] = [] if crashes is None else crashes
         self._crash: RankError | None = None
         self._num_gpus: int | None = None
         self._is_abandoned = threading.Event()
         self._has_ended = threading.Event()
         self._is_asked = threading.Lock()
-        self._host: HostProcess | None = self._start()
+        self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
         """A session beside this one, with a host of its own; it ends with this one. For the main thread alone."""
         with interrupts.held():  # as in `open_session`
-            made = Session(self.run_dir, self.options, first=self)
+            made = Session(self.run_dir, self.options, f"host{len(self._others) + 2}.log", self._crashes)
             self._others.append(made)
         return made
 
@@ -87,14 +90,14 @@ class Session:
                 raise Abandoned
             if self._crash is not None:
                 raise self._crash
-            self._host = self._host or self._start()
+            self.host = self.host or self._start()
             try:
-                return self._host.ask(request, timeout, on_event, self._is_unwanted)
+                return self.host.ask(request, timeout, on_event, self._is_unwanted)
             except Abandoned:
-                self._host = None if self._has_ended.is_set() else self._start()
+                self.host = None if self._has_ended.is_set() else self._start()
                 raise
             except HostLost as lost:
-                self._host = self._start() if lost.silent else None
+                self.host = self._start() if lost.silent else None
                 if not lost.silent:
                     self._crash = lost.error
                     self._crashes.append(lost.error)
@@ -133,7 +136,7 @@ class Session:
 
     def close(self) -> None:
         """End the host and remove the temporary folder: all that a host and its stages leave lies in there."""
-        hosts = [session._host for session in (self, *self._others) if session._host is not None]
+        hosts = [session.host for session in (self, *self._others) if session.host is not None]
         for host in hosts:
             host.end_if_idle()
         for host in hosts:

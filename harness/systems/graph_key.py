@@ -45,7 +45,7 @@ class Shelf:
 
 
 def traced_part(case: Case) -> Case:
-    """The case without what decides no graph: its names, systems, verdict and steps, its data, its optimizer."""
+    """The case without what decides no graph: its names, systems, verdict, steps, data, optimizer, and a norm's record."""
     return replace(
         case,
         name="traced",
@@ -58,6 +58,7 @@ def traced_part(case: Case) -> Case:
         differs_within=None,
         requires=None,
         steps=1,
+        grad_norm=False,
         batch=replace(case.batch, data=Batch().data),
         optimizer=AdamW(),
     )

@@ -422,7 +422,7 @@ def test_what_is_made_for_a_run_that_never_comes_is_not_waited_for(
 def test_no_program_is_traced_before_determinism_switches_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """They choose among kernels, and so among operators: on CUDA another attention would be traced."""
     traced: list[torch.device] = []
-    monkeypatch.setattr("harness.systems.graph.prepare", lambda case, device, options, enter: traced.append(device))
+    monkeypatch.setattr("harness.systems.graph.prepare", lambda case, device, *others: traced.append(device))
     cpu, before = torch.device("cpu"), torch.are_deterministic_algorithms_enabled()
     try:
         torch.use_deterministic_algorithms(False)

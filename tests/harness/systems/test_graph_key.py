@@ -44,6 +44,7 @@ DECIDES_NOTHING: dict[str, Any] = {
     "differs_within": None,
     "requires": "cuda",
     "steps": 3,
+    "grad_norm": True,
     "optimizer": AdamW(lr=1.0),
 }
 

@@ -55,7 +55,7 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("reference", ["eager", "eager_chunked"])
+@pytest.mark.parametrize("reference", [pytest.param("eager", marks=pytest.mark.slow), "eager_chunked"])
 def test_attention_written_out_in_a_module_that_is_cut_along_the_sequence_is_refused_in_graph_and_eager(
     sources: Path, reference: str
 ) -> None:

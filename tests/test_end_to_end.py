@@ -76,7 +76,7 @@ NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no cal
     ("changes", "told"),
     [
         ({"candidate": "eager", "chunking": LAYERS}, IDLE),
-        ({"candidate": "eager", "chunking": replace(LAYERS, dim="seq")}, IDLE),
+        pytest.param({"candidate": "eager", "chunking": replace(LAYERS, dim="seq")}, IDLE, marks=pytest.mark.slow),
         ({"reference": "eager", "chunking": LAYERS}, NOT_CALLED),
         (
             {"chunking": replace(LAYERS, modules="layers.*.attention"), "pipeline": Pipeline(overlap=True)},

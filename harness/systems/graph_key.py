@@ -45,7 +45,7 @@ class Shelf:
 
 
 def traced_part(case: Case) -> Case:
-    """The case without what decides no graph: names, systems, verdict, steps, data, optimizer, whether a norm is kept."""
+    """The case without what decides no graph: names, systems, verdict, steps, data, optimizer, if norms are kept."""
     return replace(
         case,
         name="traced",

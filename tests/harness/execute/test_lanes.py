@@ -174,8 +174,9 @@ def test_closing_the_results_early_ends_every_lane(tmp_path):
         results.close()
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_every_lane_and_the_report_has_what_was_judged(tmp_path, number):
     code = (
         "import sys; from harness.case.case import Case\n"

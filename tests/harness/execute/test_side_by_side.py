@@ -112,6 +112,7 @@ def recorded(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}, logs
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_case_comes_to_the_same_side_by_side_and_in_turns(tmp_path, monkeypatch):
     found = {}

@@ -61,6 +61,7 @@ def children() -> set[str]:
 # The whole graph.
 
 
+@pytest.mark.slow
 def test_a_compiled_step_computes_what_the_graph_does_and_writes_into_the_buffers_it_is_given(joint, graph, compiled):
     reference = run_graph(graph, joint, make_model(), batch())
     candidate = run_graph(compiled, joint, make_model(), batch())
@@ -70,6 +71,7 @@ def test_a_compiled_step_computes_what_the_graph_does_and_writes_into_the_buffer
     assert candidate["buffer layers.0.calls"].tolist() == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_compiled_step_repeats_itself_bit_for_bit(joint, compiled):
     first, second = (run_graph(compiled, joint, make_model(), batch()) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -84,6 +86,7 @@ def test_what_was_generated_has_one_hash_for_one_step_and_another_for_another(co
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+@pytest.mark.slow
 def test_other_split_sizes_need_no_other_code(joint, graph, compiled):
     model = make_model()
     model.layers[0].counts.copy_(torch.tensor([24, 0]))
@@ -91,10 +94,12 @@ def test_other_split_sizes_need_no_other_code(joint, graph, compiled):
     torch.testing.assert_close(candidate["loss"], reference["loss"], rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_the_given_graph_stays_as_it_is(joint, graph, compiled):
     assert graph.code == chunked(joint, None).code
 
 
+@pytest.mark.slow
 def test_compiling_leaves_no_process_no_setting_and_no_group_behind(compiled):
     assert not {name for name in children() if "python" in name or "g++" in name or "cc1plus" in name}
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") != str(compiled.folder)

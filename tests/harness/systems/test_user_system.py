@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.case import KINDS, Case, Parallelism
+from harness.case import Case, Parallelism
 from harness.errors import CaseError, RecordingError, UsageError
 from harness.execute.launch import run_cases
 from harness.options import RunOptions

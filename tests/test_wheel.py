@@ -129,6 +129,7 @@ def test_in_an_empty_folder_cases_run_and_report(installed, tmp_path):
     assert (tmp_path / "reports" / "latest" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_in_a_folder_with_packages_of_our_names_ours_run_and_the_clash_is_named_once(installed, clashing):
     extra = ["--extra-pass", "my_loop:wait_late_too"]
     done = installed.run("bitproof", "run", *write_case(clashing), *extra, cwd=clashing)

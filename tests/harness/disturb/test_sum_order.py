@@ -29,6 +29,7 @@ def run(case, folder, order):
     return result
 
 
+@pytest.mark.slow
 def test_a_bucket_summed_by_position_is_different_and_blame_names_the_reduce_scatter(tmp_path):
     result = run(small(bucketing.SEE_ORDER[0], ranks=3), tmp_path, "position")
     assert (result.verdict, result.error) == ("DIFFERENT", None)

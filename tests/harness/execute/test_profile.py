@@ -37,6 +37,7 @@ def test_a_profiled_run_leaves_one_trace_with_phases_digests_and_collectives_of_
         assert any("allgather" in name for name in names_in(trace, pid)), "a collective"
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_run_that_is_not_profiled_leaves_no_trace(tmp_path: Path) -> None:
     list(run_cases([toy()], RunOptions(device="cpu", control="never"), tmp_path))

@@ -70,6 +70,7 @@ def torchrun(folder: Path, *arguments: str) -> Ended:
     return Ended(done.returncode, out, err, statuses, time.monotonic() - began)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_all_ranks_record_into_the_one_recording_of_rank_0(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
     line = ["record", "unchunked", "--system", f"{TOYS}steady", *SMALL, "--report-dir", str(tmp_path / "reports")]

@@ -156,7 +156,9 @@ def test_an_interrupt_before_ranks_start_ends_with_3_a_report_and_nothing_left_b
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("command", "number"), [("run", signal.SIGHUP), ("record", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("command", "number"), [("run", signal.SIGHUP), pytest.param("record", signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_while_ranks_hang_ends_with_3_a_report_and_nothing_left_behind(start, tmp_path, command, number):
     arguments = command_line(command, tmp_path)
     if command == "record":

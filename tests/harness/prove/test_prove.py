@@ -31,7 +31,12 @@ def proved(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("transformer_batch", marks=pytest.mark.slow), "moe_seq", "experts_seq_bucketed"]
+    "name",
+    [
+        pytest.param("transformer_batch", marks=pytest.mark.slow),
+        "moe_seq",
+        pytest.param("experts_seq_bucketed", marks=pytest.mark.slow),
+    ],
 )
 def test_every_output_is_proved(name):
     found = proved(name)

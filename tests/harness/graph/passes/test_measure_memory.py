@@ -102,7 +102,7 @@ def test_the_pass_leaves_the_graph_alone_and_reports() -> None:
     }
 
 
-@pytest.mark.parametrize("modules", [None, "layers.*", "layers.*.moe"])
+@pytest.mark.parametrize("modules", [None, pytest.param("layers.*", marks=pytest.mark.slow), "layers.*.moe"])
 def test_each_policy_holds_less_than_the_one_before(modules: str | None) -> None:
     held = []
     for policy in ("none", "selective", "full"):

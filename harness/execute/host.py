@@ -43,12 +43,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
     parser.add_argument("--parent", type=int, help="pid of a parent to end with")
+    parser.add_argument(
+        "--signalled", action="store_true", help="have the kernel tell of the end of the parent's thread"
+    )
     parser.add_argument("--temporary", type=Path, help="folder to remove where the parent cannot")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
     try:
-        if options.parent:  # the end of input alone may never come: whoever the parent forked holds our input too
+        if options.signalled:  # the end of input alone may never come: whoever the parent forked holds our input too
             die_with_parent(options.parent, signal.SIGTERM)
         serve(options)
     finally:

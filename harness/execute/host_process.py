@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,8 @@ class HostProcess:
         command += ["--verbose"] if verbose else []
         command += ["--temporary", str(temporary)] if temporary else []
         command += ["--parent", str(os.getpid())]
+        if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that forks
+            command += ["--signalled"]
         try:
             with log.open("wb") as output:
                 self._process = subprocess.Popen(

@@ -9,11 +9,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from harness.execute.host_process import HostProcess
+from harness.execute.requests import MachineRequest
 
 HOST = Path(__file__).parent / "host_with_a_device.py"
 
@@ -65,6 +69,25 @@ time.sleep(600)
         wait_until(lambda: not (tmp_path / "temporary").exists())
     finally:
         os.kill(holder, signal.SIGKILL)
+
+
+@pytest.mark.ranks
+def test_a_host_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    """Lanes and runs side by side replace hosts in threads of their own, which end long before the command does."""
+    hosts: list[HostProcess] = []
+
+    def begin() -> None:
+        hosts.append(HostProcess(tmp_path / "log", temporary=tmp_path))
+        hosts[0].ask(MachineRequest(), 60, lambda event: None)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    time.sleep(0.5)  # a signal would come at once
+    try:
+        assert hosts[0].ask(MachineRequest(), 60, lambda event: None).gpus >= 0
+    finally:
+        hosts[0].kill()
 
 
 def catches(pid: int, number: int) -> bool:

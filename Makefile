@@ -15,7 +15,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := experts_seq_flex or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz nightly clean
+.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -55,8 +55,11 @@ cuda-wheel: .venv-torch-$(CUDA_TORCH)/ready  ## the lane of a CUDA build of torc
 	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__ + " is no build for CUDA"'
 	$(MAKE) lane-$(CUDA_TORCH)
 
-cuda-lane: $(VENV)/ready    ## every graph case as CUDA would trace it, on a machine without a GPU; needs a C++ compiler
+cuda-lane: $(VENV)/ready    ## every graph case but the debug models as CUDA would trace it, without a GPU; needs a C++ compiler
 	$(BIN)/python tests/cuda_lane/run.py --every-case --jobs 3 --devices 0,7 --steps 1 --report-dir reports/cuda-lane
+
+cuda-lane-debug: $(VENV)/ready ## the debug models in the same lane
+	$(BIN)/python tests/cuda_lane/run.py -k debug --devices 0,7 --steps 1 --report-dir reports/cuda-lane-debug
 
 cuda-indices: $(VENV)/ready ## each step of the lane traced for all eight device indices, which must be one trace
 	$(BIN)/python tests/cuda_lane/indices.py --jobs 2
@@ -87,7 +90,7 @@ faults: $(VENV)/ready       ## every defect of the catalogue in a case that shou
 sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes some minutes
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2
 
-nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

@@ -24,6 +24,8 @@ from torch.nn import functional
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_MULTIPLE = 8
 
+_remembered: dict[int, dict[Any, Any]] = {}
+
 _plain_attention = functional.scaled_dot_product_attention
 _registrations = torch.library.Library("aten", "IMPL", "CUDA")
 
@@ -78,10 +80,11 @@ def attention(
 def current_device(index: int) -> Iterator[torch.device]:
     """cuda:`index` as the device that a rank has set: `torch.device("cuda")` means it.
 
-    What torch remembers of fake calls has the device that was current then; no rank ever changes its own.
+    What torch remembers of fake calls has the device that was current then, so each device has a memory of its own; no
+    rank ever changes its device.
     """
-    FakeTensorMode.cache_clear()
     with (
+        mock.patch.object(FakeTensorMode, "cache", _remembered.setdefault(index, {})),
         mock.patch.object(torch.cuda, "is_initialized", lambda: True),
         mock.patch.object(torch.cuda, "current_device", lambda: index),
     ):

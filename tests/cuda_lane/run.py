@@ -28,7 +28,7 @@ from harness.cli import main as bitproof
 from harness.cli import run as cli_run
 from harness.execute import host_process
 from tests.cuda_lane import stand_in
-from tests.cuda_lane.selection import every_graph_case, slice_of
+from tests.cuda_lane.selection import slice_of, timed_cases
 
 DEVICES, FACTS = "BITPROOF_LANE_DEVICES", "BITPROOF_LANE_FACTS"
 ALL_DEVICES = ",".join(map(str, range(stand_in.NUM_DEVICES)))
@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
     """Run the lane; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default=ALL_DEVICES, help="device indices to trace for, all to one code")
-    parser.add_argument("--every-case", action="store_true", help="every case whose graph runs as it is")
+    parser.add_argument(
+        "--every-case", action="store_true", help="all cases that run a graph as it is, but debug models"
+    )
     parser.add_argument("--slice", metavar="i/n", help="of every case one of n parts, whose steps are alike")
     parser.add_argument(
         "--jobs", type=int, default=1, help="so many slices of every case at a time, in REPORT_DIR/1 ..."
@@ -59,7 +61,7 @@ def main(arguments: list[str]) -> int:
     if options.jobs > 1:
         return run_slices(options.jobs, arguments, options.report_dir)
     if options.every_case:
-        chosen = slice_of(every_graph_case(), options.slice or "1/1", len(options.devices.split(",")))
+        chosen = slice_of(timed_cases(), options.slice or "1/1", len(options.devices.split(",")))
         cli_run.selected_cases = lambda expression: chosen  # type: ignore[attr-defined]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as facts:

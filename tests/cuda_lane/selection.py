@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cases import CASES
+from cases import CASES, debug
 from harness.case import Case
 
 
@@ -14,6 +14,11 @@ def every_graph_case() -> list[Case]:
     found = [case for case in found if case.pipeline.backend == "fx"]
     steps = [step_of(case) for case in found]
     return [case for _, case in sorted(zip(steps, found, strict=True), key=lambda pair: steps.index(pair[0]))]
+
+
+def timed_cases() -> list[Case]:
+    """Those of `every_graph_case` but the debug models, which take minutes and have a call of their own."""
+    return [case for case in every_graph_case() if case.family != debug.FAMILY]
 
 
 def step_of(case: Case) -> tuple[object, ...]:

@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn import functional
 
 from cases import CASES, joint, trainers
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.run import LANE_FILE
 from tests.cuda_lane.selection import every_graph_case, slice_of, step_of
+from tests.cuda_lane.to_cpu import efficient, efficient_backward
 
 ROOT = Path(__file__).parents[2]
 LANE = Path(__file__).with_name("run.py")
@@ -58,6 +61,24 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
         *("early_accumulation", "chunked_vs_unchunked", "inductor_dense", "inductor_moe", "regional_inductor"),
         *(case.name for case in (*joint.CASES, *trainers.CASES)),
     }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_efficient_attention_on_the_cpu_has_the_bits_of_eager_with_one_head_dim_or_two(dtype):
+    make = torch.Generator().manual_seed(0)
+    for value_dim in (16, 8):
+        shapes = (2, 4, 32, 16), (2, 4, 32, 16), (2, 4, 32, value_dim)
+        inputs = [torch.randn(shape, generator=make).to(dtype).requires_grad_() for shape in shapes]
+        eager = functional.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.25)
+        grad = torch.randn(eager.shape, generator=make).to(dtype)
+        output, logsumexp, *state = efficient(*(x.detach() for x in inputs), None, True, 0.0, True, scale=0.25)
+        rest = (output, logsumexp, *state, 0.0, [True, True, True, False], True)
+        found = efficient_backward(grad, *(x.detach() for x in inputs), None, *rest, scale=0.25)
+        assert output.equal(eager) and found[3] is None
+        for mine, theirs in zip(found[:3], torch.autograd.grad(eager, inputs, grad), strict=True):
+            assert mine.equal(theirs)
+    with pytest.raises(ValueError, match="with a bias"):
+        efficient(*(x.detach() for x in inputs), torch.zeros(32, 32), True)
 
 
 def test_slices_are_all_cases_once_each_and_steps_that_are_alike_stay_together():

@@ -93,11 +93,15 @@ def efficient(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Efficient attention, where the CPU's flash kernel has it too: no bias, one head dim."""
-    if attn_bias is not None or query.shape[-1] != value.shape[-1]:
-        raise ValueError("efficient attention with a bias, or with two head dims, is not mapped to the CPU")
-    output, logsumexp, *_ = flash(query, key, value, dropout_p, is_causal, scale=scale)
+    """Efficient attention without a bias: the CPU's flash kernel where there is one head dim, else plain operators."""
+    if attn_bias is not None:
+        raise ValueError("efficient attention with a bias is not mapped to the CPU")
     state = torch.zeros((), dtype=torch.int64)
+    if _has_two_head_dims(query, value):
+        output = plain(query, key, value, dropout_p, is_causal, scale)
+        logsumexp = query.new_zeros(query.shape[:-1], dtype=torch.float32)  # the backward below reads none
+    else:
+        output, logsumexp, *_ = flash(query, key, value, dropout_p, is_causal, scale=scale)
     return output, logsumexp, state, state.clone()
 
 
@@ -117,11 +121,27 @@ def efficient_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value and bias."""
+    """Gradients of query, key, value and bias. Where the forward took plain operators, autograd differentiates them."""
+    if _has_two_head_dims(query, value):
+        with torch.enable_grad():
+            inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+            again = plain(*inputs, dropout_p, is_causal, scale)
+        return (*torch.autograd.grad(again, inputs, grad), None)
     gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=None, scale=scale
     )
     return (*gradients, None)
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
+    """Attention as eager has it on the CPU where queries and values have head dims of their own."""
+    return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
+        query, key, value, None, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _has_two_head_dims(query: Tensor, value: Tensor) -> bool:
+    return query.shape[-1] != value.shape[-1]
 
 
 ATTENTION = {

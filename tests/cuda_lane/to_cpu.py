@@ -98,7 +98,7 @@ def efficient(
         raise ValueError("efficient attention with a bias is not mapped to the CPU")
     state = torch.zeros((), dtype=torch.int64)
     if _has_two_head_dims(query, value):
-        output = plain(query, key, value, dropout_p, is_causal, scale)
+        output = _rows_outermost(plain(query, key, value, dropout_p, is_causal, scale))
         logsumexp = query.new_zeros(query.shape[:-1], dtype=torch.float32)  # the backward below reads none
     else:
         output, logsumexp, *_ = flash(query, key, value, dropout_p, is_causal, scale=scale)
@@ -126,7 +126,7 @@ def efficient_backward(
         with torch.enable_grad():
             inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
             again = plain(*inputs, dropout_p, is_causal, scale)
-        return (*torch.autograd.grad(again, inputs, grad), None)
+        return (*map(_rows_outermost, torch.autograd.grad(again, inputs, grad)), None)
     gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=None, scale=scale
     )
@@ -138,6 +138,11 @@ def plain(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal
     return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
         query, key, value, None, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _rows_outermost(heads: Tensor) -> Tensor:
+    """The same values laid out as CUDA's kernel leaves them, which later views rely on: [batch, row, head, dim]."""
+    return heads.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _has_two_head_dims(query: Tensor, value: Tensor) -> bool:

@@ -1,8 +1,9 @@
 """Regional compilation: chosen parts of the step compiled by Inductor, each for itself, the rest as it is.
 
 With SDPA the regions are its operators. Inductor calls the kernels that eager calls, so bits are equal: in the graph,
-and in eager, where torch.compile is given attention alone. FlexAttention's own kernels are CUDA's: on a CPU other
-modules of such a step are marked as regions. Two ranks, two layers and two steps: it is compilation that is tried.
+whole or in halves, and in eager, where torch.compile is given attention alone. FlexAttention's own kernels are CUDA's:
+on a CPU other modules of such a step are marked as regions. Two ranks, two layers and two steps: it is compilation
+that is tried.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
+from cases.joint import joint_llama3_fsdp4_tp2
 from harness.case import Batch, Case, Model, Parallelism, Pipeline, Precision
 
 FAMILY = "regional"
@@ -52,9 +54,21 @@ experts_seq_flex_marked = replace(
     pipeline=Pipeline(backend="regional_inductor", regions=("layers.*.ffn_norm", "layers.*.moe.shared_experts")),
 )
 
+# The same of a step in two halves, each compiled for itself: the system joint.
+halves_regional = replace(
+    joint_llama3_fsdp4_tp2,
+    name="halves_regional",
+    family=FAMILY,
+    steps=2,
+    model=Model(family="llama3", layers=2),
+    parallelism=Parallelism(world_size=2, ep=1, tp=2),
+    pipeline=Pipeline(bucket=True, backend="regional_inductor"),
+)
+
 CASES = (
     *map(_regional, _BASES),
     *map(_in_eager, _BASES),
     experts_seq_flex_regional,
     experts_seq_flex_marked,
+    halves_regional,
 )

@@ -272,7 +272,8 @@ def test_each_chunking_is_compiled_by_regions_in_the_graph_and_in_eager_with_equ
         assert (eager.chunking, eager.candidate) == (plain.chunking, "reference.compiled_attention:eager_chunked")
         assert graph.expected == eager.expected == "EQUAL"
         assert not graph.pipeline.regions and graph.model.attention == eager.model.attention == "sdpa"
-    on_cuda, marked = regional.CASES[6:]
+    on_cuda, marked, halves = regional.CASES[6:]
+    assert (halves.candidate, halves.pipeline.backend, halves.expected) == ("joint", "regional_inductor", "EQUAL")
     assert (on_cuda.requires, on_cuda.pipeline.regions, marked.requires) == ("cuda", (), None)
     assert on_cuda.model == marked.model and marked.model.attention == "flex"
     assert {pattern_of(name) for name, _ in build_model(marked.model).named_modules()} >= set(marked.pipeline.regions)

@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.case.traced import check_joint
+from harness.case.traced import Pipeline, check_joint, check_pattern
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
@@ -90,12 +90,7 @@ class Chunking:
     def __post_init__(self) -> None:
         if self.dim not in ("batch", "seq"):
             raise CaseError("unknown chunking dim", expected="'batch' or 'seq'", found=repr(self.dim))
-        if not re.fullmatch(r"(\*|\w+)(\.(\*|\w+))*", self.modules):
-            raise CaseError(
-                "a chunking pattern is a dotted module name",
-                expected="components of letters, digits and _, or *, joined by dots, such as layers.*.moe",
-                found=repr(self.modules),
-            )
+        check_pattern(self.modules, "a chunking pattern")
         if strangers := [name for name in self.only if root_of(self.modules, name) != name]:
             raise CaseError(
                 "only modules that the chunking pattern matches can be chunked",
@@ -222,34 +217,6 @@ class Memory:
                 expected="policy none, selective, full or offload, and a finite offload_gib >= 0",
                 found=f"policy={self.policy!r}, offload_gib={self.offload_gib}",
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """The optional passes of the graph pipeline, and what runs the finished graph.
-
-    `isolate_groups` gives expert all-to-alls a process group of their own where they share one, `isolate_gathers`
-    parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders so
-    that one chunk's all-to-all is in flight during the other chunk's compute. `overlap_costs` is the path of a cost
-    model for that, fitted to another machine than the one that comes with bitproof was.
-
-    `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles
-    FlexAttention's operators alone; "inductor" compiles the whole graph, which fuses operators and so
-    rounds less often: expect CLOSE.
-
-    `until` names the last pass of the column to apply, "" for none: the graph runs as it is then, without the
-    passes that follow and without the backend.
-    """
-
-    __pydantic_config__ = STRICT
-
-    isolate_groups: bool = False
-    isolate_gathers: bool = False
-    bucket: bool = False
-    overlap: bool = False
-    overlap_costs: str | None = None
-    backend: Literal["fx", "regional_inductor", "inductor"] = "fx"
-    until: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

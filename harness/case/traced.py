@@ -1,9 +1,12 @@
-"""The systems that run a traced graph, and what the second of them refuses of a case."""
+"""The systems that run a traced graph, what a case may ask of that, and what the second of them refuses of a case."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from harness.checked import STRICT
 from harness.errors import CaseError
 
 if TYPE_CHECKING:
@@ -12,6 +15,58 @@ if TYPE_CHECKING:
 GRAPH, JOINT = "graph", "joint"
 TRACED = (GRAPH, JOINT)
 """The systems that run a graph which our passes rewrite: as our own tracer records it, and as torch exports it."""
+
+
+def check_pattern(pattern: str, what: str) -> None:
+    """Raise CaseError, which calls it `what`, for a pattern over module names that is none."""
+    if not re.fullmatch(r"(\*|\w+)(\.(\*|\w+))*", pattern):
+        raise CaseError(
+            f"{what} is a dotted module name",
+            expected="components of letters, digits and _, or *, joined by dots, such as layers.*.moe",
+            found=repr(pattern),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The optional passes of the graph pipeline, and what runs the finished graph.
+
+    `isolate_groups` gives expert all-to-alls a process group of their own where they share one, `isolate_gathers`
+    parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders so
+    that one chunk's all-to-all is in flight during the other chunk's compute. `overlap_costs` is the path of a cost
+    model for that, fitted to another machine than the one that comes with bitproof was.
+
+    `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles regions of it,
+    attention operators alone by default; "inductor" compiles the whole graph, which fuses operators and so
+    rounds less often: expect CLOSE.
+
+    `regions`, for "regional_inductor", marks other regions: patterns over module names, as in `Chunking`. What one call
+    of a matching module computes of activations is a region, forward and backward apart, each chunk for itself.
+
+    `until` names the last pass of the column to apply, "" for none: the graph runs as it is then, without the
+    passes that follow and without the backend.
+    """
+
+    __pydantic_config__ = STRICT
+
+    isolate_groups: bool = False
+    isolate_gathers: bool = False
+    bucket: bool = False
+    overlap: bool = False
+    overlap_costs: str | None = None
+    backend: Literal["fx", "regional_inductor", "inductor"] = "fx"
+    regions: tuple[str, ...] = ()
+    until: str | None = None
+
+    def __post_init__(self) -> None:
+        for pattern in self.regions:
+            check_pattern(pattern, "a region's pattern")
+        if self.regions and self.backend != "regional_inductor":
+            raise CaseError(
+                "regions are marked for a backend that compiles none",
+                expected="backend='regional_inductor' with regions=(...), or regions=()",
+                found=f"backend={self.backend!r}, regions={self.regions!r}",
+            )
 
 
 def check_joint(case: Case) -> None:

@@ -1,7 +1,8 @@
 """What runs the finished graph, where it does not run as it is: Inductor, on the whole graph or on regions.
 
     inductor           the whole graph compiled, operators fused
-    regional_inductor  each FlexAttention operator compiled for itself; the rest runs as it is
+    regional_inductor  regions compiled, each for itself; the rest runs as it is. A region is an attention operator,
+                       SDPA's or FlexAttention's, or what a module of the case's choice computes
 
 Needs:    a graph without the chunk symbol; the size of every process group that it names.
 Promises: groups stay names and writes into inputs stay writes, so one compiled step serves all ranks of a
@@ -15,13 +16,14 @@ For the whole graph:
 1. Write it again in the operators that Inductor lowers, in-place writes as copies at its end.
 2. Compile it, its process groups known by name and size: the ranks that form them are not there yet.
 For regions:
-1. Mark the nodes of each region.
+1. Mark the nodes of each region (regions.py says which those of a module are).
 2. Have each region cut out, compiled, and called where it stood.
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import shutil
 import tempfile
@@ -40,7 +42,8 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from harness.errors import BitproofError, MachineError, PassError
 from harness.graph.generated_code import hash_generated
 from harness.graph.halves import Halves, divide
-from harness.graph.operators import operator_name
+from harness.graph.operators import ATTENTION, operator_name
+from harness.graph.regions import marked_by
 from harness.graph.symbols import SYMBOLIC_SCALARS
 from harness.machine.compiler import compiler_problem
 from harness.torch_compat import (
@@ -57,9 +60,9 @@ from harness.torch_compat import (
 )
 
 Step = Callable[[list[Any]], Any]
-RegionOf = Callable[[Node], str | None]
 
 FLEX_ATTENTION = ("flex_attention", "flex_attention_backward")
+SDPA = ATTENTION - set(FLEX_ATTENTION) | {f"{name}_backward" for name in ATTENTION - set(FLEX_ATTENTION)}
 
 SETTINGS: dict[str, Any] = {
     "compile_threads": 1,  # a pool of compiling processes would outlive the compilation
@@ -94,12 +97,12 @@ def compile_for(
     module: GraphModule,
     backend: Literal["inductor", "regional_inductor"],
     group_sizes: Mapping[str, int],
-    region_of: RegionOf | None = None,
+    regions: tuple[str, ...] = (),
 ) -> Compiled:
     """Compile a graph with a backend; `group_sizes` has the number of ranks of every process group by name.
 
-    `region_of`, for regional_inductor, gives a node's region, None outside any; by default each FlexAttention
-    operator is one.
+    `regions`, for regional_inductor, are patterns of the modules that are compiled; without any, each attention
+    operator is a region.
     Raises MachineError when this machine cannot compile it, and PassError when Inductor cannot anywhere.
     """
     on_cpu = not any(device.type == "cuda" for device in _devices(module))
@@ -113,7 +116,7 @@ def compile_for(
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
         with _settings(folder), _named_groups(group_sizes), torch.no_grad():
-            step, facts = compile_whole(module) if backend == "inductor" else compile_regions(module, region_of)
+            step, facts = compile_whole(module) if backend == "inductor" else compile_regions(module, regions)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, BitproofError) or not isinstance(error, Exception):
@@ -147,9 +150,12 @@ class CompiledHalves:
 
 
 def compile_halves(
-    module: GraphModule, backend: Literal["inductor", "regional_inductor"], group_sizes: Mapping[str, int]
+    module: GraphModule,
+    backend: Literal["inductor", "regional_inductor"],
+    group_sizes: Mapping[str, int],
+    regions: tuple[str, ...] = (),
 ) -> CompiledHalves:
-    """Compile both halves of a partitioned graph.
+    """Compile both halves of a partitioned graph; see `compile_for`.
 
     Raises what `compile_for` raises, and PassError where sizes that data decide live from one half to the other.
     """
@@ -162,7 +168,7 @@ def compile_halves(
             found=f"{len(sizes)} sizes, the first of them {sizes[0]}",
             fix="choose the backend fx, or the system graph, which is compiled as one",
         )
-    forward, backward = (compile_for(half, backend, group_sizes) for half in (halves.forward, halves.backward))
+    forward, backward = (compile_for(half, backend, group_sizes, regions) for half in (halves.forward, halves.backward))
     return CompiledHalves(halves, forward, backward)
 
 
@@ -181,28 +187,41 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
     return compiled, {"nodes_compiled": len(lowered.graph.nodes)}
 
 
-def compile_regions(module: GraphModule, region_of: RegionOf | None) -> tuple[GraphModule, dict[str, Any]]:
-    """A copy of the graph in which each region is one call of a compiled function."""
+def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
+    """A copy of the graph in which each region is one call of a compiled function, or several where it is not whole."""
     from torch.fx.passes.regional_inductor import regional_inductor
 
     module = _copied(module)
     _unshare_nested_graphs(module)
-    regions = {node: region for node in module.graph.nodes if (region := (region_of or _flex_region)(node)) is not None}
+    region_of = marked_by(patterns, module.graph) if patterns else _attention_region
+    regions = {node: region for node in module.graph.nodes if (region := region_of(node)) is not None}
     if not regions:
         raise PassError(
             "there is nothing to compile",
-            expected="a graph with FlexAttention, which regional_inductor compiles",
+            expected=f"calls of modules that {', '.join(patterns)} matches"
+            if patterns
+            else "a graph with an attention operator, which regional_inductor compiles",
             found="none",
-            fix="set model.attention to 'flex', or choose another backend",
+            fix="correct pipeline.regions in the case" if patterns else "mark regions in the case, or choose fx",
         )
     for node, region in regions.items():
         node.meta["custom"] = {"compile_with_inductor": {"inductor_region": region}}
     values, names = _input_values(module), {node.name for node in regions}
+    before = {node.name for node in module.graph.nodes}
     with compiling(values[0].fake_mode):
         compiled = regional_inductor(module, *values)
-    left = [node.name for node in compiled.graph.nodes if node.op != "placeholder" and node.name in names]
+    calls = [node for node in compiled.graph.nodes if node.op == "call_function"]
+    left = [node.name for node in calls if node.name in names]
     assert not left, f"not compiled: {left}"
-    return compiled, {"regions_compiled": len(set(regions.values())), "nodes_compiled": len(regions)}
+    made = [node for node in calls if node.name not in before and node.target is not operator.getitem]
+    return compiled, {"regions_compiled": len(made), "nodes_compiled": len(regions)}
+
+
+def _attention_region(node: Node) -> str | None:
+    """Each attention operator is a region, and so is its backward."""
+    if node.op == "call_function" and operator_name(node) in SDPA:
+        return node.name
+    return _flex_region(node)
 
 
 def _flex_region(node: Node) -> str | None:

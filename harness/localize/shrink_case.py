@@ -16,6 +16,7 @@ numbers of layers, names of nodes, ranks, steps.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from harness.case import DIM_MULTIPLE, Case
+from harness.case import DIM_MULTIPLE, Case, Parallelism
 from harness.disturb.faults import check_fault, parse_fault
 from harness.errors import UsageError
 from harness.graph.options import check_extra_passes
@@ -276,12 +277,27 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Half the ranks, in groups as large as before where they still fit; then smaller groups."""
+    """Fewer ranks, in groups as large as before where they still fit, or as fit; then smaller groups.
+
+    Expert and tensor parallelism become smaller each for itself, then both.
+    """
     now = trial.case.parallelism
-    groups = [{}, {"parallelism.ep": max(1, now.ep // 2)}, {"parallelism.tp": max(1, now.tp // 2)}]
     for n in _smaller(now.world_size, FEWEST_RANKS):
-        yield from ({"parallelism.world_size": n} | smaller for smaller in groups)
-    yield from groups[1:]
+        for ep, tp in _groups(now.ep, now.tp, n):
+            yield _changed(now, world_size=n, ep=ep, tp=tp)
+    for ep, tp in ((now.ep // 2, now.tp), (now.ep, now.tp // 2), (now.ep // 2, now.tp // 2)):
+        yield _changed(now, ep=max(1, ep), tp=max(1, tp))
+
+
+def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
+    """Sizes of both kinds of groups to try on fewer ranks: those that they have, the largest that fit, then halves."""
+    fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
+    halves = max(1, ep // 2), max(1, tp // 2)
+    return list(dict.fromkeys([(ep, tp), fit, (halves[0], tp), (ep, halves[1]), halves, (1, fit[1]), (fit[0], 1)]))
+
+
+def _changed(now: Parallelism, **sizes: int) -> Changes:
+    return {f"parallelism.{name}": size for name, size in sizes.items() if size != getattr(now, name)}
 
 
 def _batch(name: str) -> Dimension:
@@ -335,7 +351,8 @@ PLAIN: dict[str, Any] = {
 
 
 def _passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    return ({name: off} for name, off in PLAIN.items())
+    for name, off in PLAIN.items():  # what a backend compiles goes with it
+        yield {name: off} | ({"pipeline.regions": ()} if name == "pipeline.backend" else {})
 
 
 def _extra_passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:

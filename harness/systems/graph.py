@@ -268,7 +268,7 @@ def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Call
     num_nodes, sizes = len(module.graph.nodes), {name: len(g.partition[0]) for name, g in groups.groups.items()}
     start = time.perf_counter()
     compile_graph = compile_halves if is_partitioned(module.graph) else compile_for
-    compiled = compile_graph(module, case.pipeline.backend, sizes)
+    compiled = compile_graph(module, case.pipeline.backend, sizes, case.pipeline.regions)
     seconds = time.perf_counter() - start
     return compiled, PassReport("backend", seconds, num_nodes, num_nodes, facts=compiled.facts)
 

@@ -79,12 +79,13 @@ class LatentAttention(nn.Module):
         self.wkv_b = nn.Linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
         self.wo = nn.Linear(heads * config.v_head_dim, dim, bias=False)
         self.rope = RotaryEmbedding(config.qk_rope_head_dim, config.rope)
+        self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
         """Attend within each row of the batch. Returns (B, S, D) in x's dtype."""
         q_BSHQ = self._queries(x_BSD, positions_BS)
         k_BSHQ, v_BSHV = self._keys_and_values(x_BSD, positions_BS)
-        y_BSHV = attend(q_BSHQ, k_BSHQ, v_BSHV, scale=self.config.softmax_scale, attention_masks=attention_masks)
+        y_BSHV = self.attend(q_BSHQ, k_BSHQ, v_BSHV, scale=self.config.softmax_scale, attention_masks=attention_masks)
         y_BSD: Tensor = self.wo(y_BSHV.flatten(2))
         return y_BSD
 

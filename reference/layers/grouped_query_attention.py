@@ -54,6 +54,7 @@ class GroupedQueryAttention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, eps=config.norm_eps)
             self.k_norm = RMSNorm(config.head_dim, eps=config.norm_eps)
         self.rope = RotaryEmbedding(config.head_dim, config.rope)
+        self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
         """Attend within each row of the batch. Returns (B, S, D) in x's dtype."""
@@ -61,7 +62,7 @@ class GroupedQueryAttention(nn.Module):
         if self.config.qk_norm:
             q_BSHQ, k_BSKQ = self.q_norm(q_BSHQ), self.k_norm(k_BSKQ)
         q_BSHQ, k_BSKQ = self.rope(q_BSHQ, positions_BS), self.rope(k_BSKQ, positions_BS)
-        y_BSHQ = attend(
+        y_BSHQ = self.attend(
             q_BSHQ,
             self._shared(k_BSKQ),
             self._shared(v_BSKQ),

@@ -79,12 +79,14 @@ def measure(size: str) -> dict[str, Any]:
     traced = trace(case, cpu, system="joint")
     num_nodes = len(traced.joint.module.graph.nodes)
     parts: list[Any] = [["export", time.process_time() - loaded, num_nodes, peak_mib()]]
+    print(f"{size}: exported, {num_nodes} nodes, {parts[0][1]:.1f} s", file=sys.stderr, flush=True)
     began, entered = time.process_time(), [time.process_time()]
     peaks: list[float] = []
 
     def enter(place: str) -> None:
         entered.append(time.process_time())
         peaks.append(peak_mib())
+        print(f"{size}: {place} after {entered[-1] - began:.1f} s", file=sys.stderr, flush=True)
 
     program = finish(traced, case, cpu, enter=enter)
     ends = [*entered[2:], time.process_time()]

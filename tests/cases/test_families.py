@@ -10,8 +10,21 @@ import pytest
 import torch
 
 import cases
-from cases import attention, backends, bucketing, chunking, debug, joint, models, process_groups, shapes, tp_ep, unequal
-from harness.case import Case, Parallelism, Pipeline
+from cases import (
+    attention,
+    backends,
+    bucketing,
+    chunking,
+    debug,
+    joint,
+    models,
+    process_groups,
+    regional,
+    shapes,
+    tp_ep,
+    unequal,
+)
+from harness.case import Case, Parallelism, Pipeline, pattern_of
 from harness.case.select import select
 from harness.errors import CaseError, UsageError
 from reference.data import TextStream, text_source
@@ -246,6 +259,24 @@ def test_cases_of_compiled_backends_state_a_bound():
         assert 0 < case.close_within <= 0.5
         assert case.pipeline.backend != "fx"
     assert [case.name for case in backends.CASES if case.requires] == ["regional_inductor"]
+
+
+def test_each_chunking_is_compiled_by_regions_in_the_graph_and_in_eager_with_equal_bits():
+    of_graph, of_eager = regional.CASES[:3], regional.CASES[3:6]
+    for graph, eager, plain in zip(of_graph, of_eager, chunking.PLAIN, strict=False):
+        assert (graph.chunking, graph.candidate, graph.pipeline.backend) == (
+            plain.chunking,
+            "graph",
+            "regional_inductor",
+        )
+        assert (eager.chunking, eager.candidate) == (plain.chunking, "reference.compiled_attention:eager_chunked")
+        assert graph.expected == eager.expected == "EQUAL"
+        assert not graph.pipeline.regions and graph.model.attention == eager.model.attention == "sdpa"
+    on_cuda, marked, halves = regional.CASES[6:]
+    assert (halves.candidate, halves.pipeline.backend, halves.expected) == ("joint", "regional_inductor", "EQUAL")
+    assert (on_cuda.requires, on_cuda.pipeline.regions, marked.requires) == ("cuda", (), None)
+    assert on_cuda.model == marked.model and marked.model.attention == "flex"
+    assert {pattern_of(name) for name, _ in build_model(marked.model).named_modules()} >= set(marked.pipeline.regions)
 
 
 @pytest.mark.ranks

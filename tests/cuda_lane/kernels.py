@@ -29,6 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cases import CASES
+from harness.case import JOINT
 from tests.cuda_lane import stand_in
 
 ROOT = Path(__file__).parents[2]
@@ -129,8 +130,10 @@ def compile_one(name: str, capability: int, device: int) -> Compiled:
     case = replace(case, parallelism=replace(case.parallelism, world_size=2), steps=1)
     set_determinism(case.seed)
     with operators.current_device(device) as cuda:
-        program = prepare_program(case, cuda, GraphOptions())
-    binaries = list(program.run.folder.rglob("*.cubin"))  # type: ignore[attr-defined]
+        program = prepare_program(case, cuda, GraphOptions(), system=case.candidate)
+    run: Any = program.run
+    folders = [half.folder for half in ([run.forward, run.backward] if case.candidate == JOINT else [run])]
+    binaries = [file for folder in folders for file in folder.rglob("*.cubin")]
     return Compiled(
         generated_hash=program.generated_hash,
         kernels={file.stem: file.stat().st_size for file in binaries},

@@ -14,6 +14,19 @@ from harness.errors import CaseError
 CASE = CASES["joint_llama3_fsdp4_tp2"]
 
 
+def test_regions_are_patterns_for_the_backend_that_compiles_regions() -> None:
+    assert Pipeline(backend="regional_inductor", regions=("layers.*.moe", "norm")).regions
+    with pytest.raises(CaseError) as error:
+        Pipeline(regions=("layers.*.moe",))
+    assert str(error.value) == (
+        "CaseError: regions are marked for a backend that compiles none\n"
+        "  expected: backend='regional_inductor' with regions=(...), or regions=()\n"
+        "  found: backend='fx', regions=('layers.*.moe',)"
+    )
+    with pytest.raises(CaseError, match="a region's pattern is a dotted module name"):
+        Pipeline(backend="regional_inductor", regions=("layers.[0]",))
+
+
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 def test_a_joint_case_may_bucket_and_recompute(policy: Any) -> None:
     assert replace(CASE, memory=Memory(policy=policy), pipeline=Pipeline(bucket=True)).candidate == JOINT

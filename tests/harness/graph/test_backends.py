@@ -17,7 +17,7 @@ from harness.errors import MachineError, PassError
 from harness.graph import backends
 from harness.graph.backends import compile_for, compile_halves
 from harness.graph.operators import operator_name
-from tests.harness.graph.graphs import Applied, Layers, batch, chunked, parameter, run_graph, trace
+from tests.harness.graph.graphs import Applied, Layers, batch, chunked, differing, parameter, run_graph, trace
 from tests.harness.graph.joint_graphs import Counting, partitioned
 
 pytestmark = pytest.mark.ranks
@@ -184,39 +184,61 @@ def test_without_a_compiler_a_cpu_step_is_refused(graph, monkeypatch, tmp_path, 
 # Regions.
 
 
-def test_a_marked_region_is_compiled_and_the_rest_runs_as_it_is():
+def attention(module, x_BSD):
+    q = (x_BSD @ module.w).unflatten(-1, (2, 4)).transpose(1, 2)
+    y = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    return y.transpose(1, 2).flatten(2)
+
+
+def test_sdpa_and_its_backward_are_regions_of_their_own_once_a_chunk_with_the_graphs_bits():
+    model = Layers(Applied(attention, w=parameter(8, 8)))
+    joint = trace(model)
+    graph = chunked(joint, "layers.*")
+    before = graph.code
+    step = compile_for(graph, "regional_inductor", {})
+    facts = dict(step.facts)
+    assert len(facts.pop("generated_hash")) == 64
+    assert facts == {"backend": "regional_inductor", "regions_compiled": 4, "nodes_compiled": 4}
+    left = {operator_name(node) for node in step.step.graph.nodes if node.op == "call_function"}
+    assert not any("attention" in name for name in left) and "mm" in left
+    assert graph.code == before
+    assert not differing(run_graph(graph, joint, model, batch()), run_graph(step, joint, model, batch()))
+
+
+def test_a_marked_module_is_compiled_once_a_chunk_and_direction_and_the_rest_runs_as_it_is():
     def chain(module, x_BSD):
         module.calls.add_(1)
         return (x_BSD @ module.w).exp().rsqrt()
 
-    def region_of(node):
-        return "chain" if operator_name(node) in {"exp", "rsqrt"} else None
-
-    model = Layers(Applied(chain, w=parameter(8, 8), calls=torch.zeros(3)))
+    model = Layers(Applied(chain, w=parameter(8, 8), calls=torch.zeros(3)), Applied(attention, w=parameter(8, 8)))
     joint = trace(model)
-    graph = chunked(joint, None)
-    before = graph.code
-    step = compile_for(graph, "regional_inductor", {}, region_of)
-    facts = dict(step.facts)
-    assert len(facts.pop("generated_hash")) == 64
-    assert facts == {"backend": "regional_inductor", "regions_compiled": 1, "nodes_compiled": 2}
+    graph = chunked(joint, "layers.*")
+    step = compile_for(graph, "regional_inductor", {}, ("layers.0",))
+    assert step.facts["regions_compiled"] == 5 < step.facts["nodes_compiled"]
     left = {operator_name(node) for node in step.step.graph.nodes if node.op == "call_function"}
-    assert not left & {"exp", "rsqrt"} and {"mm", "add_"} <= left
-    assert graph.code == before
+    assert not left & {"exp", "rsqrt"} and {"mm", "add_"} <= left and any("attention" in name for name in left)
     reference, candidate = (run_graph(f, joint, model, batch()) for f in (graph, step))
     for name, value in reference.items():
         torch.testing.assert_close(candidate[name], value, rtol=1e-5, atol=1e-6, msg=name)
-    assert candidate["buffer layers.0.calls"].tolist() == [1, 1, 1]
+    assert candidate["buffer layers.0.calls"].tolist() == [2, 2, 2]
 
 
-def test_a_graph_without_flex_attention_is_refused_and_does_not_run_uncompiled(graph):
+@pytest.mark.parametrize(
+    ("patterns", "expected", "fix"),
+    [
+        (
+            (),
+            "a graph with an attention operator, which regional_inductor compiles",
+            "mark regions in the case, or choose fx",
+        ),
+        (("layers.9",), "calls of modules that layers.9 matches", "correct pipeline.regions in the case"),
+    ],
+)
+def test_a_graph_without_regions_is_refused_and_does_not_run_uncompiled(graph, patterns, expected, fix):
     with pytest.raises(PassError) as error:
-        compile_for(graph, "regional_inductor", {})
+        compile_for(graph, "regional_inductor", {}, patterns)
     assert str(error.value) == (
-        "PassError: there is nothing to compile\n"
-        "  expected: a graph with FlexAttention, which regional_inductor compiles\n"
-        "  found: none\n"
-        "  fix: set model.attention to 'flex', or choose another backend"
+        f"PassError: there is nothing to compile\n  expected: {expected}\n  found: none\n  fix: {fix}"
     )
 
 

@@ -125,6 +125,33 @@ def test_what_the_failure_needs_stays(needs: Callable[[Case], bool], found: dict
     assert {name: settings[name] for name in found} == found
 
 
+@pytest.mark.parametrize(
+    ("start", "needs", "found"),
+    [
+        ((8, 4, 2), lambda p: True, (2, 1, 1)),
+        ((8, 4, 2), lambda p: p.tp > 1, (2, 1, 2)),
+        ((8, 4, 2), lambda p: p.tp > 1 and p.ep > 1, (2, 2, 2)),
+        ((8, 4, 2), lambda p: p.tp > 1 and p.ep > p.tp, (4, 4, 2)),
+        ((8, 8, 8), lambda p: p.tp == p.ep > 1, (2, 2, 2)),
+        ((4, 4, 4), lambda p: p.tp == p.ep and p.world_size > 2, (3, 1, 1)),
+    ],
+)
+def test_tensor_and_expert_groups_shrink_with_the_ranks_and_with_each_other(
+    start: tuple[int, int, int], needs: Callable[[Parallelism], bool], found: tuple[int, int, int]
+) -> None:
+    names = ("world_size", "ep", "tp")
+    parallelism = Parallelism(**dict(zip(names, start, strict=True)))
+    case = replace(CASE, chunking=None, reference="eager", parallelism=parallelism)
+    runs = Runs(lambda trial: needs(trial.case.parallelism), start=Trial(case))
+    assert tuple(getattr(runs.smallest.case.parallelism, name) for name in names) == found
+
+
+def test_what_a_backend_compiles_goes_with_the_backend() -> None:
+    pipeline = Pipeline(backend="regional_inductor", regions=("layers.*",))
+    runs = Runs(lambda trial: True, start=Trial(replace(CASE, pipeline=pipeline)))
+    assert runs.smallest.case.pipeline == Pipeline()
+
+
 def test_a_mixture_keeps_as_few_experts_and_slots_as_fail() -> None:
     def fails(trial: Trial) -> bool:
         model = trial.case.model

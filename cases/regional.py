@@ -1,0 +1,74 @@
+"""Regional compilation: chosen parts of the step compiled by Inductor, each for itself, the rest as it is.
+
+With SDPA the regions are its operators. Inductor calls the kernels that eager calls, so bits are equal: in the graph,
+whole or in halves, and in eager, where torch.compile is given attention alone. FlexAttention's own kernels are CUDA's:
+on a CPU other modules of such a step are marked as regions. Two ranks, two layers and two steps: it is compilation
+that is tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
+from cases.joint import joint_llama3_fsdp4_tp2
+from harness.case import Batch, Case, Model, Parallelism, Pipeline, Precision
+
+FAMILY = "regional"
+_EAGER = "reference.compiled_attention:eager_chunked"
+
+_SMALL = {"parallelism": Parallelism(world_size=2), "model": Model(layers=2, dense_layers=1)}
+_BASES = (transformer_batch, moe_batch, moe_seq)
+
+
+def _regional(base: Case) -> Case:
+    """In the graph, each SDPA operator and its backward is a region, once a chunk where attention runs in chunks."""
+    case = variant(base, "regional", FAMILY, pipeline=Pipeline(backend="regional_inductor"), **_SMALL)
+    return replace(case, steps=2)
+
+
+def _in_eager(base: Case) -> Case:
+    """In eager, the function that attends is compiled."""
+    case = variant(base, "eager_regional", FAMILY, **_SMALL)
+    return replace(case, candidate=_EAGER, steps=2)
+
+
+# FlexAttention forward and backward, which Inductor compiles on CUDA. It never ran: the bound is a guess.
+experts_seq_flex_regional = replace(
+    _regional(moe_seq),
+    name="experts_seq_flex_regional",
+    expected="CLOSE",
+    close_within=0.5,
+    requires="cuda",
+    model=Model(attention="flex", layers=2, dense_layers=1),
+    batch=Batch(data="pydoc_lines"),
+)
+
+# The same step on a CPU, in float32: norms, and shared experts once a chunk, are the regions. Measured: 7.5e-6.
+experts_seq_flex_marked = replace(
+    experts_seq_flex_regional,
+    name="experts_seq_flex_marked",
+    close_within=1e-4,
+    requires=None,
+    precision=Precision(compute="float32"),
+    pipeline=Pipeline(backend="regional_inductor", regions=("layers.*.ffn_norm", "layers.*.moe.shared_experts")),
+)
+
+# The same of a step in two halves, each compiled for itself: the system joint.
+halves_regional = replace(
+    joint_llama3_fsdp4_tp2,
+    name="halves_regional",
+    family=FAMILY,
+    steps=2,
+    model=Model(family="llama3", layers=2),
+    parallelism=Parallelism(world_size=2, ep=1, tp=2),
+    pipeline=Pipeline(bucket=True, backend="regional_inductor"),
+)
+
+CASES = (
+    *map(_regional, _BASES),
+    *map(_in_eager, _BASES),
+    experts_seq_flex_regional,
+    experts_seq_flex_marked,
+    halves_regional,
+)

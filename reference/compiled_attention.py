@@ -1,0 +1,66 @@
+"""The eager step whose attention alone is compiled, by torch.compile: regional compilation without a graph of the step.
+
+    reference.compiled_attention:eager            as the system eager, each layer's attention compiled
+    reference.compiled_attention:eager_chunked    as eager_chunked: the compiled function runs once a chunk
+
+Compiled is `attend`, of queries, keys and values to heads' outputs, forward and backward; projections, rotations, and
+all that gathers, exchanges and reduces, are eager's. Inductor calls SDPA's own kernels, so bits are eager's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from harness.case import Case
+from harness.errors import CaseError
+from reference.parallel.mesh import Mesh
+from reference.step import Trainer, make_eager
+
+SETTINGS: dict[str, str | int | bool | Callable[..., Any]] = {
+    "compile_threads": 1,  # a pool of compiling processes would outlive the run
+    "fx_graph_cache": False,
+    "emulate_precision_casts": True,
+    "max_autotune": False,
+}
+"""Inductor's settings: nothing chosen by timing, nothing read from a cache, roundings where eager has them."""
+
+
+def eager(case: Case, mesh: Mesh) -> Trainer:
+    """The unchunked step. Raises what `compile_attention` raises."""
+    return _compiled(case, mesh, chunked=False)
+
+
+def eager_chunked(case: Case, mesh: Mesh) -> Trainer:
+    """The step in chunks. Raises what `compile_attention` raises, and CaseError for a case without chunks."""
+    if case.chunking is None:
+        raise CaseError(f"case {case.name} runs eager_chunked but does not say how to chunk", found="chunking=None")
+    return _compiled(case, mesh, chunked=True)
+
+
+def _compiled(case: Case, mesh: Mesh, *, chunked: bool) -> Trainer:
+    trainer = make_eager(case, mesh, mesh.device, chunked, lambda gradients: gradients)
+    compile_attention(trainer.model)
+    return trainer
+
+
+def compile_attention(model: nn.Module) -> int:
+    """Have each attention layer of a model attend by a compiled function, one for all; returns how many there are.
+
+    It is compiled when it first runs, whole or not at all, for the very sizes that it meets. Raises CaseError for a
+    model without such a layer: it would run uncompiled.
+    """
+    layers = [module for module in model.modules() if hasattr(module, "attend")]
+    if not layers:
+        raise CaseError(
+            "there is no attention to compile",
+            expected="layers that attend by `attend` of reference/layers/attention.py",
+            found=type(model).__name__,
+        )
+    compiled = torch.compile(cast(Any, layers[0]).attend, fullgraph=True, dynamic=False, options=SETTINGS)
+    for layer in layers:
+        cast(Any, layer).attend = compiled
+    return len(layers)

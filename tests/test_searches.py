@@ -1,0 +1,89 @@
+"""The searches on steps of another kind: split over tensor and expert ranks, and exported as a joint graph.
+
+A small case of each, from the command to what it prints. What searches do is tested where they stand; here, that such
+steps are searched as any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cases import CASES
+from harness.case import Batch, Case, Parallelism
+from harness.case.case_file import case_text, read_case
+from harness.cli import main
+from tests.small import small
+
+pytestmark = [pytest.mark.slow, pytest.mark.ranks]
+
+BATCH = Batch(sequences=2, seq_len=4)
+TP_EP = replace(small(CASES["tp_ep_nightly"]), steps=2, parallelism=Parallelism(world_size=4, tp=4, ep=4), batch=BATCH)
+JOINT = replace(
+    small(CASES["joint_llama3_recomputed"]), steps=2, parallelism=Parallelism(world_size=4, tp=2, ep=1), batch=BATCH
+)
+FLIP = "flip-bit:rank=1,step=0,grad=layers.0.attention.wo.weight"
+ROUND = '''
+import torch
+from torch.fx import GraphModule
+
+aten = torch.ops.aten
+
+
+def round_a_gradient(module: GraphModule) -> None:
+    """The last parameter's gradient, rounded on its way out."""
+    output = module.graph.output_node()
+    gradient = output.args[0][-1]
+    with module.graph.inserting_before(output):
+        half = module.graph.call_function(aten._to_copy.default, (gradient,), {"dtype": torch.bfloat16})
+        back = module.graph.call_function(aten._to_copy.default, (half,), {"dtype": torch.float32})
+    output.args = ([*output.args[0][:-1], back],)
+'''
+
+
+@pytest.fixture(params=[TP_EP, JOINT], ids=["tp_ep", "joint"])
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
+
+
+def printed(case: Case, folder: Path, capsys: Any, command: str, *options: str) -> list[str]:
+    """What a command prints of a case that differs."""
+    file = folder / "start.json"
+    file.write_text(case_text(case))
+    assert main([command, str(file), "--report-dir", str(folder), "--device", "cpu", *options]) == 1
+    lines: list[str] = capsys.readouterr().out.splitlines()
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("fault", "blamed"),
+    [
+        (FLIP, "to blame: bitwise_xor_.Scalar of the step itself"),
+        ("gradients-exchanged", "the tensor holds what the reference has as grad "),
+    ],
+)
+def test_a_flipped_bit_and_a_gradient_of_another_parameter_are_blamed(
+    case: Case, fault: str, blamed: str, tmp_path: Path, capsys: Any
+) -> None:
+    assert blamed in "\n".join(printed(case, tmp_path, capsys, "localize", "--inject", fault))
+
+
+def test_bisecting_names_the_pass(case: Case, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text(ROUND)
+    lines = printed(case, tmp_path, capsys, "bisect", "--extra-pass", f"{file}:round_a_gradient@after=bucket")
+    assert any("round_a_gradient" in line and "first" in line for line in lines), lines
+
+
+def test_shrinking_takes_ranks_and_groups_together(case: Case, tmp_path: Path, capsys: Any) -> None:
+    lines = printed(case, tmp_path, capsys, "shrink", "--inject", "gradients-exchanged", "--tries", "3")
+    tries = [line.partition("] ")[2] for line in lines if "] try " in line]
+    assert "steps 2 -> 1: fails the same way" in tries[0]
+    [file] = tmp_path.glob("*/shrunk/case.json")
+    now = read_case(file)
+    assert now.steps == 1
+    assert now.parallelism == Parallelism(world_size=2, tp=2, ep=2 if case is TP_EP else 1)

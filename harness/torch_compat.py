@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -97,6 +97,12 @@ def symbolic_graph(
             return traced(*args)
 
     return trace
+
+
+def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
+    """The node of a running trace that computes a tensor; None for one that the trace does not know."""
+    node: Node | None = get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node)
+    return node
 
 
 def lazily_compiled() -> AbstractContextManager[Any]:

@@ -7,12 +7,14 @@ replaceable part: eager autograd here, a compiled graph elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from harness.case import Case, Kind
+from reference.activations import Activations
 from reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
 from reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
 from reference.data import Step as StepInputs
@@ -32,6 +34,7 @@ Observe = Callable[[Kind, str, Tensor], None]
 
 GradientFunction = Callable[[StepInputs], tuple[Tensor, dict[str, Tensor]]]
 WrapGradients = Callable[[GradientFunction], GradientFunction]
+ShownTo = Callable[[Observe], AbstractContextManager[None]]
 
 
 def mean_loss(model: nn.Module, attention: str, inputs: StepInputs) -> Tensor:
@@ -74,9 +77,9 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
 class Trainer:
     """One rank of a training run. `step` computes, observes and updates; see `Observe` for the names.
 
-    Observed in this order: loss; every local gradient; their norm, where the case asks for it; buffers
-    `<name>@before_optimizer`; then, after balancing and AdamW, every local parameter, optimizer state, and buffers
-    `<name>@after_optimizer`.
+    Observed in this order: activations, where the case asks for them, forward and backward as they are computed; loss;
+    every local gradient; their norm, where the case asks for it; buffers `<name>@before_optimizer`; then, after
+    balancing and AdamW, every local parameter, optimizer state, and buffers `<name>@after_optimizer`.
     """
 
     def __init__(self, case: Case, mesh: Mesh, device: torch.device) -> None:
@@ -94,6 +97,7 @@ class Trainer:
         data_ranks = mesh.parallelism.data_ranks
         self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
         self.gradients: GradientFunction = self.eager_gradients
+        self.activations_shown_to: ShownTo = Activations(self.model, case.observe).shown_to
         self.graph: Any = None  # what `gradients` runs, where that is a graph
         self.chunks: ChunkedModules | None = None  # what eager runs in chunks
         self.chunked: dict[str, int] | None = None
@@ -111,7 +115,8 @@ class Trainer:
     def step(self, index: int, observe: Observe) -> None:
         """Take training step `index` (from 0), handing every value to `observe` as it stands then."""
         inputs = StepInputs(*(x.to(self.device) for x in self.data.step(index)))
-        loss, gradients = self.gradients(inputs)
+        with self.activations_shown_to(observe):
+            loss, gradients = self.gradients(inputs)
         if self.chunks is not None:
             self.chunked = self.chunks.end_step(index)
         observe("loss", "loss", loss.detach())

@@ -16,6 +16,8 @@ FLOOR = {
     "harness.checked",
     "harness.case",
     "harness.case.case",
+    "harness.case.observed",
+    "harness.case.patterns",
     "harness.case.shard",
     "harness.case.traced",
     "harness.records",

@@ -16,9 +16,9 @@ from harness.case.case import (
     Parallelism,
     Pipeline,
     Precision,
-    pattern_of,
-    root_of,
 )
+from harness.case.observed import Boundary, boundary_of, observed_modules
+from harness.case.patterns import pattern_of, root_of
 from harness.case.traced import GRAPH, JOINT, TRACED
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "USUAL_KINDS",
     "AdamW",
     "Batch",
+    "Boundary",
     "Case",
     "Chunking",
     "ExpectedVerdict",
@@ -40,6 +41,8 @@ __all__ = [
     "Parallelism",
     "Pipeline",
     "Precision",
+    "boundary_of",
+    "observed_modules",
     "pattern_of",
     "root_of",
 ]

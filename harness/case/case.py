@@ -13,14 +13,16 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.case.traced import Pipeline, check_joint, check_pattern
+from harness.case.observed import check_observed
+from harness.case.patterns import check_pattern, root_of
+from harness.case.traced import Pipeline, check_joint
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
-Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm"]
+Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "activation"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
-USUAL_KINDS = KINDS[:-1]
-"""The kinds that every case may have; the norm of gradients is recorded where a case asks for it."""
+USUAL_KINDS = KINDS[:5]
+"""The kinds that every case may have; the others are recorded where a case asks for them."""
 
 SIZES = ("layers", "dense_layers", "experts", "top_k", "dim", "heads")
 """A model's sizes that a case may state."""
@@ -102,18 +104,6 @@ class Chunking:
         """The chunked module that `module` is, or lies in: layers.1.moe of layers.1.moe.router; else None."""
         root = root_of(self.modules, module)
         return root if not self.only or root in self.only else None
-
-
-def pattern_of(module: str) -> str:
-    """The chunking pattern that a module and its like in other layers match: layers.*.moe of layers.1.moe."""
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
-
-
-def root_of(pattern: str, module: str) -> str | None:
-    """The module matching `pattern` that `module` is, or lies in; else None. `*` stands for one component."""
-    wanted, parts = pattern.split("."), module.split(".")[: pattern.count(".") + 1]
-    fits = len(parts) == len(wanted) and all(w in ("*", part) for w, part in zip(wanted, parts, strict=True))
-    return ".".join(parts) if fits else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +241,9 @@ class Case:
 
     `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a kind of its own.
 
+    `observe` has patterns over module names: what these modules return, and its gradient, is recorded at every step, as
+    kind `activation`.
+
     `requires` names a device without which the case cannot be judged: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
     """
@@ -268,6 +261,7 @@ class Case:
     differs_within: float | None = None
     requires: Literal["cuda"] | None = None
     grad_norm: bool = False
+    observe: tuple[str, ...] = ()
     steps: int = 20
     seed: int = 0
     model: Model = field(default_factory=Model)
@@ -312,6 +306,7 @@ class Case:
             )
         self._check_chunks()
         check_joint(self)
+        check_observed(self)
 
     @property
     def bound(self) -> float | None:

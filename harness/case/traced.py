@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from harness.case.patterns import check_pattern
 from harness.checked import STRICT
 from harness.errors import CaseError
 
@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 GRAPH, JOINT = "graph", "joint"
 TRACED = (GRAPH, JOINT)
 """The systems that run a graph which our passes rewrite: as our own tracer records it, and as torch exports it."""
-
-
-def check_pattern(pattern: str, what: str) -> None:
-    """Raise CaseError, which calls it `what`, for a pattern over module names that is none."""
-    if not re.fullmatch(r"(\*|\w+)(\.(\*|\w+))*", pattern):
-        raise CaseError(
-            f"{what} is a dotted module name",
-            expected="components of letters, digits and _, or *, joined by dots, such as layers.*.moe",
-            found=repr(pattern),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

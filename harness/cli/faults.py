@@ -8,21 +8,23 @@ from typing import Annotated
 
 import typer
 
-from harness.case.case_file import read_case
-from harness.cli.app import Expression, app, selected_cases
+from harness.cli.app import Expression, app
 from harness.cli.options import (
     Candidate,
+    CaseFile,
     Collectives,
     Device,
     MeetingIn,
+    ObserveActivations,
     OnDevice,
     Reference,
     ReportDir,
     WorldSize,
     check_seconds,
+    chosen_cases,
     make_changes,
 )
-from harness.commands.run import change_case, replay_options
+from harness.commands.run import replay_options
 
 DEFAULT_CASES = (
     "moe_seq",
@@ -39,9 +41,7 @@ DEFAULT_CASES = (
 @app.command("faults")
 def faults_command(
     expression: Expression = None,
-    case_file: Annotated[
-        Path | None, typer.Option("--case", metavar="FILE", help="The case in this JSON file, instead of -k.")
-    ] = None,
+    case_file: CaseFile = None,
     fault: Annotated[
         list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault, or this family. Repeatable.")
     ] = None,
@@ -50,6 +50,7 @@ def faults_command(
     reference: Reference = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that each run takes.")] = 2,
     world_size: WorldSize = None,
+    observe: ObserveActivations = None,
     device: OnDevice = Device.AUTO,
     collectives: MeetingIn = Collectives.AUTO,
     report_dir: ReportDir = Path("reports"),
@@ -62,24 +63,16 @@ def faults_command(
 ) -> None:
     """Put every fault of the catalogue into cases: which are caught, and are they found where they struck?"""
     from harness.commands.faults import Page, choose, faults, list_faults
-    from harness.errors import UsageError
     from harness.options import RunOptions
 
     entries = choose(fault or ())
     if list_only:
         print("\n".join(list_faults(entries)))
         return
-    changes = make_changes(reference=reference, candidate=candidate, steps=steps, world_size=world_size)
-    if case_file is not None and expression is not None:
-        raise UsageError("-k and --case both say what to run", expected="one of them", found=f"-k {expression!r}")
-    if case_file is not None:
-        selected = [read_case(case_file)]
-    elif expression is not None:
-        selected = selected_cases(expression)
-    else:
-        by_name = {case.name: case for case in selected_cases(None)}
-        selected = [by_name[name] for name in DEFAULT_CASES]
-    cases = [change_case(case, changes) for case in selected]
+    changes = make_changes(
+        reference=reference, candidate=candidate, steps=steps, world_size=world_size, observe=tuple(observe or ())
+    )
+    cases = chosen_cases(expression, case_file, DEFAULT_CASES, changes)
     options = RunOptions(
         device=device.value, collectives=collectives.value, timeout=timeout, control="never", inject=None
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -67,6 +68,9 @@ def chosen_jobs(value: str) -> int | Literal["auto"]:
 CaseName = Annotated[
     str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it, or its JSON file.")
 ]
+CaseFile = Annotated[
+    Path | None, typer.Option("--case", metavar="FILE", help="The case in this JSON file, instead of -k.")
+]
 Candidate = Annotated[str | None, typer.Option("--candidate", metavar="SYSTEM", help="Another candidate system.")]
 Reference = Annotated[str | None, typer.Option("--reference", metavar="SYSTEM", help="Another reference system.")]
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Another number of training steps.")]
@@ -103,6 +107,15 @@ NoKeptGraph = Annotated[
     bool,
     typer.Option("--no-kept-graph", help="Trace every graph anew, and keep none: see BITPROOF_CACHE in the documents."),
 ]
+ObserveActivations = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--observe",
+        metavar="PATTERN",
+        help="Record what these modules return, and its gradients, too: layers.*, or layers.** for all in them. "
+        "Repeatable.",
+    ),
+]
 Jobs = Annotated[
     str,
     typer.Option(
@@ -137,6 +150,23 @@ def find_case(name: str, changes: Changes) -> Case:
     if name.endswith(".json"):
         return change_case(read_case(Path(name)), changes)
     return named_case(selected_cases(None), name, changes)
+
+
+def chosen_cases(expression: str | None, case_file: Path | None, usual: Sequence[str], changes: Changes) -> list[Case]:
+    """What -k or --case selects, or, where neither is given, the cases of these names; each of them changed.
+
+    Raises UsageError where both are given, and what a wrong expression or file raises.
+    """
+    if case_file is not None and expression is not None:
+        raise UsageError("-k and --case both say what to run", expected="one of them", found=f"-k {expression!r}")
+    if case_file is not None:
+        selected = [read_case(case_file)]
+    elif expression is not None:
+        selected = selected_cases(expression)
+    else:
+        by_name = {case.name: case for case in selected_cases(None)}
+        selected = [by_name[name] for name in usual]
+    return [change_case(case, changes) for case in selected]
 
 
 def chosen_baseline_dir(baseline: bool, baseline_dir: Path | None) -> Path | None:

@@ -17,6 +17,7 @@ from harness.cli.options import (
     Device,
     MeetingIn,
     NoKeptGraph,
+    ObserveActivations,
     OnDevice,
     ReportDir,
     ShareGpus,
@@ -54,6 +55,7 @@ def record_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     data: Data = None,
+    observe: ObserveActivations = None,
     device: OnDevice = Device.AUTO,
     share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
@@ -67,7 +69,7 @@ def record_command(
     from harness.commands.record import Target, record
     from harness.options import RunOptions
 
-    changes = make_changes(steps=steps, world_size=world_size, data=data)
+    changes = make_changes(steps=steps, world_size=world_size, data=data, observe=tuple(observe or ()))
     target = Target(out=out, baseline_dir=chosen_baseline_dir(baseline, baseline_dir), force=force)
     options = RunOptions(
         device=device.value,

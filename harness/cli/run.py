@@ -24,6 +24,7 @@ from harness.cli.options import (
     Jobs,
     MeetingIn,
     NoKeptGraph,
+    ObserveActivations,
     OnDevice,
     Reference,
     ReportDir,
@@ -60,6 +61,7 @@ def run_command(
     collectives: MeetingIn = Collectives.AUTO,
     no_kept_graph: NoKeptGraph = False,
     early_grad_accumulation: EarlyGradAccumulation = False,
+    observe: ObserveActivations = None,
     inject: Inject = None,
     control: Annotated[
         Control | None,
@@ -121,6 +123,7 @@ def run_command(
         world_size=world_size,
         data=data,
         early_grad_accumulation=early_grad_accumulation,
+        observe=tuple(observe or ()),
     )
     selected = selected_cases(expression) if case_file is None else [_case_in(case_file, expression)]
     cases = [change_case(case, changes) for case in selected]

@@ -7,20 +7,22 @@ from typing import Annotated
 
 import typer
 
-from harness.case.case_file import read_case
-from harness.cli.app import Expression, app, selected_cases
+from harness.cli.app import Expression, app
 from harness.cli.options import (
     Candidate,
+    CaseFile,
     NoKeptGraph,
+    ObserveActivations,
     Reference,
     ReportDir,
     Steps,
     WorldSize,
     check_seconds,
+    chosen_cases,
     kept_graphs_folder,
     make_changes,
 )
-from harness.commands.run import change_case, replay_options
+from harness.commands.run import replay_options
 
 MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
 """Where nothing is selected."""
@@ -29,13 +31,12 @@ MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
 @app.command("sensitivity")
 def sensitivity_command(
     expression: Expression = None,
-    case_file: Annotated[
-        Path | None, typer.Option("--case", metavar="FILE", help="The case in this JSON file, instead of -k.")
-    ] = None,
+    case_file: CaseFile = None,
     candidate: Candidate = None,
     reference: Reference = None,
     steps: Steps = None,
     world_size: WorldSize = None,
+    observe: ObserveActivations = None,
     sample: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Try this many calls, drawn by the case's seed, not all.")
     ] = None,
@@ -56,21 +57,13 @@ def sensitivity_command(
 ) -> None:
     """Make each call of a step wrong by one ULP, one at a time: which would a case's comparison see?"""
     from harness.commands.sensitivity import sensitivity
-    from harness.errors import UsageError
     from harness.options import Effort, RunOptions
     from harness.report.text import CASE_FILE
 
-    changes = make_changes(reference=reference, candidate=candidate, steps=steps, world_size=world_size)
-    if case_file is not None and expression is not None:
-        raise UsageError("-k and --case both say what to run", expected="one of them", found=f"-k {expression!r}")
-    if case_file is not None:
-        selected = [read_case(case_file)]
-    elif expression is not None:
-        selected = selected_cases(expression)
-    else:
-        by_name = {case.name: case for case in selected_cases(None)}
-        selected = [by_name[name] for name in MAIN_CASES]
-    cases = [change_case(case, changes) for case in selected]
+    changes = make_changes(
+        reference=reference, candidate=candidate, steps=steps, world_size=world_size, observe=tuple(observe or ())
+    )
+    cases = chosen_cases(expression, case_file, MAIN_CASES, changes)
     options = RunOptions(
         device="cpu",
         timeout=timeout,

@@ -44,6 +44,7 @@ class Changes:
     world_size: int | None = None
     data: str | None = None
     early_grad_accumulation: bool = False
+    observe: tuple[str, ...] = ()
 
 
 @dataclass
@@ -74,6 +75,8 @@ def change_case(case: Case, changes: Changes) -> Case:
         values["parallelism"] = replace(case.parallelism, world_size=changes.world_size)
     if changes.data is not None:
         values["batch"] = replace(case.batch, data=changes.data)
+    if changes.observe:
+        values["observe"] = changes.observe
     if changes.early_grad_accumulation:
         if case.chunking is None:
             raise CaseError(
@@ -120,6 +123,7 @@ def replay_options(changes: Changes, run: RunOptions) -> list[str]:
     options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     options += [name for name, is_given in flags.items() if is_given]
     options += ["--baseline-dir", str(run.baseline_dir)] if run.baseline_dir else []
+    options += [part for pattern in changes.observe for part in ("--observe", pattern)]
     return options + [part for text in run.extra_passes for part in ("--extra-pass", text)]
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from harness.case import KINDS, Case, Kind
+from harness.case import KINDS, Case, Kind, boundary_of
 from harness.compare.align import NUM_NAMED, Alignment, align
 from harness.compare.chunked import unlike_chunks
 from harness.compare.same_case import contradictions, unlike_digests
@@ -45,6 +45,7 @@ from harness.records import (
 
 BEFORE_OPTIMIZER = "@before_optimizer"
 AFTER_OPTIMIZER = "@after_optimizer"
+BACKWARD = "@backward"
 VACUOUS = "what agrees shows nothing, so it is no evidence"
 
 
@@ -276,9 +277,11 @@ def computation_order(recorded: Iterable[Key]) -> Any:
 
 
 def _phase(key: Key) -> int:
-    """loss, grad, their norm, buffers before the optimizer, param, optimizer, buffers after it."""
-    phases = ("loss", "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
+    """Activations, loss, their gradients, grad, their norm, buffers before the optimizer, param, optimizer, others."""
+    phases = ("activation", "loss", BACKWARD, "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
     kind = BEFORE_OPTIMIZER if key.name.endswith(BEFORE_OPTIMIZER) and key.kind == "buffer" else key.kind
+    if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":
+        kind = BACKWARD
     return phases.index(kind) if kind in phases else len(phases)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from harness.errors import BitproofError
+from harness.graph.observation import observed
 from harness.graph.origin import META_KEY, Origin
 from harness.graph.writer import CHUNK_KEY
 from harness.torch_compat import HigherOrderOperator, OpOverload
@@ -36,8 +37,9 @@ _OF_SIZES = ("sym_max", "sym_min", "sym_int", "sym_float", "sym_not")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"operator.{name}": getattr(operator, name) for name in _ARITHMETIC},
     **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES},
+    "bitproof.observed": observed,
 }
-"""What a graph calls beside operators: arithmetic on sizes, and parts of results."""
+"""What a graph calls beside operators: arithmetic on sizes, parts of results, and what shows an activation."""
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}

@@ -29,9 +29,10 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 
-from harness.errors import TraceError
+from harness.errors import CaseError, TraceError
 from harness.graph import operators, symbols
 from harness.graph.fake_mode import step_fake_mode
+from harness.graph.observation import marking
 from harness.graph.origin import OriginRecorder, user_line
 from harness.graph.runtime_checks import written_checks
 from harness.torch_compat import (
@@ -121,12 +122,14 @@ def trace_joint_step(
     chunk_dim: int,
     gradient_seed: float,
     device: torch.device,
+    observe: Sequence[str] = (),
 ) -> JointGraph:
     """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
 
     `inputs` are tensors that all have the size n along `chunk_dim`, n even. The model may live on the
     meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts
-    from `gradient_seed`. Raises TraceError, naming the line that could not be traced.
+    from `gradient_seed`. What modules return that fit `observe`, and its gradients, is marked: see observation.py.
+    Raises TraceError, naming the line that could not be traced, and CaseError for a pattern that fits no module.
     """
     extent = _common_extent(inputs, chunk_dim)
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
@@ -149,13 +152,14 @@ def trace_joint_step(
     checks = written_checks(fake_mode.shape_env, symbol)
 
     def recorded(*args: Any) -> list[Tensor]:
-        with recorder.recording(cast(Any, get_proxy_mode()).tracer), checks:
+        tracer = cast(Any, get_proxy_mode()).tracer
+        with recorder.recording(tracer), checks, marking(model, observe, tracer, symbol):
             return joint_step(*args)
 
     try:
         with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
             module = symbolic_graph(recorded, fake_mode)(fake_state, fake_inputs)
-    except TraceError:
+    except (CaseError, TraceError):
         raise
     except Exception as error:
         what = f"cannot trace the training step with dim {chunk_dim} of its inputs left open"

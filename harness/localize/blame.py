@@ -19,7 +19,8 @@
    a right bucket is a root. But where a value that only its collective could have given is lost, parts are not trusted.
 4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed. What packs, and
    the collective of a bucket, are the answer only where no other call is, or where that only reads what was packed in
-   another place: the reference has a bucket's values nowhere. What reads nothing is the answer only where no other is.
+   another place: the reference has a bucket's values nowhere. What reads nothing is the answer only where no other
+   computes, nor packs before it: how long `arange` is follows from what was joined wrong.
 5. Where the answer only reads another right value than its partner does, or where there is no root, a
    call may be missing: the first call of the reference, in the history of the value that the candidate
    should have had, whose output the candidate has nowhere and whose inputs it has.
@@ -152,7 +153,7 @@ def _pick(logs: Sequence[_Log], differing: Differing) -> _Picked | None:
         return None
     packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
     computing = {(rank, index) for rank, index in roots - packing if logs[rank].calls[index].inputs}
-    picked = _first_of(computing or roots - packing or roots, logs, roots)
+    picked = _first_of(computing or roots, logs, roots)
     return _first_of(packing, logs, roots) if packing and picked.reads else picked  # what was packed in another place
 
 

@@ -19,7 +19,8 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
     """What every rank must record at every step of a case."""
-    return (*REQUIRED_KINDS, "grad_norm") if case.grad_norm else REQUIRED_KINDS
+    asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
+    return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 
 
 class Key(NamedTuple):

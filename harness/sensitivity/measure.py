@@ -28,6 +28,8 @@ def why_not(case: Case) -> str | None:
         return f"system {case.candidate} is not known as a graph"
     if case.pipeline.backend != "fx" and case.pipeline.until is None:
         return f"backend {case.pipeline.backend} compiles the graph into code whose calls are not known"
+    if case.observe and case.candidate != "graph":
+        return f"what {case.candidate} shows of its activations is not known in the form of a graph"
     return None
 
 
@@ -44,7 +46,7 @@ class Steps:
     @staticmethod
     def of(case: Case, options: GraphOptions | None = None) -> Steps:
         """At the start. Raises what tracing and passes raise."""
-        graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions())
+        graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions(), observed=True)
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:
             begin_state(trainer)

@@ -19,6 +19,7 @@ from harness.case import Kind
 from harness.errors import PassError
 from harness.graph import offload_operators, operators
 from harness.graph.groups import Partition
+from harness.graph.observation import activation, observed
 from harness.localize.calls import Place
 from harness.localize.node_places import place_of
 from harness.torch_compat import HigherOrderOperator, OpOverload
@@ -195,6 +196,8 @@ def add_graph(
                 program.compared[name] = variables.read(value)
         elif node.op == "get_attr":
             continue
+        elif node.target is observed:
+            _add_observed(program, variables, node)
         else:
             _add_node(program, variables, module, node, partitions)
     program.last |= {source: variables.read(node) for source, node in placeholders.items()}
@@ -228,6 +231,32 @@ def _add_node(
             is_wait=operators.is_wait(node),
             counts=_counts(node),
             operator=operators.operator_name(node),
+            node=node.name,
+            place=place,
+        )
+    )
+
+
+def _add_observed(program: Program, variables: Variables, node: Node) -> None:
+    """Compare an activation: the slot itself, or what is joined of, or cut out of, some."""
+    name, parts, dim, piece = node.args
+    slots = [variables.read(part) for part in parts]  # type: ignore[union-attr]
+    key: tuple[Kind, str] = ("activation", str(name))
+    if len(slots) == 1 and piece is None:
+        program.compared[key] = slots[0]
+        return
+    program.compared[key] = program.slot()
+    place, _ = place_of(parts[0])  # type: ignore[index, arg-type]
+    program.calls.append(
+        Call(
+            index=len(program.calls),
+            function=activation,
+            args=([Slot(slot) for slot in slots], dim, piece),
+            kwargs={},
+            result=program.compared[key],
+            reads=tuple(sorted(set(slots))),
+            counts=False,
+            operator="observed",
             node=node.name,
             place=place,
         )

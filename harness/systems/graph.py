@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import GRAPH, JOINT, TRACED, Case
+from harness.case import GRAPH, JOINT, TRACED, Case, Chunking
 from harness.disturb.faults.entry import Entry
 from harness.disturb.faults.strike import strike
 from harness.errors import UsageError
@@ -37,6 +37,7 @@ from harness.graph.export_joint import export_joint_step
 from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
 from harness.graph.halves import is_partitioned
+from harness.graph.observation import show_activations, shown_to
 from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
 from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
@@ -127,7 +128,15 @@ def trace(
         joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
     else:
         dim = DIM_INDEX[case.chunking.dim if case.chunking else "batch"]
-        joint = trace_joint_step(model, loss_function, inputs, chunk_dim=dim, gradient_seed=seed, device=device)
+        joint = trace_joint_step(
+            model,
+            loss_function,
+            inputs,
+            chunk_dim=dim,
+            gradient_seed=seed,
+            device=device,
+            observe=case.observe,
+        )
     return TracedStep(joint, time.perf_counter() - start, system)
 
 
@@ -165,6 +174,10 @@ def finish(
     with dump or contextlib.nullcontext():
         module, reports = run_pipeline(joint.module, passes, context, dump, enter)
     forget_device_index(module, device)
+    if case.observe:
+        enter("in observing activations")
+        is_chunked = any(entry.name == "chunk" for entry in reports)
+        reports.append(_observed(module, case.observe, case.chunking if is_chunked else None))
     run: Callable[..., Any] = module
     if case.pipeline.backend != "fx" and case.pipeline.until is None:
         enter(f"in backend {case.pipeline.backend}")
@@ -179,6 +192,20 @@ def finish(
         trace_seconds=traced.seconds,
         groups=context.groups.made(),
         passes=reports,
+    )
+
+
+def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:
+    """Have the finished graph show the activations that were marked; that stage's line in the report."""
+    start, num_nodes = time.perf_counter(), len(module.graph.nodes)
+    num_shown = show_activations(module, chunking)
+    return PassReport(
+        name="observe",
+        seconds=time.perf_counter() - start,
+        nodes_before=num_nodes,
+        nodes_after=len(module.graph.nodes),
+        settings={"patterns": list(patterns)},
+        facts={"activations": num_shown},
     )
 
 
@@ -197,14 +224,19 @@ def strike_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
     return replace(program, module=module, run=module, code_hash=code_hash(module), passes=passes)
 
 
-def step_graph(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
+def step_graph(
+    case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
+) -> tuple[StepGraph, GroupTable]:
     """A system's step as the graph of what it calls, and the groups that it names.
+
+    Activations that the case observes are shown where `observed` asks for that, in a graph that passes rewrote.
 
     Of `graph` and `joint` that is the finished graph; `eager` and `eager_chunked` are traced with every size fixed.
     Raises what `prepare` raises, and UsageError for a system that is not known as a graph.
     """
     mesh = Mesh(0, case.parallelism)
     groups = group_table(mesh)
+    case = case if observed else replace(case, observe=())
     if system in TRACED:
         program = prepare(case, device, options, system=system)
         graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
@@ -295,4 +327,5 @@ def make_graph_system(
         return loss, dict(zip(program.parameter_names, values, strict=True))
 
     trainer.gradients = wrap(gradients)
+    trainer.activations_shown_to = shown_to
     return trainer

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from reference.layers.wide import Wide
+
 
 class RMSNorm(nn.Module):
     """weight * x / sqrt(mean(x^2) + eps) over the last dim, computed in float32, returned in x's dtype."""
@@ -16,9 +18,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
+        self.wide_in, self.wide_weight, self.wide_out = Wide(), Wide(), Wide()
 
     def forward(self, x_D: Tensor) -> Tensor:
         """Normalize each row of the last dim; leading dims are free."""
-        wide_D = x_D.float()
+        wide_D = self.wide_in(x_D.float())
         inverse_rms = torch.rsqrt(wide_D.square().mean(-1, keepdim=True) + self.eps)
-        return (wide_D * inverse_rms * self.weight.float()).to(x_D.dtype)
+        y_D: Tensor = self.wide_out(wide_D * inverse_rms * self.wide_weight(self.weight.float()))
+        return y_D.to(x_D.dtype)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import CaseError
+from reference.layers.wide import Wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,7 @@ class RotaryEmbedding(nn.Module):
         shape = (config.max_seq_len, dim // 2)
         self.register_buffer("cos_LP", torch.empty(shape, dtype=torch.float32), persistent=False)
         self.register_buffer("sin_LP", torch.empty(shape, dtype=torch.float32), persistent=False)
+        self.wide_in, self.wide_out = Wide(), Wide()
         self.reset_tables()
 
     @torch.no_grad()
@@ -130,10 +132,13 @@ class RotaryEmbedding(nn.Module):
         """Rotate in float32; returns x's dtype. Positions are integers below L."""
         cos_BS1P = self.cos_LP[positions_BS].unsqueeze(2)
         sin_BS1P = self.sin_LP[positions_BS].unsqueeze(2)
-        even_BSHP, odd_BSHP = x_BSHR.float().view(*x_BSHR.shape[:-1], self.dim // 2, 2).unbind(-1)
+        wide_BSHR = self.wide_in(x_BSHR.float())
+        even_BSHP, odd_BSHP = wide_BSHR.view(*x_BSHR.shape[:-1], self.dim // 2, 2).unbind(-1)
         turned_even_BSHP = even_BSHP * cos_BS1P - odd_BSHP * sin_BS1P
         turned_odd_BSHP = even_BSHP * sin_BS1P + odd_BSHP * cos_BS1P
-        return torch.stack((turned_even_BSHP, turned_odd_BSHP), dim=-1).flatten(-2).to(x_BSHR.dtype)
+        turned_BSHP2 = torch.stack((turned_even_BSHP, turned_odd_BSHP), dim=-1)
+        y_BSHR: Tensor = self.wide_out(turned_BSHP2.flatten(-2))
+        return y_BSHR.to(x_BSHR.dtype)
 
 
 def rotary_frequencies(dim: int, config: RopeConfig) -> Tensor:

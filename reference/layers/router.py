@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from harness.errors import CaseError
 from reference.layers.ordered_sum import ordered_sum
+from reference.layers.wide import Wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class Router(nn.Module):
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
+        self.wide_in, self.wide_weight, self.wide_logits = Wide(), Wide(), Wide()
 
     def forward(self, x_TD: Tensor, expert_bias_E: Tensor) -> Routing:
         """Route each token. The bias moves the selection and leaves the weights alone."""
@@ -90,7 +92,7 @@ class Router(nn.Module):
         return Routing(experts_TK, weights_TK * self.config.scale, count_rows(experts_TK, self.config.num_experts))
 
     def _scores(self, x_TD: Tensor) -> Tensor:
-        logits_TE = x_TD.float() @ self.weight.float().t()
+        logits_TE: Tensor = self.wide_logits(self.wide_in(x_TD.float()) @ self.wide_weight(self.weight.float()).t())
         return logits_TE.sigmoid() if self.config.score == "sigmoid" else logits_TE.softmax(dim=-1)
 
 

@@ -15,6 +15,7 @@ FAMILY: Family = "numerics"
 
 ATTEND = "_scaled_dot_product_flash_attention_for_cpu"
 NORM = r".*norm"
+SCALED = "attention whose scale is another than 1 / sqrt(d), as YaRN makes it"
 
 
 def _replaced(name: str, at: str, target: str, *operators: str, **options: Any) -> Callable[[Surgeon], list[Site]]:
@@ -54,7 +55,7 @@ def _through(name: str, at: str, dtype: str, back: str = "float32", **options: A
 
 def _other_epsilon(g: Surgeon) -> list[Site]:
     node = g.find("add", NORM, where=lambda node: isinstance(node.args[1], float))
-    node.args = (node.args[0], 1e-5)
+    node.args = (node.args[0], 10 * node.args[1])
     return g.sites(node)
 
 
@@ -100,9 +101,12 @@ def _turned_back(g: Surgeon) -> list[Site]:
 
 
 def _other_scale(g: Surgeon) -> list[Site]:
-    node = g.find(ATTEND)
-    width = g.value(node.args[0]).shape[-1]
-    node.kwargs = dict(node.kwargs) | {"scale": float(width) ** -0.5}
+    def plain(node: Any) -> float:
+        return float(g.value(node.args[0]).shape[-1]) ** -0.5
+
+    found = g.all(ATTEND)
+    node = g.require([node for node in found if node.kwargs.get("scale", plain(node)) != plain(node)], SCALED)
+    node.kwargs = dict(node.kwargs) | {"scale": plain(node)}
     return g.sites(node)
 
 
@@ -171,7 +175,7 @@ def _flushed(g: Surgeon) -> list[Site]:
 ROPE = "transformers and vLLM alike keep rotary tables in float32; in bfloat16 far positions collapse"
 
 ENTRIES = (
-    Entry(name="other-epsilon", says="a norm adds 1e-5, not 1e-6", source="ours", edit=_other_epsilon),
+    Entry(name="other-epsilon", says="a norm adds ten times its epsilon", source="ours", edit=_other_epsilon),
     Entry(
         name="mean-square-in-bfloat16",
         says="a norm's mean of squares is taken in bfloat16",

@@ -46,5 +46,9 @@ def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
             found=f"{error.what}: {error.found}",
             fix="choose another case: see `bitproof faults --list`",
         ) from error
-    assert str(graph) != before, f"{entry.name} changed nothing"
+    if str(graph) == before:
+        raise UsageError(
+            f"fault {entry.name} never fired: in the graph of case {case.name} it would change nothing",
+            fix="choose another case: see `bitproof faults --list`",
+        )
     return Struck(GraphModule(module, graph), sites)

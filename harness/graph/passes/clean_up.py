@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from harness.graph import operators
 from harness.graph.context import PassContext
 from harness.graph.dead_code import drop_dead_code
+from harness.graph.observation import hand_on_marks
 
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 
@@ -25,6 +26,7 @@ def clean_up(module: GraphModule, context: PassContext) -> GraphModule:
     for node in module.graph.nodes:
         if node.target in _IDENTITIES and not any(_writes_to(user, node) for user in node.users):
             node.replace_all_uses_with(node.args[0])
+            hand_on_marks(node, node.args[0])
     drop_dead_code(module)
     return module
 

@@ -35,7 +35,8 @@ def test_a_name_observed_twice_is_refused():
         recorder.observe("grad", "w", torch.zeros(1))
     assert str(error.value) == (
         "RecordingError: a system observed grad 'w' twice in step 0, or under no proper name\n"
-        "  expected: each name once a step, of a kind among loss, grad, param, buffer, optimizer, grad_norm\n"
+        "  expected: each name once a step, of a kind among loss, grad, param, buffer, optimizer, grad_norm, "
+        "activation\n"
         "  fix: call observe once for each tensor"
     )
 

@@ -413,3 +413,12 @@ def test_a_value_made_of_nothing_is_blamed_only_where_nothing_else_is() -> None:
     assert culprit is not None and culprit.call.operator == "mm"
     culprit = blamed(reference, [candidate[0], reference[1], call("index a N -> L")], "L")
     assert culprit is not None and culprit.call.operator == "arange"
+
+
+def test_a_join_before_a_value_that_is_made_of_nothing_is_blamed_for_its_length() -> None:
+    made = [call("mul k -> a"), call("mul l -> b")]
+    reference = [*made, call("cat a b -> c"), call("mul c -> d"), call("arange -> n"), call("index d n -> l")]
+    for joined in ("cat b a -> C", "cat a a -> C"):
+        candidate = [*made, call(joined), call("mul C -> D"), call("arange -> N"), call("index D N -> L")]
+        culprit = blamed(reference, candidate, "L")
+        assert culprit is not None and culprit.call.operator == "cat"

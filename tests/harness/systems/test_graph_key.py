@@ -32,6 +32,7 @@ DECIDES: dict[str, Any] = {
     "precision": Precision(compute="float32"),
     "memory": Memory(policy="full"),
     "pipeline": Pipeline(bucket=True),
+    "observe": ("layers.*",),
 }
 DECIDES_NOTHING: dict[str, Any] = {
     "name": "another",

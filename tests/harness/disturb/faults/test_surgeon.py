@@ -7,7 +7,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from cases import CASES
-from harness.disturb.faults import kernels
+from harness.disturb.faults import CATALOGUE, kernels
 from harness.disturb.faults.entry import Entry, Site
 from harness.disturb.faults.strike import strike
 from harness.disturb.faults.surgeon import NoPlaceError, Surgeon
@@ -135,9 +135,45 @@ def test_an_edit_that_finds_nothing_is_a_fault_that_never_fired():
         strike(row, small(), CASE)
 
 
-def test_an_edit_that_changes_nothing_is_our_own_bug():
-    with pytest.raises(AssertionError, match="idle changed nothing"):
+def test_an_edit_that_changes_nothing_never_fired():
+    with pytest.raises(UsageError) as error:
         strike(Entry(name="idle", says="", source="", edit=lambda g: []), small(), CASE)
+    assert str(error.value) == (
+        "UsageError: fault idle never fired: in the graph of case moe_seq it would change nothing\n"
+        "  fix: choose another case: see `bitproof faults --list`"
+    )
+
+
+@pytest.mark.parametrize(("scale", "fires"), [(0.25, False), (0.3, True), (None, False)])
+def test_a_softmaxs_scale_is_only_lost_where_it_is_another_than_the_operators_own(scale, fires):
+    graph = Graph()
+    x = graph.placeholder("x")
+    kwargs = {} if scale is None else {"scale": scale}
+    query = graph.call_function(aten.neg.default, (x,))
+    query.meta |= {META_KEY: Origin("layers.0.attention", "forward"), "val": torch.empty(1, 1, 2, 16)}
+    operator = aten._scaled_dot_product_flash_attention_for_cpu.default
+    attention = graph.call_function(operator, (query, query, query, 0.0, True), kwargs)
+    attention.meta |= {META_KEY: Origin("layers.0.attention", "forward")}
+    graph.output([attention])
+    module = GraphModule(torch.nn.Module(), graph)
+    if not fires:
+        with pytest.raises(UsageError, match="never fired"):
+            strike(CATALOGUE["other-softmax-scale"], module, CASE)
+        return
+    struck = strike(CATALOGUE["other-softmax-scale"], module, CASE).module
+    [node] = struck.graph.find_nodes(op="call_function", target=operator)
+    assert node.kwargs == {"scale": 0.25}
+
+
+def test_another_epsilon_is_another_whatever_the_models_own_is():
+    graph = Graph()
+    x = graph.placeholder("x")
+    total = graph.call_function(aten.add.Tensor, (x, 1e-5))
+    total.meta |= {META_KEY: Origin("layers.0.attention_norm", "forward")}
+    graph.output([total])
+    struck = strike(CATALOGUE["other-epsilon"], GraphModule(torch.nn.Module(), graph), CASE).module
+    [node] = struck.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    assert node.args[1] == pytest.approx(1e-4)
 
 
 def test_one_ulp_is_one_bit_of_the_largest_element():

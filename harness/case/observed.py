@@ -1,0 +1,93 @@
+"""Activations at module boundaries: which of them a case has recorded, and their names.
+
+A boundary is what a call of a module returns (`forward`), or the gradient of that (`backward`). A module that lies in
+one that runs in chunks has one boundary a chunk; the chunked module itself has one, whose rows are both chunks' along
+the chunked dim, chunk 0 first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from harness.case.patterns import fits, is_pattern, pattern_of
+from harness.case.traced import JOINT
+from harness.errors import CaseError
+
+if TYPE_CHECKING:
+    from harness.case.case import Case
+
+
+class Boundary(NamedTuple):
+    """One tensor at a module's boundary in a step.
+
+    `output` is its place among the tensors that the module returns, None where it returns one tensor alone; `earlier`
+    counts the module's calls before this one, in a step, or in a chunk's part of it.
+    """
+
+    module: str
+    direction: Literal["forward", "backward"]
+    output: int | None = None
+    earlier: int = 0
+    chunk: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What a record of it is called: layers.1.moe.router@forward.output0.chunk1."""
+        output = "" if self.output is None else f".output{self.output}"
+        call = f".call{self.earlier}" if self.earlier else ""
+        chunk = "" if self.chunk is None else f".chunk{self.chunk}"
+        return f"{self.module}@{self.direction}{output}{call}{chunk}"
+
+
+def boundary_of(name: str) -> Boundary | None:
+    """The boundary that a record's name says; None for a name that says none."""
+    match = re.fullmatch(r"([^@]+)@(forward|backward)(?:\.output(\d+))?(?:\.call(\d+))?(?:\.chunk([01]))?", name)
+    if match is None:
+        return None
+    module, direction, output, earlier, chunk = match.groups()
+    return Boundary(
+        module,
+        "forward" if direction == "forward" else "backward",
+        None if output is None else int(output),
+        int(earlier or 0),
+        None if chunk is None else int(chunk),
+    )
+
+
+def check_observed(case: Case) -> None:
+    """Raise CaseError for what is no pattern over module names, and for systems whose boundaries are not known."""
+    for pattern in case.observe:
+        if not is_pattern(pattern):
+            raise CaseError(
+                f"case {case.name} observes what is no pattern over module names",
+                expected="components of letters, digits and _, or * for any one and ** for several, joined by dots, "
+                "such as layers.*.moe or layers.**",
+                found=repr(pattern),
+            )
+    is_compiled = case.pipeline.backend != "fx" and case.pipeline.until is None
+    if case.observe and (is_compiled or JOINT in (case.reference, case.candidate)):
+        raise CaseError(
+            f"case {case.name} observes activations of what does not show them",
+            expected="eager, eager_chunked, a graph with the backend fx, or a system of yours",
+            found=f"backend {case.pipeline.backend}" if is_compiled else f"the system {JOINT}",
+            fix="leave out `observe`",
+        )
+
+
+def observed_modules(patterns: Sequence[str], modules: Iterable[str]) -> list[str]:
+    """The modules that some pattern fits, in their order. Raises CaseError for a pattern that fits none."""
+    names = [name for name in modules if name]
+    fitting = {pattern: [name for name in names if fits(pattern, name)] for pattern in patterns}
+    for pattern, found in fitting.items():
+        if not found:
+            known = sorted(set(map(pattern_of, names)))
+            raise CaseError(
+                f"the pattern {pattern!r} of what to observe matches no module",
+                expected="modules of the model: " + ", ".join(known),
+                found="no match",
+                fix="correct --observe, or `observe` in the case",
+            )
+    chosen = {name for found in fitting.values() for name in found}
+    return [name for name in names if name in chosen]

@@ -1,0 +1,35 @@
+"""Names beside casts: what goes through is the tensor itself."""
+
+from __future__ import annotations
+
+import torch
+
+from reference.layers.rms_norm import RMSNorm
+from reference.layers.wide import Wide
+
+
+def test_a_tensor_comes_out_as_it_went_in():
+    x = torch.ones(2, requires_grad=True)
+    assert Wide()(x) is x
+
+
+def test_what_a_norm_rounds_forward_and_backward_has_names():
+    norm, x = RMSNorm(8).bfloat16(), torch.randn(4, 8).bfloat16().requires_grad_()
+    seen = {}
+
+    def hook(name):
+        def note(module, args, output):
+            seen[name] = output
+            output.register_hook(lambda gradient: seen.update({f"{name} backward": gradient}))
+
+        return note
+
+    for name in ("wide_in", "wide_weight", "wide_out"):
+        norm.get_submodule(name).register_forward_hook(hook(name))
+    y = norm(x)
+    y.float().square().mean().backward()
+    assert {value.dtype for value in seen.values()} == {torch.float32} and len(seen) == 6
+    assert torch.equal(seen["wide_out"].bfloat16(), y)
+    assert torch.equal(seen["wide_in backward"].bfloat16(), x.grad)
+    assert torch.equal(seen["wide_weight backward"].bfloat16(), norm.weight.grad)
+    assert not list(norm.wide_out.parameters()) and list(norm.state_dict()) == ["weight"]

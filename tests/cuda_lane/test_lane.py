@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from cases import CASES, joint, regional, trainers
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.run import LANE_FILE
 from tests.cuda_lane.selection import every_graph_case, slice_of, step_of
-from tests.cuda_lane.to_cpu import efficient, efficient_backward
+from tests.cuda_lane.to_cpu import efficient, map_to_cpu
 
 ROOT = Path(__file__).parents[2]
 LANE = Path(__file__).with_name("run.py")
@@ -64,23 +65,38 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_efficient_attention_on_the_cpu_has_the_bits_of_eager_with_one_head_dim_or_two(dtype):
+@pytest.mark.parametrize("value_dim", [16, 8])
+def test_efficient_attention_on_the_cpu_has_the_bits_of_eager_with_one_head_dim_or_two(dtype, value_dim):
     make = torch.Generator().manual_seed(0)
-    for value_dim in (16, 8):
-        shapes = (2, 4, 32, 16), (2, 4, 32, 16), (2, 4, 32, value_dim)
-        inputs = [torch.randn(shape, generator=make).to(dtype).requires_grad_() for shape in shapes]
-        eager = functional.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.25)
-        grad = torch.randn(eager.shape, generator=make).to(dtype)
-        output, logsumexp, *state = efficient(*(x.detach() for x in inputs), None, True, 0.0, True, scale=0.25)
-        rest = (output, logsumexp, *state, 0.0, [True, True, True, False], True)
-        found = efficient_backward(grad, *(x.detach() for x in inputs), None, *rest, scale=0.25)
-        assert output.equal(eager) and found[3] is None
-        if value_dim != 16:  # laid out as CUDA's kernel leaves it, where eager's is not
-            assert output.transpose(1, 2).is_contiguous()
-        for mine, theirs in zip(found[:3], torch.autograd.grad(eager, inputs, grad), strict=True):
-            assert mine.equal(theirs)
+    shapes = (2, 4, 32, 16), (2, 4, 32, 16), (2, 4, 32, value_dim)
+    inputs = [torch.randn(shape, generator=make).to(dtype).requires_grad_() for shape in shapes]
+    eager = functional.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.25)
+    grad = torch.randn(eager.shape, generator=make).to(dtype)
+    output, *gradients, of_bias = attending(grad, *inputs)(grad, *(x.detach() for x in inputs))
+    assert output.equal(eager) and of_bias is None
+    assert value_dim == 16 or (output.transpose(1, 2).is_contiguous() and gradients[0].transpose(1, 2).is_contiguous())
+    for mine, theirs in zip(gradients, torch.autograd.grad(eager, inputs, grad), strict=True):
+        assert mine.equal(theirs)
     with pytest.raises(ValueError, match="with a bias"):
         efficient(*(x.detach() for x in inputs), torch.zeros(32, 32), True)
+
+
+def attending(*values):
+    """A graph of the efficient attention and its backward, mapped to the CPU."""
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    grad, query, key, value = (graph.placeholder(name) for name in ("grad", "query", "key", "value"))
+    for node, of in zip((grad, query, key, value), values, strict=True):
+        node.meta["val"] = of.detach()
+    forward = aten._scaled_dot_product_efficient_attention.default
+    done = graph.call_function(forward, (query, key, value, None, True, 0.0, True), {"scale": 0.25})
+    output, *rest = (graph.call_function(operator.getitem, (done, index)) for index in range(4))
+    arguments = (grad, query, key, value, None, output, *rest, 0.0, [True, True, True, False], True)
+    backward = aten._scaled_dot_product_efficient_attention_backward.default
+    gradients = graph.call_function(backward, arguments, {"scale": 0.25})
+    graph.output((output, *(graph.call_function(operator.getitem, (gradients, index)) for index in range(4))))
+    module = torch.fx.GraphModule({}, graph)
+    map_to_cpu(module)
+    return module
 
 
 def test_slices_are_all_cases_once_each_and_steps_that_are_alike_stay_together():

@@ -9,11 +9,13 @@ Nothing else is touched. What is left of CUDA is refused, so that no case runs h
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
 aten = torch.ops.aten
@@ -39,7 +41,7 @@ def map_to_cpu(module: GraphModule) -> Counter[str]:
             node.args, node.kwargs = map_aggregate(node.args, replace), map_aggregate(node.kwargs, replace)
             if node.target in ATTENTION:
                 mapped[str(node.target)] += 1
-                node.target = ATTENTION[node.target]
+                node.target = _traced_backward(node) or ATTENTION[node.target]
         nested.recompile()
         if "'cuda" in nested.code:
             [line, *_] = (line for line in nested.code.splitlines() if "'cuda" in line)
@@ -121,12 +123,7 @@ def efficient_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value and bias. Where the forward took plain operators, autograd differentiates them."""
-    if _has_two_head_dims(query, value):
-        with torch.enable_grad():
-            inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
-            again = plain(*inputs, dropout_p, is_causal, scale)
-        return (*map(_rows_outermost, torch.autograd.grad(again, inputs, grad)), None)
+    """Gradients of query, key, value and bias, with one head dim."""
     gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=None, scale=scale
     )
@@ -138,6 +135,37 @@ def plain(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal
     return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
         query, key, value, None, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _traced_backward(node: Node) -> Callable[..., Any] | None:
+    """The backward of `plain`, for a call of the efficient attention's backward with two head dims; else None.
+
+    Autograd is asked for it here, and gives the calls that it makes in eager: in a rank that was forked
+    from a process which traced, autograd cannot run.
+    """
+    if node.target is not aten._scaled_dot_product_efficient_attention_backward.default:
+        return None
+    fakes = [argument.meta["val"] for argument in node.args[:4]]  # type: ignore[union-attr]
+    if not _has_two_head_dims(fakes[1], fakes[3]):
+        return None
+    _, _, _, _, _, _, _, _, _, dropout_p, _, *causal = node.args
+    is_causal, scale = bool(causal and causal[0]), node.kwargs.get("scale")
+
+    def differentiate(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        with torch.enable_grad():
+            output = plain(*leaves, dropout_p, is_causal, scale)  # type: ignore[arg-type]
+        return torch.autograd.grad(output, leaves, grad)
+
+    like = [torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype) for fake in fakes]
+    calls = make_fx(differentiate, tracing_mode="fake")(*like)
+
+    def efficient_backward_of_two_head_dims(
+        grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, scale: float | None = None
+    ) -> tuple[Tensor | None, ...]:
+        return (*map(_rows_outermost, calls(grad, query, key, value)), None)
+
+    return efficient_backward_of_two_head_dims
 
 
 def _rows_outermost(heads: Tensor) -> Tensor:

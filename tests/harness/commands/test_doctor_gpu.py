@@ -120,7 +120,7 @@ def test_ranks_and_cases_are_run_and_told_on_a_cpu_as_they_would_be_on_gpus(
     """What is killed and hangs is named there too; a main case passes over NCCL alone."""
     case = small(CASES["moe_batch"])
     case = replace(case, parallelism=replace(case.parallelism, world_size=2), steps=2)
-    line = doctor_gpu._try(case, name, inject, 20.0, tmp_path, tell, device="cpu")
+    line = doctor_gpu._try(case, name, inject, 45.0, tmp_path, tell, device="cpu")
     assert line.outcome == outcome and found in line.found
 
 

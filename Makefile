@@ -78,8 +78,9 @@ cuda-kernels: $(VENV)/ready .triton/ready  ## what Inductor and Triton generate 
 sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fails where one that must does not
 	$(BIN)/python tests/benchmarks/sum_orders.py -k bucketing
 
-# What takes minutes: the debug model of 33 million parameters in the three chunkings, and both halves of a step compiled.
-LONG := debug or joint_llama3_inductor
+# What takes minutes: the debug model of 33 million parameters in the three chunkings, both halves of a step compiled,
+# and modules compiled in C++.
+LONG := debug or joint_llama3_inductor or flex_marked
 
 long-cases: $(VENV)/ready   ## the cases that take minutes, which the run on every submission leaves out
 	$(BIN)/bitproof run --control when-different -k '$(LONG)' --report-dir reports/long

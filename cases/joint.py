@@ -29,7 +29,7 @@ joint_llama3_recomputed = replace(joint_llama3_fsdp4_tp2, name="joint_llama3_rec
 def _flex(case: Case) -> Case:
     name = case.name.replace("llama3", "llama3_flex")
     model = Model(family="llama3", attention="flex")
-    return replace(case, name=name, steps=5, model=model, batch=Batch(data="pydoc_lines"))
+    return replace(case, name=name, model=model, batch=Batch(data="pydoc_lines"))
 
 
 _deepseek = replace(_llama3, model=Model())

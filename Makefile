@@ -15,7 +15,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := experts_seq_flex or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz nightly clean
+.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -50,6 +50,12 @@ fuzz: $(VENV)/ready         ## wrong and right rewrites for the prover, corrupte
 	$(BIN)/python tests/benchmarks/fuzz_prove.py 200 0 moe_seq
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
+
+# The whole soak takes hours on two cores; SOAK says less: make soak SOAK='--runs 20 --session 40 --controls 1'.
+SOAK :=
+
+soak: $(VENV)/ready         ## hundreds of runs in one process: all EQUAL, memory flat, nothing left behind; takes hours
+	$(BIN)/python tests/benchmarks/soak.py $(SOAK)
 
 cuda-wheel: .venv-torch-$(CUDA_TORCH)/ready  ## the lane of a CUDA build of torch, on the CPU
 	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__ + " is no build for CUDA"'
@@ -91,7 +97,7 @@ faults: $(VENV)/ready       ## every defect of the catalogue in a case that shou
 sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes some minutes
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2
 
-nightly: bench fuzz test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: bench fuzz soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

@@ -80,6 +80,7 @@ def run(
     world_size: int | None = None,
     data: str | Path | None = None,
     early_grad_accumulation: bool = False,
+    observe: Sequence[str] = (),
     device: Device = "auto",
     share_gpus: bool = False,
     collectives: Collectives = "auto",
@@ -93,7 +94,7 @@ def run(
 ) -> Run:
     """Run a case, given whole or by its name, and write its run folder under `report_dir`.
 
-    `reference` to `early_grad_accumulation` change the case; they and the others mean what the options of `bitproof
+    `reference` to `observe` change the case; they and the others mean what the options of `bitproof
     run` do. `timeout` is in seconds. `on_event` is called with progress. Returns whatever came of it: compare
     `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before anything runs.
     """
@@ -111,6 +112,7 @@ def run(
         world_size=world_size,
         data=check_data(data),
         early_grad_accumulation=early_grad_accumulation,
+        observe=tuple(observe),
     )
     chosen = _find(case)
     changed = change_case(chosen, changes)

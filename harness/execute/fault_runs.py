@@ -178,7 +178,7 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
 def _checked(outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site]) -> FaultOutcome:
     """Hold what blame named against where the fault struck."""
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
-    outcome = replace(outcome, kind_right=first.kind in entry.kinds)
+    outcome = replace(outcome, kind_right=first.kind in ("activation", *entry.kinds))  # which others follow from
     if not sites:  # no call is wrong: it is outside of every operator
         return outcome
     if call is None:

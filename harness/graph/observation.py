@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from harness.case import Boundary, Chunking, Kind, observed_modules
 from harness.errors import PassError, TraceError
@@ -132,26 +132,40 @@ def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
     `chunking` is what the graph was chunked by, None for a graph that was not. A boundary of which passes left no node
     is not shown: comparing then finds that its record is missing.
     """
-    order = {node: index for index, node in enumerate(module.graph.nodes)}
     found: dict[Mark, dict[int | None, Node]] = {}
-    for node in order:
+    for node in module.graph.nodes:
         if not node.meta.get(RECOMPUTED_KEY):
             for mark in node.meta.get(MARKS_KEY, ()):
                 found.setdefault(mark, {}).setdefault(node.meta.get(CHUNK_KEY), node)
     shown = [show for mark, nodes in found.items() for show in _shows(mark, nodes, chunking)]
-    first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
-    for name, parts, dim, piece in shown:
-        last = max(parts, key=order.__getitem__)
-        after_inputs = first is not None and order[last] < order[first]
-        place = module.graph.inserting_before(first) if after_inputs else module.graph.inserting_after(last)
-        with place:
-            call = module.graph.call_function(observed, (name, parts, dim, piece))
-        call.meta[META_KEY] = UNKNOWN
+    put_in(module.graph, shown)
     module.recompile()
     return len(shown)
 
 
 Show = tuple[str, list[Node], int | None, int | None]
+
+
+def put_in(graph: Graph, shows: Sequence[Show]) -> None:
+    """Write calls that look, each behind the last node that it looks at."""
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
+    for name, parts, dim, piece in shows:
+        last = max(parts, key=order.__getitem__)
+        after_inputs = first is not None and order[last] < order[first]
+        with graph.inserting_before(first) if after_inputs else graph.inserting_after(last):
+            call = graph.call_function(observed, (name, parts, dim, piece))
+        call.meta[META_KEY] = UNKNOWN
+
+
+def take_out(graph: Graph) -> list[Show]:
+    """Remove the calls that look, and return what `put_in` writes them of: for who reads and changes the others."""
+    shows: list[Show] = []
+    for node in graph.find_nodes(op="call_function", target=observed):
+        name, parts, dim, piece = node.args
+        shows.append((name, list(parts), dim, piece))  # type: ignore[arg-type]
+        graph.erase_node(node)
+    return shows
 
 
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:

@@ -14,7 +14,7 @@ from reference.layers.experts import Exchange, Experts, LocalExchange
 from reference.layers.feed_forward import FeedForward
 from reference.layers.ordered_sum import ordered_sum
 from reference.layers.router import Router, Routing, RoutingConfig
-from reference.layers.wide import Wide
+from reference.layers.wide import wides
 
 __all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
 
@@ -50,7 +50,7 @@ class MoE(nn.Module):
         self.shared_experts = (
             FeedForward(dim, config.hidden_dim * config.num_shared_experts) if config.num_shared_experts else None
         )
-        self.wide_in, self.wide_out = Wide(), Wide()
+        self.wide = wides("rows", "weighted", "y")
         self.register_buffer("expert_bias", torch.zeros(num_experts, dtype=torch.float32))
         self.register_buffer("tokens_per_expert", torch.zeros(num_experts, dtype=torch.float32))
 
@@ -78,6 +78,6 @@ class MoE(nn.Module):
         rows_RD = self.experts(pairs_RD[by_expert_R], routing.counts_E)
         by_pair_R = by_expert_R.argsort()
         y_TKD = rows_RD[by_pair_R].view(x_TD.shape[0], top_k, x_TD.shape[1])
-        weighted_TKD = self.wide_in(y_TKD.float()) * routing.weights_TK.unsqueeze(-1)
-        wide_TD: Tensor = self.wide_out(ordered_sum(weighted_TKD, 1))
+        weighted_TKD = self.wide["weighted"](self.wide["rows"](y_TKD.float()) * routing.weights_TK.unsqueeze(-1))
+        wide_TD: Tensor = self.wide["y"](ordered_sum(weighted_TKD, 1))
         return wide_TD.to(x_TD.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from reference.layers.wide import Wide
+from reference.layers.wide import wides
 
 
 class RMSNorm(nn.Module):
@@ -18,11 +18,12 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
-        self.wide_in, self.wide_weight, self.wide_out = Wide(), Wide(), Wide()
+        self.wide = wides("x", "square", "mean", "inverse", "normed", "weight", "y")
 
     def forward(self, x_D: Tensor) -> Tensor:
         """Normalize each row of the last dim; leading dims are free."""
-        wide_D = self.wide_in(x_D.float())
-        inverse_rms = torch.rsqrt(wide_D.square().mean(-1, keepdim=True) + self.eps)
-        y_D: Tensor = self.wide_out(wide_D * inverse_rms * self.wide_weight(self.weight.float()))
+        wide_D = self.wide["x"](x_D.float())
+        mean = self.wide["mean"](self.wide["square"](wide_D.square()).mean(-1, keepdim=True) + self.eps)
+        normed_D = self.wide["normed"](wide_D * self.wide["inverse"](torch.rsqrt(mean)))
+        y_D: Tensor = self.wide["y"](normed_D * self.wide["weight"](self.weight.float()))
         return y_D.to(x_D.dtype)

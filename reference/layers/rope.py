@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import CaseError
-from reference.layers.wide import Wide
+from reference.layers.wide import wides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class RotaryEmbedding(nn.Module):
         shape = (config.max_seq_len, dim // 2)
         self.register_buffer("cos_LP", torch.empty(shape, dtype=torch.float32), persistent=False)
         self.register_buffer("sin_LP", torch.empty(shape, dtype=torch.float32), persistent=False)
-        self.wide_in, self.wide_out = Wide(), Wide()
+        self.wide = wides("x", "even_cos", "odd_sin", "even_sin", "odd_cos", "y")
         self.reset_tables()
 
     @torch.no_grad()
@@ -132,12 +132,13 @@ class RotaryEmbedding(nn.Module):
         """Rotate in float32; returns x's dtype. Positions are integers below L."""
         cos_BS1P = self.cos_LP[positions_BS].unsqueeze(2)
         sin_BS1P = self.sin_LP[positions_BS].unsqueeze(2)
-        wide_BSHR = self.wide_in(x_BSHR.float())
+        wide = self.wide
+        wide_BSHR = wide["x"](x_BSHR.float())
         even_BSHP, odd_BSHP = wide_BSHR.view(*x_BSHR.shape[:-1], self.dim // 2, 2).unbind(-1)
-        turned_even_BSHP = even_BSHP * cos_BS1P - odd_BSHP * sin_BS1P
-        turned_odd_BSHP = even_BSHP * sin_BS1P + odd_BSHP * cos_BS1P
+        turned_even_BSHP = wide["even_cos"](even_BSHP * cos_BS1P) - wide["odd_sin"](odd_BSHP * sin_BS1P)
+        turned_odd_BSHP = wide["even_sin"](even_BSHP * sin_BS1P) + wide["odd_cos"](odd_BSHP * cos_BS1P)
         turned_BSHP2 = torch.stack((turned_even_BSHP, turned_odd_BSHP), dim=-1)
-        y_BSHR: Tensor = self.wide_out(turned_BSHP2.flatten(-2))
+        y_BSHR: Tensor = wide["y"](turned_BSHP2.flatten(-2))
         return y_BSHR.to(x_BSHR.dtype)
 
 

@@ -8,6 +8,7 @@ T tokens, D model dim, E experts, K experts a token goes to (top-k slots), G gro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.errors import CaseError
 from reference.layers.ordered_sum import ordered_sum
-from reference.layers.wide import Wide
+from reference.layers.wide import wides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,37 +80,50 @@ class Router(nn.Module):
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
-        self.wide_in, self.wide_weight, self.wide_logits = Wide(), Wide(), Wide()
+        self.wide = wides("x", "weight", "logits", "scores", "choice", "group_choice", "eligible", "picked", "sum")
 
     def forward(self, x_TD: Tensor, expert_bias_E: Tensor) -> Routing:
         """Route each token. The bias moves the selection and leaves the weights alone."""
         scores_TE = self._scores(x_TD)
-        experts_TK = select_experts(scores_TE.detach(), expert_bias_E, self.config)
-        weights_TK = scores_TE.gather(1, experts_TK)
+        experts_TK = select_experts(scores_TE.detach(), expert_bias_E, self.config, self._seen)
+        weights_TK: Tensor = self.wide["picked"](scores_TE.gather(1, experts_TK))
         if self.config.norm:
             # 1e-20 as published: sigmoid scores may all underflow.
-            weights_TK = weights_TK / (ordered_sum(weights_TK, 1).unsqueeze(1) + 1e-20)
+            weights_TK = weights_TK / (self.wide["sum"](ordered_sum(weights_TK, 1)).unsqueeze(1) + 1e-20)
         return Routing(experts_TK, weights_TK * self.config.scale, count_rows(experts_TK, self.config.num_experts))
 
     def _scores(self, x_TD: Tensor) -> Tensor:
-        logits_TE: Tensor = self.wide_logits(self.wide_in(x_TD.float()) @ self.wide_weight(self.weight.float()).t())
-        return logits_TE.sigmoid() if self.config.score == "sigmoid" else logits_TE.softmax(dim=-1)
+        wide_TD, weight_ED = self.wide["x"](x_TD.float()), self.wide["weight"](self.weight.float())
+        logits_TE: Tensor = self.wide["logits"](wide_TD @ weight_ED.t())
+        return self._seen(
+            "scores", logits_TE.sigmoid() if self.config.score == "sigmoid" else logits_TE.softmax(dim=-1)
+        )
+
+    def _seen(self, name: str, x: Tensor) -> Tensor:
+        seen: Tensor = self.wide[name](x)
+        return seen
 
 
 @torch.no_grad()
-def select_experts(scores_TE: Tensor, expert_bias_E: Tensor, config: RoutingConfig) -> Tensor:
+def select_experts(
+    scores_TE: Tensor,
+    expert_bias_E: Tensor,
+    config: RoutingConfig,
+    seen: Callable[[str, Tensor], Tensor] = lambda name, x: x,
+) -> Tensor:
     """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
 
-    A group's score is the sum of its two best experts' (sigmoid) or its best expert's (softmax).
+    A group's score is the sum of its two best experts' (sigmoid) or its best expert's (softmax). `seen` hands on what
+    decides, by name.
     """
-    choice_TE = scores_TE + expert_bias_E
+    choice_TE = seen("choice", scores_TE + expert_bias_E)
     if config.top_groups < config.num_groups:
         choice_TGM = choice_TE.view(choice_TE.shape[0], config.num_groups, config.experts_per_group)
         num_counted = min(2 if config.score == "sigmoid" else 1, config.experts_per_group)
-        group_score_TG = ordered_sum(choice_TGM.topk(num_counted, dim=-1).values, -1)
+        group_score_TG = seen("group_choice", ordered_sum(choice_TGM.topk(num_counted, dim=-1).values, -1))
         top_groups = group_score_TG.topk(config.top_groups, dim=-1).indices
         eligible_TG = torch.zeros_like(group_score_TG, dtype=torch.bool).scatter(1, top_groups, True)
-        choice_TE = choice_TGM.masked_fill(~eligible_TG.unsqueeze(-1), float("-inf")).flatten(1)
+        choice_TE = seen("eligible", choice_TGM.masked_fill(~eligible_TG.unsqueeze(-1), float("-inf")).flatten(1))
     return choice_TE.topk(config.top_k, dim=-1).indices
 
 

@@ -10,6 +10,7 @@ from harness.case import Case
 from harness.disturb.faults.entry import Entry, Site
 from harness.disturb.faults.surgeon import NoPlaceError, Surgeon
 from harness.errors import PassError, UsageError
+from harness.graph.observation import put_in, take_out
 from harness.graph.verify import verify_order
 
 
@@ -29,9 +30,13 @@ def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     graph.output_node().meta.update(module.graph.output_node().meta)
-    before = str(graph)
     try:
-        sites = entry.edit(Surgeon(graph, case))
+        surgeon = Surgeon(graph, case)
+        looking = take_out(graph)  # what looks at a node is none of its readers
+        before = str(graph)
+        sites = entry.edit(surgeon)
+        changed = str(graph) != before
+        put_in(graph, surgeon.still_there(looking))
         verify_order(graph)
     except NoPlaceError as error:
         raise UsageError(
@@ -46,7 +51,7 @@ def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
             found=f"{error.what}: {error.found}",
             fix="choose another case: see `bitproof faults --list`",
         ) from error
-    if str(graph) == before:
+    if not changed:
         raise UsageError(
             f"fault {entry.name} never fired: in the graph of case {case.name} it would change nothing",
             fix="choose another case: see `bitproof faults --list`",

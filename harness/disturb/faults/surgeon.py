@@ -18,6 +18,7 @@ from harness.case import Case
 from harness.disturb.faults import kernels
 from harness.disturb.faults.entry import Site
 from harness.errors import UsageError
+from harness.graph.observation import Show
 from harness.graph.operators import is_collective, is_wait, operator_name
 from harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
 from harness.graph.writer import CHUNK_KEY
@@ -39,6 +40,7 @@ class Surgeon:
         self.graph = graph
         self.case = case
         self.ranks = case.parallelism.world_size
+        self._stand_ins: dict[Node, Node] = {}
 
     @property
     def calls(self) -> list[Call]:
@@ -115,6 +117,7 @@ class Surgeon:
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+        self._stand_ins[node] = made
         return made
 
     def before(self, node: Node, read: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
@@ -129,6 +132,7 @@ class Surgeon:
         with self.graph.inserting_before(node):
             made = self._make(target, args, options)
         node.replace_all_uses_with(made)
+        self._stand_ins[node] = made
         self.graph.erase_node(node)
         return made
 
@@ -157,7 +161,20 @@ class Surgeon:
     def bypass(self, node: Node, source: Node) -> None:
         """Leave a node out: its readers read `source`."""
         node.replace_all_uses_with(source)
+        self._stand_ins[node] = source
         self.graph.erase_node(node)
+
+    def still_there(self, shows: Sequence[Show]) -> list[Show]:
+        """Calls that look, each at what stands in its nodes' place by now; those whose nodes are gone are left out."""
+
+        def now(node: Node) -> Node:
+            while node in self._stand_ins:
+                node = self._stand_ins[node]
+            return node
+
+        nodes = set(self.graph.nodes)
+        found = [(name, [now(part) for part in parts], dim, piece) for name, parts, dim, piece in shows]
+        return [show for show in found if nodes.issuperset(show[1])]
 
     def value(self, node: Any) -> Any:
         """What a node computes, as a fake tensor; None for what is none."""

@@ -12,7 +12,7 @@ import pytest
 import harness.execute
 from harness.case import Batch, Case, Chunking, Parallelism
 from harness.commands import run
-from harness.commands.run import Changes, change_case, named_case, run_and_report
+from harness.commands.run import Changes, change_case, named_case, replay_options, run_and_report
 from harness.errors import CaseError, PassError, UsageError
 from harness.execute import ahead
 from harness.options import RunOptions, Stress
@@ -266,6 +266,13 @@ def test_changes_of_a_command_line_go_into_the_case():
     assert changed.batch == Batch(data="text.txt")
     assert changed.chunking.early_grad_accumulation
     assert change_case(FIRST, Changes()) == FIRST
+
+
+def test_what_is_observed_goes_into_the_case_and_into_its_replay():
+    observing = Changes(observe=("layers.*", "norm"))
+    assert change_case(FIRST, observing).observe == ("layers.*", "norm")
+    assert change_case(replace(FIRST, observe=("norm",)), Changes()).observe == ("norm",)
+    assert replay_options(observing, RunOptions()) == ["--observe", "layers.*", "--observe", "norm"]
 
 
 def test_early_accumulation_without_chunking_is_refused():

@@ -53,6 +53,32 @@ def test_the_first_divergence_follows_the_order_of_a_step(case, record, flip):
         assert Key(first.step, first.kind, first.name, first.rank) == key
 
 
+def test_activations_are_required_where_the_case_observes_them_and_come_as_a_step_computes_them(case, record):
+    asking = replace(case, observe=("layers.*",))
+    names = ["layers.0@forward", "layers.1@forward.chunk0", "layers.1@backward", "layers.0@backward"]
+
+    def recorded():
+        side = record()
+        side.manifest.case["observe"] = ["layers.*"]
+        for step, rank, name in itertools.product((0, 1), (0, 1), names):
+            side.records[Key(step, "activation", name, rank)] = Record(f"{step}{rank}" * 16, "float32", ())
+        return side
+
+    bare = [record(), record()]
+    for side in bare:
+        side.manifest.case["observe"] = ["layers.*"]
+    assert "no activation was compared at step 0, rank 0" in compare(*bare, asking).reason
+    found = compare(recorded(), recorded(), asking)
+    assert (found.verdict, found.compared["activation"]) == (Verdict.EQUAL, 16)
+    loss, grad = Key(0, "loss", "loss", 0), Key(0, "grad", "layers.0.w", 0)
+    candidate = recorded()
+    order = [Key(0, "activation", name, 0) for name in names]
+    for key in reversed([*order[:2], loss, *order[2:], grad]):
+        candidate.records[key] = candidate.records[key]._replace(digest="ab" * 16)
+        first = compare(recorded(), candidate, asking).first_divergence
+        assert Key(first.step, first.kind, first.name, first.rank) == key
+
+
 def test_differing_kinds_are_those_of_the_first_differing_step_on_any_rank(case, record, flip):
     candidate = record()
     flip(candidate, 0, "optimizer", "layers.0.w.exp_avg", 1)

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from harness.errors import PassError
+from harness.graph.observation import observed
 from harness.sensitivity.lockstep import after, run_step
 from harness.sensitivity.program import BUFFER, PARAM, Slot, filled, slots_in
+from harness.sensitivity.spread import follow
 from tests.harness.sensitivity.toy import COUNTED, THREE, VALUES, aten, by_name, counted, pair, product, program_of
 
 
@@ -43,6 +45,27 @@ def test_a_view_of_written_memory_may_be_read_before_the_write_and_not_after_it(
     assert run_step(program, held)[0][program.compared["loss", "loss"]].item() == 20.0
     with pytest.raises(PassError, match="an earlier view is read later"):
         run_step(viewed(late=True), held)
+
+
+def test_an_observed_activation_is_compared_where_it_is_shown_and_is_no_call_that_counts():
+    def build(graph, w, x):
+        y = graph.call_function(aten.mul.Tensor, (x, w))
+        z = graph.call_function(aten.neg.default, (y,))
+        graph.call_function(observed, ("a@forward", [y], None, None))
+        graph.call_function(observed, ("b@forward", [y, z], 0, None))
+        graph.call_function(observed, ("c@forward.chunk1", [z], 0, 1))
+        return [graph.call_function(aten.mul.Tensor, (z, 0.0))]
+
+    program = program_of(build)
+    values = run_step(program, VALUES)[0]
+    found = {name: values[slot].tolist() for (kind, name), slot in program.compared.items() if kind == "activation"}
+    y = [0.5, 3.0, 7.5, 14.0]
+    assert found == {"a@forward": y, "b@forward": [*y, *(-x for x in y)], "c@forward.chunk1": [-7.5, -14.0]}
+    assert [call.operator for call in program.calls if call.counts] == ["mul", "neg", "mul"]
+    wrong = {(by_name(program, "neg").result, 0): values[by_name(program, "neg").result] + 1}
+    assert follow(program, run_step(program, VALUES), wrong).shown == "activation", "the loss is zero, whatever it is"
+    unseen = program_of(lambda graph, w, x: [graph.call_function(aten.mul.Tensor, (x, 0.0))])
+    assert unseen.compared.keys() == {("loss", "loss")}
 
 
 def test_a_collective_of_an_unknown_group_is_refused():

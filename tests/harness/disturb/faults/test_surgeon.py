@@ -12,6 +12,7 @@ from harness.disturb.faults.entry import Entry, Site
 from harness.disturb.faults.strike import strike
 from harness.disturb.faults.surgeon import NoPlaceError, Surgeon
 from harness.errors import UsageError
+from harness.graph.observation import observed, put_in, shown_to
 from harness.graph.origin import META_KEY, Origin
 
 aten = torch.ops.aten
@@ -198,3 +199,36 @@ def test_the_step_before_is_kept_by_key(monkeypatch):
     for step, value, told in ((0, 1.0, 1.0), (1, 2.0, 1.0), (2, 3.0, 2.0)):
         monkeypatch.setattr(kernels.NOW, "step", step)
         assert kernels.of_step_before(torch.tensor(value), "a").item() == told
+
+
+def test_what_looks_at_a_node_is_no_reader_and_looks_at_what_stands_in_its_place():
+    module = small()
+    put_in(module.graph, [("a@forward", [node], None, None) for node in module.graph.nodes if "silu" in node.name])
+    module.graph.lint()
+
+    def edit(g):
+        assert all(node.target is not observed for node in g.calls)
+        node = g.find("silu", chunk=1)
+        assert [user.name for user in node.users] == ["cat_default"]
+        g.after(node, "aten.neg.default")
+        other = g.find("silu", chunk=0)
+        g.instead(other, "aten.relu.default", other.args[0])
+        return []
+
+    struck = strike(Entry(name="negated", says="", source="", edit=edit), module, CASE).module
+    looking = struck.graph.find_nodes(op="call_function", target=observed)
+    assert [node.args[1][0].name for node in looking] == ["relu_default", "neg_default"]
+    seen = []
+    with shown_to(lambda kind, name, value: seen.append(value)):
+        struck(X)
+    assert torch.equal(seen[0], X[:2].relu()) and torch.equal(seen[1], -torch.nn.functional.silu(X[2:]))
+    lost = strike(Entry(name="lost", says="", source="", edit=lose_a_half), module, CASE).module
+    assert len(lost.graph.find_nodes(op="call_function", target=observed)) == 1
+
+
+def lose_a_half(g):
+    """Without a method of the surgeon, who then knows of no stand-in."""
+    node = g.find("silu", chunk=1)
+    node.replace_all_uses_with(g.find("silu", chunk=0))
+    g.graph.erase_node(node)
+    return []

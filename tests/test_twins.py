@@ -33,7 +33,6 @@ ELSEWHERE = {
     "harness/__main__.py": ("tests/harness/program/test_output.py", "it is the program"),
     "harness/capture/dtypes.py": ("tests/harness/capture/test_digest.py", "names of dtypes are part of digests"),
     "harness/cli/app.py": (CLI, "commands are tested as they are called"),
-    "harness/certificate/calls.py": ("tests/harness/certificate/test_check.py", "calls are walked to be checked"),
     "harness/certificate/files.py": ("tests/harness/certificate/test_check.py", "certificates go to disk and back"),
     "harness/certificate/rules.py": ("tests/harness/certificate/test_check.py", "rules are replayed by the checker"),
     "harness/cli/check_certificate.py": (

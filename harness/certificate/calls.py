@@ -6,38 +6,31 @@ all tensors that it reads. A call that cannot be derived has no term, and so has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
 from harness.certificate import windows
-from harness.certificate.data import Call, Graph, Step, Tensor, nodes_in
+from harness.certificate.data import Call, Graph, Size, Tensor, Term, nodes_in
 from harness.certificate.rules import Terms, require
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
-EXACT = {"aten.add.Tensor": "add", "aten.sub.Tensor": "sub", "aten.mul.Tensor": "mul", "aten.neg.default": "neg"}
 CAST = "aten._to_copy.default"
-SAME = {  # the argument whose values the result has
-    "aten.clone.default": "self",
-    "aten.detach.default": "self",
-    "aten.alias.default": "self",
-    "aten.contiguous.default": "self",
-    "bitproof.offload.default": "x",
-    "bitproof.reload.default": "host",
-    "_c10d_functional.wait_tensor.default": "tensor",
-    "bitproof.wait_offload.default": "host",
-    "bitproof.wait_reload.default": "x",
-}
+EXACT = {"aten.add.Tensor": "add", "aten.sub.Tensor": "sub", "aten.mul.Tensor": "mul", "aten.neg.default": "neg"}
+COPIES = (CAST, "aten.clone.default", "aten.contiguous.default", "bitproof.offload.default", "bitproof.reload.default")
+RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+SPLIT = "aten.split_with_sizes_copy.default"
 WAITS = ("_c10d_functional.wait_tensor.default", "bitproof.wait_offload.default", "bitproof.wait_reload.default")
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 EXCHANGE = "_c10d_functional.all_to_all_single.default"
 COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
-LAUNCHES = (*COLLECTIVES, "bitproof.offload.default", "bitproof.reload.default")
-PURE = ("higher_order.flex_attention", "higher_order.flex_attention_backward")
-REFUSED = ("as_strided.default", "as_strided_copy.default", "as_strided_scatter.default", "view.dtype")
+SHOWING = ("view", SPLIT, *RESHAPES, *WAITS)
+LAUNCHES = (*COLLECTIVES, *COPIES[3:])
+UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
+REFUSED = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
 UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
-FORMATS = ("torch.preserve_format", "torch.contiguous_format", "torch.channels_last", "torch.channels_last_3d")
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
@@ -49,191 +42,187 @@ class Walk:
     """One graph, walked from its first call to its last. `values` are the places of terms, None for what is refused."""
 
     def __init__(self, terms: Terms, graph: Graph, side: str) -> None:
-        self.terms, self.graph, self.side = terms, graph, side
+        self.terms, self.graph, self.side, self.groups = terms, graph, side, dict(graph.groups)
         self.values: list[Any] = []
         self.stale: set[int] = set()  # calls whose values were overwritten, in part or with what is not known
-        self.flying: dict[int, tuple[int, int]] = {}  # a launch, and the storages that it writes and reads
+        self.flying: dict[int, set[int]] = {}  # a launch, and the storages that it writes and reads
+        self.inputs: dict[str, tuple[int, int]] = {}  # their calls, and the terms that they come with
         self.symbols: dict[str, int] = {}
         self.owners: dict[int, tuple[int, ...]] = {}  # by storage, the calls whose values lie there
-        self.generator: tuple[Any, ...] = ("seed",)
+        self.generator: Term = ("seed",)
 
-    def take(self, steps: Sequence[Step]) -> None:
-        """The next call: the steps that its term needs first, then its term, then what it writes."""
-        index, call = len(self.values), self.graph.calls[len(self.values)]
-        for step in steps:
-            self.terms.add(step)
-        self.values.append(None)
-        value = None
+    def take(self, call: Call) -> None:
+        """The next call: its term, and what it writes."""
+        index, value = len(self.values), None
         try:
-            value = self._derive(index, call)
+            value = self._derive(index, call, dict(call.args))
         except RefusedError:
             if call.random:
                 self.generator = ("fresh", self.side, index, "generator", ())
-        is_needed = value is None or not steps or len(self.terms.terms) - 1 in self.terms.used
-        require(is_needed, f"call {call.name} does not need the last of its steps")
-        if isinstance(value, int) and isinstance(call.value, Tensor) and _is_closed(call.value.shape):
-            found = self.terms.dtype(value), self.terms.shape(value)
-            require(found == (call.value.dtype, call.value.shape), f"{call.name} gives another dtype or shape")
         if call.writes or (value is None and call.op.startswith("higher_order.")):
             self._overwrite(call, value)
-        self.values[index] = value
-        for x in _tensors(call.value):
+        self.values.append(value)
+        for x in call.results:
             self.owners[x.storage] = (*self.owners.get(x.storage, ()), index)
 
-    def read(self, index: int) -> Any:
-        """The value of a call. Raises RefusedError where it is not known."""
+    def readable(self, index: int, awaited: int | None = None) -> Any:
+        """The value of a call. Raises RefusedError where it is not known, or on its way and not `awaited`."""
         require(0 <= index < len(self.values), f"call {index} is read before it runs")
-        if self.values[index] is None or index in self.stale:
+        if self.values[index] is None or index in self.stale or (index in self.flying and index != awaited):
             raise RefusedError
         return self.values[index]
 
-    def _derive(self, index: int, call: Call) -> Any:
-        op, args, result, find = call.op, dict(call.args), call.value, self.terms.find
-        awaited = _node(args, SAME[op]) if op in WAITS else None
-        for source in call.reads:
-            self.read(source)
-            if source in self.flying and source != awaited:
-                raise RefusedError
-        is_unknown = op.startswith("_c10d_functional.") and op not in (*COLLECTIVES, *WAITS)
-        if is_unknown or op.removeprefix("aten.") in REFUSED or (op.startswith("higher_order.") and op not in PURE):
+    def is_written(self, name: str) -> bool:
+        """Whether an input holds something else by now."""
+        index, term = self.inputs[name]
+        return index in self.stale or self.values[index] != term
+
+    def _derive(self, index: int, call: Call, args: Mapping[str, Any]) -> Any:
+        op, own, find = call.op, call.value, self.terms.find
+        awaited = call.reads[0] if op in WAITS else None
+        places = [self.readable(read, awaited) for read in call.reads]
+        read = [self.graph.calls[index].value for index in call.reads]
+        if op in REFUSED or (op.startswith(("_c10d_functional.", "higher_order.")) and op not in UNDERSTOOD):
             raise RefusedError
         if call.writes:
             self._check_write(call, args)
             return self._opaque(call, args)
         if op in LAUNCHES:
-            source = self.graph.calls[_node(args, SAME.get(op, "input"))].value
-            self.flying[index] = result.storage, source.storage
-        if op in (CAST, *SAME):
-            require(_is_copy(call), f"{call.name} copies with an argument that none has")
-            if awaited is not None:
-                self.flying.pop(awaited, None)
-            return self._cast(call, args) if op == CAST else self.values[_node(args, SAME[op])]
-        if op in EXACT:
-            return self._exact(call, EXACT[op], ["self"] if op == "aten.neg.default" else ["self", "other"], args)
-        if op in windows.VIEWS:
-            return self._view(call, args)
-        if op in (GATHER, REDUCE):
-            return self._collective(call, args)
+            self.flying[index] = {own.storage, read[0].storage}
+        if awaited is not None:
+            self.flying.pop(awaited, None)
         match op, call.args:
             case "input", ():
-                return find("input", call.name, result.dtype, result.shape)
-            case "constant", (("digest", ("str", digest)),):
-                return find("constant", digest, result.dtype, result.shape)
-            case "getitem", (("0", ("node", several)), ("1", int(place))):
-                return self.values[several][place]
-            case "aten._local_scalar_dense.default", (("self", ("node", source)),):
-                term = find("item", self.values[source])
-                self._bring(call, [(result, term)])
+                require(call.name not in self.inputs, f"{call.name} is two inputs")
+                term = find("input", call.name, own.dtype, own.shape)
+                self.inputs[call.name] = index, term
                 return term
-            case (("aten.cat.default" | "aten.stack.default"), _):
-                return self._cat(call, args)
-        if op.split(".")[1] in UNWRITTEN:
-            if 0 in result.shape:
-                return self._opaque(call, {})
-            return find("fresh", self.side, index, result.dtype, result.shape)
+            case "constant", (("digest", ("str", digest)),):
+                return find("constant", digest, own.dtype, own.shape)
+            case "getitem", (_, ("1", place)):
+                require(own == read[0][place], f"{call.name} is not what it takes")
+                return places[0][place]
+            case "aten._local_scalar_dense.default", (("self", _),):
+                term = find("item", places[0])
+                if isinstance(own, tuple) and own[1:] == ((1, own[1][1]),):
+                    self.symbols.setdefault(own[1][1], term)
+                self._sizes([own])  # of symbols that are known
+                return term
+        if op in COPIES and own.dtype == read[0].dtype:
+            require(own.shape == read[0].shape, f"{call.name} copies what has another shape")
+            if "non_blocking" in args:
+                raise RefusedError
+            return places[0]
+        if _is_exact(call, read):
+            name = "cast" if op == CAST else EXACT[op]
+            operands = (
+                place if x.shape == own.shape else self.terms.view(place, windows.repeated(x.shape, own.shape))
+                for place, x in zip(places, read, strict=True)
+            )
+            return find("exact", name, own.dtype, own.device, tuple(operands))
+        if op in ("aten.cat.default", "aten.stack.default"):
+            if all(x.dtype == own.dtype and _is_closed(x.shape) for x in read):
+                return self._cat(call, args, places, read)
+        elif op in (GATHER, REDUCE):
+            return self._collective(call, args, places[0], read[0])
+        elif op.split(".")[-2:][0] in UNWRITTEN:
+            return self._opaque(call, {}) if 0 in own.shape else find("fresh", self.side, index, own.dtype, own.shape)
+        elif call.results and read and isinstance(read[0], Tensor):
+            is_open = not all(x.is_closed for x in (read[0], *call.results))
+            if op in SHOWING or (is_open and read[0].storage == call.results[0].storage):
+                return self._open_view(call, args) if is_open else self._view(call, args, places[0], read[0])
         return self._opaque(call, args)
 
-    # -- what moves elements, and what computes exactly ---------------------------------------------
+    # -- what moves elements ------------------------------------------------------------------------
 
-    def _view(self, call: Call, args: Mapping[str, Any]) -> Any:
-        source, place = self._source(args, "self")
-        results = _tensors(call.value)
-        if _is_closed(source.shape) and all(_is_closed(x.shape) for x in results):
-            shown = windows.shown(call.op, source.shape, args, results[0].shape if results else ())
-            require([w[0] for w in shown] == [x.shape for x in results], f"{call.name} shows another shape")
-            places = [self.terms.view(place, w) for w in shown]
-            return places if isinstance(call.value, tuple) else places[0]
-        if windows.VIEWS[call.op][0] in ("size", "shape") and "expand" not in call.op:
-            shape = self._sizes(call.value.shape)
-            return self.terms.find("move", "reshape", (("self", ("value", place)),), call.value.dtype, shape)
-        return self._results(call, "move", tuple((key, self._argument(x, False)) for key, x in args.items()))
+    def _open_view(self, call: Call, args: Mapping[str, Any]) -> Any:
+        if call.op not in RESHAPES:
+            return self._results(call, "move", call.op, args)
+        return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})
 
-    def _cat(self, call: Call, args: Mapping[str, Any]) -> Any:
-        reads = nodes_in(args["tensors"])
-        tensors = [self.graph.calls[read].value for read in reads]
-        if any(x.dtype != call.value.dtype or not _is_closed(x.shape) for x in tensors):
-            return self._opaque(call, args)
-        require(set(args) <= {"tensors", "dim"}, f"{call.name} joins with an argument that none has")
-        rank, parts = len(call.value.shape), []
-        dim = windows.index_in(args.get("dim", 0), rank)
-        for read, x in zip(reads, tensors, strict=True):
-            if call.op == "aten.stack.default":
-                parts.append(self.terms.view(self.values[read], windows.full((*x.shape[:dim], 1, *x.shape[dim:]))))
-            elif x.shape != (0,) or rank == 1:  # `cat` passes over these, whatever the shape of the others
-                parts.append(self.values[read])
-        return self.terms.find("cat", tuple(parts), dim)
-
-    def _cast(self, call: Call, args: Mapping[str, Any]) -> Any:
-        source, place = self._source(args, "self")
-        if call.value.device != source.device and "non_blocking" in args:
+    def _view(self, call: Call, args: Mapping[str, Any], place: int, x: Tensor) -> Any:
+        """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own."""
+        shown: list[windows.Window | None]
+        if call.op == SPLIT:
+            dim = _dim(args, len(x.shape))
+            ends = accumulate((y.shape[dim] for y in call.results), initial=0)
+            shown = [windows.part(x.shape, dim, a, b) for a, b in pairwise(ends)]
+        elif call.results[0].storage != x.storage:
+            shown = [windows.full(call.value.shape)]
+        else:
+            lie = [windows.normal(y.shape, y.strides, y.offset - x.offset) for y in call.results]
+            shown = [windows.translated(x.shape, x.strides, windows.steps_of(x.shape), w) for w in lie]
+        if None in shown or any(y.dtype != x.dtype for y in call.results):
             raise RefusedError
-        if call.value.dtype == source.dtype:
-            return place
-        return self._exact(call, "cast", list(args), args)
+        found = [place if w == windows.full(x.shape) else self.terms.view(place, w) for w in shown if w is not None]
+        require(all(w and w[0] == y.shape for w, y in zip(shown, call.results, strict=True)), f"{call.name} differs")
+        return found if isinstance(call.value, tuple) else found[0]
 
-    def _exact(self, call: Call, name: str, expected: list[str], args: Mapping[str, Any]) -> Any:
-        own, reads = call.value, call.reads
-        tensors = [self.graph.calls[read].value for read in reads]
-        is_plain = list(args) == expected and (name == "cast" or len(reads) == len(args))
-        for x in (own, *tensors):
-            is_plain &= x.device == own.device and x.dtype in (FLOATS if name == "cast" else {own.dtype} & {*FLOATS})
-            is_plain &= x.shape == own.shape or _is_closed(x.shape + own.shape)
-        if not is_plain:
-            return self._opaque(call, args)
-        operands = [
-            place if x.shape == own.shape else self.terms.view(place, windows.repeated(x.shape, own.shape))
-            for place, x in zip((self.values[read] for read in reads), tensors, strict=True)
-        ]
-        return self.terms.find("exact", name, own.dtype, own.device, tuple(operands))
+    def _cat(self, call: Call, args: Mapping[str, Any], places: Sequence[int], read: Sequence[Tensor]) -> int:
+        rank = len(call.value.shape)
+        dim, parts = _dim(args, rank), list(places)
+        if call.op == "aten.stack.default":
+            each = ((*x.shape[:dim], 1, *x.shape[dim:]) for x in read)
+            parts = [self.terms.view(place, windows.full(shape)) for place, shape in zip(places, each, strict=True)]
+        elif rank > 1:  # `cat` passes over empty vectors, whatever the shape of the others
+            parts = [place for place, x in zip(places, read, strict=True) if x.shape != (0,)]
+        found = self.terms.find("cat", tuple(parts), dim)
+        require(self.terms.shape(found) == call.value.shape, f"{call.name} gives another shape")
+        return found
 
-    def _collective(self, call: Call, args: Mapping[str, Any]) -> Any:
-        ranks, (source, place) = self._ranks(args), self._source(args, "input")
-        is_contiguous = _is_closed(source.shape) and windows.normal(source.shape, source.strides, 0) == windows.full(
-            source.shape
-        )
-        if not is_contiguous or args["group_size"] != len(ranks[0]):
+    def _collective(self, call: Call, args: Mapping[str, Any], place: int, x: Tensor) -> int:
+        ranks = self._argument(args["group_name"], "group_name")[1]
+        lies_in_order = _is_closed(x.shape) and windows.normal(x.shape, x.strides, 0) == windows.full(x.shape)
+        if not lies_in_order or args["group_size"] != len(ranks[0]):
             raise RefusedError
         if call.op == GATHER:
             moved = self.terms.find("gather", place, ranks)
         else:
-            rows = windows.full((len(ranks[0]), prod(source.shape) // len(ranks[0])))
-            operation = f"{_text(args, 'reduce_op')} in {source.dtype}"
-            moved = self.terms.find("reduce", self.terms.view(place, rows), operation, ranks)
+            rows = self.terms.view(place, windows.full((len(ranks[0]), prod(x.shape) // len(ranks[0]))))
+            moved = self.terms.find("reduce", rows, f"{args['reduce_op'][1]} in {x.dtype}", ranks)
         return self.terms.view(moved, windows.full(call.value.shape))
 
     # -- what is equal only of equal arguments ------------------------------------------------------
 
     def _opaque(self, call: Call, args: Mapping[str, Any]) -> Any:
-        arguments = [(name, self._argument(value, True)) for name, value in args.items()]
-        if call.op in COLLECTIVES and args:
-            ranks = "ranks", self._ranks(args)
-            arguments = [(name, ranks if name == "group_name" else value) for name, value in arguments]
         if call.random:
-            arguments.append(("generator", ("value", self.terms.find(*self.generator))))
-        found = self._results(call, "op", tuple(arguments))
+            args = {**args, "generator": ("value", self.terms.find(*self.generator))}
+        found = self._results(call, "op", call.op, args)
         if call.random:
             self.generator = "draws", found if isinstance(found, int) else found[0]
         return found
 
-    def _results(self, call: Call, kind: str, arguments: Any) -> Any:
-        if call.op == EXCHANGE:
-            self._bring_rows(call)
-        if isinstance(call.value, Tensor):
-            if self._unknown(call.value):
-                sizes = self.terms.find(kind, call.op, arguments, "sizes", None)
-                self._bring(call, [(n, ("extent", sizes, i)) for i, n in enumerate(call.value.shape)])
-            return self.terms.find(kind, call.op, arguments, call.value.dtype, self._sizes(call.value.shape))
-        if not isinstance(call.value, tuple) or not all(x is None or isinstance(x, Tensor) for x in call.value):
+    def _results(self, call: Call, kind: str, op: str, args: Mapping[str, Any]) -> Any:
+        several = call.value if isinstance(call.value, tuple) else (call.value,)
+        if not call.results or not all(isinstance(x, Tensor | None) for x in several):
             raise RefusedError
-        term = self.terms.find(kind, call.op, arguments, None, None)
-        every = [n for x in _tensors(call.value) for n in x.shape]
-        self._bring(call, [(n, ("extent", term, i)) for i, n in enumerate(every)])
+        arguments = tuple((name, self._argument(value, name, kind == "op")) for name, value in args.items())
+        if op == EXCHANGE:
+            self._name_rows(call.value.shape[0], *args["output_split_sizes"][1:])
+        shapes = [x.shape if x is not None and _is_closed(x.shape) else None for x in several]
+        is_one = isinstance(call.value, Tensor)
+        told = (call.value.dtype, shapes[0]) if is_one else (None, None)
+        term = self.terms.find(kind, op, arguments, *told)
+        for place, size in enumerate(n for x in call.results for n in x.shape):
+            match size:
+                case ("size", (1, name)) if name not in self.symbols:
+                    self.symbols[name] = self.terms.find("extent", term, place)
+        self._sizes(n for x in call.results for n in (*x.shape, *x.strides, x.offset))  # of symbols that are known
+        if is_one:
+            return term
         return [
-            None if x is None else self.terms.find("out", term, i, x.dtype, self._sizes(x.shape))
-            for i, x in enumerate(call.value)
+            None if x is None else self.terms.find("out", term, place, x.dtype, shape)
+            for place, (x, shape) in enumerate(zip(several, shapes, strict=True))
         ]
 
-    def _argument(self, value: Any, layouts: bool) -> Any:
+    def _name_rows(self, rows: Size, first: Size, *others: Size) -> None:
+        """Among more than two ranks rows that arrive are the first split, and one symbol for all others."""
+        own = first[1:] if isinstance(first, tuple) else ((first,),) * (first != 0)
+        for product in rows[1:] if isinstance(rows, tuple) else ():
+            if product[0] == 1 and product[1:][0] not in self.symbols and {*rows[1:]} == {*own, product}:
+                self.symbols[product[1]] = self.terms.find("rows", self._sizes(others))
+
+    def _argument(self, value: Any, name: str = "", layouts: bool = True) -> Any:
         match value:
             case ("node", index):
                 x, place = self.graph.calls[index].value, self.values[index]
@@ -245,54 +234,26 @@ class Walk:
                 lead = offset * BYTES.get(x.dtype, 1) % 64 if isinstance(offset, int) else offset
                 return ("tensor", place, x.dtype, x.device, self._sizes(x.shape), self._sizes(x.strides), lead)
             case ("list", *items):
-                return ("list", *(self._argument(item, layouts) for item in items))
+                return ("list", *(self._argument(item, "", layouts) for item in items))
             case ("size", *_):
                 return self._sizes((value,))[0]
+            case ("str", group) if name == "group_name":
+                if group not in self.groups:
+                    raise RefusedError
+                return ("ranks", self.groups[group])
         return value
 
-    def _source(self, args: Mapping[str, Any], name: str) -> tuple[Tensor, int]:
-        index = _node(args, name)
-        return self.graph.calls[index].value, self.values[index]
-
-    def _ranks(self, args: Mapping[str, Any]) -> Any:
-        groups = dict(self.graph.groups)
-        if _text(args, "group_name") not in groups:
-            raise RefusedError
-        return groups[_text(args, "group_name")]
-
-    # -- sizes that depend on data: each symbol is a term -------------------------------------------
-
-    def _sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        found: list[Any] = []
+    def _sizes(self, sizes: Iterable[Size]) -> tuple[Size, ...]:
+        """Sizes with each symbol's term for its name."""
+        found: list[Size] = []
         for size in sizes:
-            if isinstance(size, int):
-                found.append(size)
-                continue
-            if any(name not in self.symbols for _, *names in size[1:] for name in names):
-                raise RefusedError
-            named = [(n, *sorted(self.symbols[name] for name in names)) for n, *names in size[1:]]
-            found.append(("size", *sorted(named, key=_key)))
+            if not isinstance(size, int):
+                if any(name not in self.symbols for _, *names in size[1:] for name in names):
+                    raise RefusedError
+                named = ((n, *sorted(self.symbols[name] for name in names)) for n, *names in size[1:])
+                size = ("size", *sorted(named, key=lambda product: (product[1:], product[0])))
+            found.append(size)
         return tuple(found)
-
-    def _unknown(self, value: Any) -> list[str]:
-        return [name for name in dict.fromkeys(_symbols(value)) if name not in self.symbols]
-
-    def _bring(self, call: Call, sizes: list[tuple[Any, Any]]) -> None:
-        """A result's new symbols, each of which must be a size by itself."""
-        for name in self._unknown(call.value):
-            found = next((term for size, term in sizes if size == ("size", (1, name))), None)
-            if found is None:
-                raise RefusedError
-            self.symbols[name] = found if isinstance(found, int) else self.terms.find(*found)
-
-    def _bring_rows(self, call: Call) -> None:
-        """Among more than two ranks rows that arrive are the first split, and one symbol for all others."""
-        first, *others = dict(call.args)["output_split_sizes"][1:]
-        for name in self._unknown(call.value):
-            own = first[1:] if isinstance(first, tuple) else [(first,)] * (first != 0)
-            if call.value.shape[0] != ("size", *sorted((*own, (1, name)), key=_key)):
-                raise RefusedError
-            self.symbols[name] = self.terms.find("rows", self._sizes(others))
 
     # -- memory -------------------------------------------------------------------------------------
 
@@ -300,10 +261,10 @@ class Walk:
         """A write must be of all of `self` as it lies, to memory that nobody else is reading or walks twice."""
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise RefusedError
-        target = self._source(args, "self")[0]
-        others = [read for name, value in args.items() if name != "self" for read in nodes_in(value)]
+        target = self.graph.calls[args["self"][1]].value
+        others = (read for name, value in args.items() if name != "self" for read in nodes_in(value))
         is_torn = any(
-            x.storage == target.storage and x != target for i in others for x in _tensors(self.graph.calls[i].value)
+            x.storage == target.storage and x != target for read in others for x in self.graph.calls[read].results
         )
         is_flying = any(target.storage in storages for storages in self.flying.values())
         if target != call.value or is_torn or is_flying or _overlaps(target):
@@ -312,8 +273,8 @@ class Walk:
     def _overwrite(self, call: Call, value: int | None) -> None:
         """Names for exactly what was written get the new value, others for that memory are stale; all where the call
         is refused, which may have written whatever it reads."""
-        written = [call.value] if value is not None else [self.graph.calls[i].value for i in call.reads]
-        for target in (x for several in written for x in _tensors(several)):
+        written = [call] if value is not None else [self.graph.calls[read] for read in call.reads]
+        for target in (x for several in written for x in several.results):
             for owner in self.owners.get(target.storage, ()):
                 if value is None or self.graph.calls[owner].value != target:
                     self.stale.add(owner)
@@ -321,62 +282,36 @@ class Walk:
                     self.values[owner] = value
 
 
-def _node(args: Mapping[str, Any], name: str) -> int:
-    kind, index = args[name]
-    require(kind == "node", f"argument {name} is no call's result")
-    return int(index)
+def _is_exact(call: Call, read: Sequence[Any]) -> bool:
+    """Whether a call computes exactly: an operator that does, of tensors alone, on one device, of one dtype but for a
+    cast's."""
+    own = call.value
+    if call.op != CAST and call.op not in EXACT:
+        return False
+    dtypes = FLOATS if call.op == CAST else {own.dtype} & {*FLOATS}
+    return [name for name, _ in call.args] == ["self", "other"][: len(read)] and all(
+        x.device == own.device and x.dtype in dtypes and (x.shape == own.shape or _is_closed(x.shape + own.shape))
+        for x in (own, *read)
+    )
 
 
-def _text(args: Mapping[str, Any], name: str) -> str:
-    kind, text = args[name]
-    require(kind == "str", f"argument {name} is no text")
-    return str(text)
+def _dim(args: Mapping[str, Any], rank: int) -> int:
+    dim = args.get("dim", 0)
+    require(0 <= dim < rank and {*args} <= {"self", "tensors", "dim"}, f"{dim} is no dim of {rank}")
+    return int(dim)
 
 
-def _is_copy(call: Call) -> bool:
-    """Whether a copy's arguments are what a copy has, and say nothing else than its result does."""
-    flag = ("bool", "True"), ("bool", "False")
-    told = {
-        "dtype": (("dtype", call.value.dtype),),
-        "device": (("device", call.value.device), ("str", call.value.device)),
-        "layout": (("enum", "torch.strided"),),
-        "memory_format": tuple(("enum", name) for name in FORMATS),
-        "pin_memory": flag,
-        "non_blocking": flag,
-    }
-    return all(value[:1] == ("node",) or value in (("none",), *told.get(name, ())) for name, value in call.args)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Tensor)]
-
-
-def _symbols(value: Any) -> list[str]:
-    match value:
-        case Tensor():
-            return _symbols((value.shape, value.strides, value.offset))
-        case ("size", *products):
-            return [name for _, *names in products for name in names]
-        case tuple():
-            return [name for item in value for name in _symbols(item)]
-    return []
-
-
-def _key(product: Any) -> Any:
-    return product[1:], product[0]
-
-
-def _is_closed(shape: Sequence[Any]) -> bool:
-    return all(isinstance(size, int) for size in shape)
+def _is_closed(sizes: Sequence[Size]) -> bool:
+    return all(isinstance(size, int) for size in sizes)
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Whether two indices may mean one element: strides must grow past all that smaller ones reach."""
-    if not _is_closed(x.shape + x.strides):  # sizes that depend on data stand in the first dim alone
+    """Whether two indices may mean one element. Where sizes depend on data, only rows in their order never do."""
+    if not _is_closed(x.shape + x.strides):
         return not _is_closed(x.shape[1:] + x.strides) or x.strides != windows.steps_of((1, *x.shape[1:]))
     reach = 0
     for stride, size in sorted((s, n) for n, s in zip(x.shape, x.strides, strict=True) if n > 1):
-        if stride <= reach:
+        if stride <= reach:  # strides must grow past all that smaller ones reach
             return True
         reach += (size - 1) * stride
     return False

@@ -6,7 +6,7 @@ Everything nests tuples of numbers and texts, so that it is JSON as it stands. A
     ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
 
 and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, each of which
-an earlier call defines. A term is one of
+an earlier call defines. Terms are referred to by their place among all steps, symbols within terms too. A term is
 
     ("input", name, dtype, shape)                 a graph's input; no two share memory
     ("constant", digest, dtype, shape)            a tensor that is part of a graph
@@ -24,18 +24,15 @@ an earlier call defines. A term is one of
     ("extent", term, index)                       a size that a call's data decide
     ("draws", term)                               the generator's state after a random call; ("seed",) at the start
     ("fresh", graph, call, dtype, shape)          memory that nobody wrote
-
-Terms are referred to by their place in the certificate's table, symbols within terms too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 
 Term = tuple[Any, ...]
 Size = Any
@@ -53,22 +50,19 @@ class Tensor:
     offset: Size
     storage: int
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a call came from. For readers: nothing is concluded from it."""
-
-    module: str | None = None
-    direction: str | None = None
-    chunk: int | None = None
-    source: str | None = None
+    @functools.cached_property
+    def is_closed(self) -> bool:
+        """Whether no size of it depends on data."""
+        return all(isinstance(n, int) for n in (*self.shape, *self.strides, self.offset))
 
 
 @dataclass(frozen=True)
 class Call:
     """One call of a graph: an operator, its arguments by name, those that it writes, whether it draws random numbers.
 
-    `value` is a tensor, several, a size (for a number read from a tensor), or None.
+    `value` is a tensor, several, a size (for a number read from a tensor), or None. `place` is for readers. Operator
+    "view" is any whose results lie in the memory of what it reads: which elements they show is told by layouts, and
+    written nowhere else; nor are those arguments of copies that say how the result lies.
     """
 
     name: str
@@ -77,20 +71,23 @@ class Call:
     value: Any
     writes: tuple[str, ...] = ()
     random: bool = False
-    place: Place = Place()
+    place: tuple[Any, ...] = ()
 
     @functools.cached_property
     def reads(self) -> list[int]:
         """The calls that it reads, in the order of its arguments."""
         return [index for _, value in self.args for index in nodes_in(value)]
 
+    @functools.cached_property
+    def results(self) -> list[Tensor]:
+        """The tensors of its value."""
+        return [x for x in (self.value if isinstance(self.value, tuple) else (self.value,)) if isinstance(x, Tensor)]
+
 
 @dataclass(frozen=True)
 class Graph:
-    """Calls in the order in which they run, inputs first; outputs and the process groups by name.
-
-    A group is all its instances, each of which is its ranks in the group's order.
-    """
+    """Calls in the order in which they run, inputs first; outputs, and process groups by name: of each instance its
+    ranks in the group's order."""
 
     calls: tuple[Call, ...]
     outputs: tuple[tuple[str, int], ...]
@@ -99,10 +96,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Step:
-    """A term, and what it was rewritten to: `equals` is the place in the table, the term's own where it stays.
-
-    `hint` is what a rule's arithmetic found, so that a checker need not search.
-    """
+    """A term, and the place of what it was rewritten to, its own where it stays. `hint` is what a rule had to find."""
 
     term: Term
     rule: str
@@ -112,7 +106,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was concluded of one output. `terms` are its places in the table on either side, -1 for none."""
+    """What was concluded of one output. `terms` are its places on either side, -1 for none."""
 
     output: str
     verdict: str
@@ -121,67 +115,38 @@ class Answer:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that a checker needs. `steps` are those of each call, the reference's first: a term's place in the table is
-    its number among all of them."""
+    """All that a checker needs, and for readers the case, what is assumed, and where it was made."""
 
     case: str
     reference: Graph
     candidate: Graph
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[Step, ...]
     answers: tuple[Answer, ...]
     assumptions: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def num_steps(self) -> int:
-        """How many steps there are, those of all calls together."""
-        return sum(map(len, self.steps))
-
 
 def nodes_in(argument: Any) -> list[int]:
     """The calls that an argument refers to, in order."""
-    if not isinstance(argument, tuple) or not argument:
-        return []
-    if argument[0] == "node":
-        return [argument[1]]
-    return [index for item in argument[1:] for index in nodes_in(item)] if argument[0] == "list" else []
-
-
-def terms_in(value: Term) -> list[int]:
-    """The places of the terms that a term refers to, in order."""
-    match value:
-        case ("view" | "gather" | "reduce" | "item" | "extent" | "draws" | "value", place, *_):
-            return [place]
-        case ("out" | "tensor", place, *rest):
-            return [place, *_symbols_in(rest)]
-        case ("cat", places, _) | ("exact", _, _, _, places):
-            return list(places)
-        case ("op" | "move", _, arguments, _, shape):
-            return [place for _, x in arguments for place in terms_in(x)] + _symbols_in(shape)
+    match argument:
+        case ("node", index):
+            return [index]
         case ("list", *items):
-            return [place for x in items for place in terms_in(x)]
-        case ("rows", _) | ("size", *_):
-            return _symbols_in(value)
+            return [index for item in items for index in nodes_in(item)]
     return []
 
 
-def _symbols_in(sizes: Any) -> list[int]:
-    """The terms that sizes are made of."""
-    if not isinstance(sizes, (tuple, list)):
-        return []
-    if sizes and sizes[0] == "size":
-        return [symbol for _, *symbols in sizes[1:] for symbol in symbols]
-    return [symbol for size in sizes if isinstance(size, tuple) for symbol in _symbols_in(size)]
-
-
-def reads_of(terms: Iterable[Term], kinds: Sequence[str]) -> list[int]:
-    """For each term of a table, which kinds of inputs it is made of: bit i is `kinds[i]`, which names begin with."""
-    found: list[int] = []
-    for term in terms:
-        bits = 0
-        if term[:1] == ("input",):
-            bits = sum(1 << i for i, kind in enumerate(kinds) if term[1].startswith(kind))
-        for place in terms_in(term):
-            bits |= found[place]  # a term's own terms stand before it
-        found.append(bits)
-    return found
+def terms_in(value: Any) -> list[int]:
+    """The places of the terms that a term, or a part of one, refers to, in order."""
+    match value:
+        case ("view" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "out" | "tensor", place, *rest):
+            return [place, *terms_in(("list", *rest))]
+        case ("cat", places, _) | ("exact", _, _, _, places):
+            return list(places)
+        case ("op" | "move", _, arguments, _, shape):
+            return terms_in(("list", *(x for _, x in arguments), shape))
+        case ("size", *products):
+            return [place for _, *places in products for place in places]
+        case tuple() if value[:1] != ("graph",):
+            return [place for item in value for place in terms_in(item)]
+    return []

@@ -6,13 +6,17 @@ must have led to: looking up a term that has no step raises KeyError. It gives N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
 
 from harness.certificate import windows
 from harness.certificate.data import Step, Term, terms_in
 from harness.certificate.windows import Window
+
+ROOTS = ("parameter ", "input ")
+"""What a proved output must read one of each: names of graphs' inputs begin with them."""
 
 
 class RejectedError(Exception):
@@ -25,82 +29,87 @@ def require(holds: bool, otherwise: str) -> None:
         raise RejectedError(otherwise)
 
 
+@contextmanager
+def rejecting() -> Iterator[None]:
+    """Whatever goes wrong within is what is wrong with a certificate."""
+    try:
+        yield
+    except KeyError as error:
+        raise RejectedError(f"there is no {error}") from error
+    except (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise RejectedError(f"{type(error).__name__}: {error}") from error
+
+
 class Terms:
-    """The steps that were checked so far: terms by place, what each equals, which were looked up."""
+    """The steps that were checked so far: of each its term, what it equals, its shape (None where a size depends on
+    data), and which of ROOTS it reads."""
 
     def __init__(self) -> None:
         self.terms: list[Term] = []
         self.equals: list[int] = []
-        self.places: dict[Term, int] = {}
-        self.used: set[int] = set()
         self.shapes: list[tuple[int, ...] | None] = []
+        self.roots: list[frozenset[str]] = []
+        self.places: dict[Term, int] = {}
 
     def add(self, step: Step) -> None:
         """Check one step: its term is new, made of terms in their last form, and equals what its rule says."""
-        place = len(self.terms)
-        require(step.term not in self.places, f"step {place} has a term that has one already")
-        for below in terms_in(step.term):
-            require(0 <= below < place, f"step {place} reads term {below}, which has no step yet")
-            require(self.equals[below] == below, f"step {place} reads term {below}, which was rewritten")
+        place, term, roots = len(self.terms), step.term, frozenset[str]()
+        require(term not in self.places, f"step {place} has a term that has one already")
+        if term[0] == "input":
+            roots = frozenset(kind for kind in ROOTS if term[1].startswith(kind))
+        for below in terms_in(term):
+            require(0 <= below < place and self.equals[below] == below, f"step {place} reads no last form: {below}")
+            roots |= self.roots[below]
         if step.rule:
-            require(step.rule.split("_")[0] == step.term[0], f"step {place} applies {step.rule} to {step.term[0]}")
-            found = RULES[step.rule](self, step.term, *step.hint)
+            require(step.rule.split("_")[0] == term[0], f"step {place} applies {step.rule} to {term[0]}")
+            found = RULES[step.rule](self, term, *step.hint)
             require(found is not None and found == step.equals, f"step {place} does not follow by {step.rule}")
         else:
             require(step.equals == place and not step.hint, f"step {place} rewrites its term by no rule")
-        self.shapes.append(self._shape(step.term))
-        self.terms.append(step.term)
+        self.shapes.append(self._shape(term))
+        self.terms.append(term)
         self.equals.append(step.equals)
-        self.places[step.term] = place
+        self.roots.append(roots)
+        self.places[term] = place
 
-    def find(self, *term: Any) -> int:
+    def find(self, *term: object) -> int:
         """The last form of a term that has a step. Raises KeyError for one that has none."""
-        place = self.places[term]
-        self.used |= {place, self.equals[place]}
-        return self.equals[place]
+        return self.equals[self.places[term]]
 
     def view(self, place: int, w: Window) -> int:
         """The last form of a window on a term."""
         return self.find("view", place, *w)
 
+    def each(self, term: Term, places: Iterable[int]) -> tuple[int, ...]:
+        """The last forms of what a term does to one other, done to each of these instead."""
+        return tuple(self.find(term[0], x, *term[2:]) for x in places)
+
     def shape(self, place: int) -> tuple[int, ...]:
         """A term's shape. Raises ValueError where a size depends on data."""
-        found = self.shapes[place]
-        if found is None:
+        if (found := self.shapes[place]) is None:
             raise ValueError(f"term {place} has no shape that is numbers")
         return found
 
-    def dtype(self, place: int) -> str:
-        """A term's dtype."""
-        match self.terms[place]:
-            case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
-                return self.dtype(below)
-            case ("exact", _, dtype, _, _) | (*_, dtype, _):
-                return str(dtype)
-        raise ValueError(f"term {place} has no dtype")
-
     def _shape(self, term: Term) -> tuple[int, ...] | None:
         match term:
-            case ("view", _, shape, _, _):
-                pass
+            case ("view", _, shape, strides, offset):
+                require(min((*shape, *strides, offset)) >= 0, "a window goes backwards")
             case ("cat", parts, dim):
-                first = self.shape(parts[0])
-                return windows.put(first, dim, sum(self.shape(x)[dim] for x in parts))
+                return windows.put(self.shape(parts[0]), dim, sum(self.shape(x)[dim] for x in parts))
             case ("exact", _, _, _, operands):
                 return self.shapes[operands[0]]
             case ("gather", below, ranks):
                 return (len(ranks[0]), *self.shape(below))
             case ("reduce", below, _, _):
                 return self.shape(below)[1:]
-            case (*_, shape):
-                pass
+        shape = term[-1] if term[0] != "view" else term[2]
         return shape if isinstance(shape, tuple) and all(type(n) is int for n in shape) else None
 
     def as_window(self, place: int) -> tuple[int, Window]:
         """A term as a window on another: a view's own, or else the whole of it."""
         match self.terms[place]:
-            case ("view", base, *w):
-                return base, (w[0], w[1], w[2])
+            case ("view", base, shape, strides, offset):
+                return base, (shape, strides, offset)
         return place, windows.full(self.shape(place))
 
 
@@ -122,30 +131,25 @@ def view_of_same_order(t: Terms, term: Term) -> int | None:
     return t.view(t.view(base, windows.flat(inner)), term[2:]) if base != term[1] else None
 
 
-def view_of_exact(t: Terms, term: Term) -> int | None:
-    """The same window on each operand."""
-    kind, *operator, operands = t.terms[term[1]]
-    return t.find(kind, *operator, tuple(t.view(x, term[2:]) for x in operands)) if kind == "exact" else None
-
-
-def view_of_cat(t: Terms, term: Term, pieces: Sequence[Any], along: int | None = None) -> int | None:
+def view_of_cat(t: Terms, term: Term, pieces: Sequence[tuple[int, Window]], along: int | None = None) -> int | None:
     """A window on one part, or one on each of several in turn along a dim. Pieces (a part and the window on it) are
     the hint: seen from the whole, one after the other, they must be the window."""
     kind, parts, dim = t.terms[term[1]]
-    is_one_of_them = all(number in range(len(parts)) for number, _ in pieces)
-    if kind != "cat" or not is_one_of_them or (along is None) != (len(pieces) == 1):
+    if kind != "cat" or (along is None) != (len(pieces) == 1):
         return None
-    whole, starts = t.shape(term[1]), [0]
-    for x in parts:
-        starts.append(starts[-1] + t.shape(x)[dim])
-    joined: Window | None = None
+    starts, joined = _starts(t, parts, dim), None
     for number, w in pieces:
-        here = windows.within(windows.part(whole, dim, range(*starts[number : number + 2])), w)
+        require(number in range(len(parts)), f"there is no part {number}")
+        here = windows.within(windows.part(t.shape(term[1]), dim, *starts[number : number + 2]), w)
         joined = here if joined is None or here is None or along is None else windows.follows(joined, here, along)
-        if joined is None or here is None:
+        if joined is None:
             return None
     shown = tuple(t.view(parts[number], w) for number, w in pieces)
     return None if joined != term[2:] else shown[0] if along is None else t.find("cat", shown, along)
+
+
+def _starts(t: Terms, parts: Sequence[int], dim: int) -> list[int]:
+    return list(accumulate((t.shape(x)[dim] for x in parts), initial=0))
 
 
 def cat_of_nothing(t: Terms, term: Term) -> int | None:
@@ -159,10 +163,9 @@ def cat_of_nothing(t: Terms, term: Term) -> int | None:
 def cat_of_cat(t: Terms, term: Term) -> int | None:
     """Parts of parts, along one dim."""
     _, parts, dim = term
-    flat: list[int] = []
-    for x in parts:
-        flat += t.terms[x][1] if t.terms[x][0] == "cat" and t.terms[x][2] == dim else [x]
-    return t.find("cat", tuple(flat), dim) if tuple(flat) != parts else None
+    inner = [t.terms[x][1] if t.terms[x][::2] == ("cat", dim) else (x,) for x in parts]
+    flat = tuple(x for several in inner for x in several)
+    return t.find("cat", flat, dim) if flat != parts else None
 
 
 def cat_of_neighbours(t: Terms, term: Term, first: int) -> int | None:
@@ -176,7 +179,7 @@ def cat_of_neighbours(t: Terms, term: Term, first: int) -> int | None:
 def _joined(t: Terms, first: int, second: int, dim: int) -> int | None:
     """Neighbouring windows on one tensor as one; or one operator's results, whose operands are that in turn."""
     one, two = t.terms[first], t.terms[second]
-    if one[0] == two[0] == "exact" and one[:4] == two[:4] and len(one[4]) == len(two[4]):
+    if one[0] == "exact" and one[:4] == two[:4] and len(one[4]) == len(two[4]):
         for order in (two[4], two[4][::-1]) if one[1] in ("add", "mul") else (two[4],):
             pairs = tuple(_joined(t, a, b, dim) for a, b in zip(one[4], order, strict=True))
             if (*one[:4], pairs) in t.places:
@@ -197,51 +200,41 @@ def exact_of_cat(t: Terms, term: Term) -> int | None:
     """The operator on each part of its first concatenation, and on what stands there in its other operands."""
     place = next(x for x in term[4] if t.terms[x][0] == "cat")
     _, parts, dim = t.terms[place]
-    begin, results = 0, []
-    for size in [t.shape(x)[dim] for x in parts]:
-        w = windows.part(t.shape(place), dim, range(begin, begin + size))
-        results.append(t.find(*term[:4], tuple(t.view(x, w) for x in term[4])))
-        begin += size
-    return t.find("cat", tuple(results), dim)
+    starts = _starts(t, parts, dim)
+    here = [windows.part(t.shape(place), dim, a, b) for a, b in pairwise(starts)]
+    return t.find("cat", tuple(t.find(*term[:4], tuple(t.view(x, w) for x in term[4])) for w in here), dim)
+
+
+def of_exact(t: Terms, term: Term) -> int | None:
+    """What is shown or gathered of an exact operator's result, shown or gathered of its operands."""
+    kind, *operator, operands = t.terms[term[1]]
+    return t.find(kind, *operator, t.each(term, operands)) if kind == "exact" else None
 
 
 def gather_of_view(t: Terms, term: Term) -> int | None:
     """What each rank shows, shown of what all hold."""
     base, (shape, strides, offset) = t.as_window(term[1])
-    if base == term[1]:
-        return None
     everywhere = windows.normal((len(term[2][0]), *shape), (prod(t.shape(base)), *strides), offset)
-    return t.view(t.find("gather", base, term[2]), everywhere)
-
-
-def gather_of_exact(t: Terms, term: Term) -> int | None:
-    """The operator on what is gathered."""
-    kind, *operator, operands = t.terms[term[1]]
-    return t.find(kind, *operator, _each(t, operands, "gather", term)) if kind == "exact" else None
+    return t.view(t.find("gather", base, term[2]), everywhere) if base != term[1] else None
 
 
 def gather_of_cat(t: Terms, term: Term) -> int | None:
     """Gathered parts, the ranks a new first dim."""
     kind, *rest = t.terms[term[1]]
-    return t.find("cat", _each(t, rest[0], "gather", term), rest[1] + 1) if kind == "cat" else None
+    return t.find("cat", t.each(term, rest[0]), rest[1] + 1) if kind == "cat" else None
 
 
 def reduce_of_cat(t: Terms, term: Term) -> int | None:
     """Each part's columns reduced: under the assumption of ascending ranks, element by element."""
     kind, *rest = t.terms[term[1]]
-    return t.find("cat", _each(t, rest[0], "reduce", term), 0) if kind == "cat" and rest[1] == 1 else None
-
-
-def _each(t: Terms, places: Sequence[int], kind: str, term: Term) -> tuple[int, ...]:
-    return tuple(t.find(kind, x, *term[2:]) for x in places)
+    return t.find("cat", t.each(term, rest[0]), 0) if kind == "cat" and rest[1] == 1 else None
 
 
 RULES: dict[str, Callable[..., int | None]] = {
-    rule.__name__: rule
-    for rule in (
-        *(view_of_whole, view_of_view, view_of_same_order, view_of_exact, view_of_cat),
-        *(cat_of_nothing, cat_of_cat, cat_of_neighbours, exact_in_order, exact_of_cat),
-        *(gather_of_view, gather_of_exact, gather_of_cat, reduce_of_cat),
-    )
+    **{rule.__name__: rule for rule in (view_of_whole, view_of_view, view_of_same_order, view_of_cat)},
+    **{rule.__name__: rule for rule in (cat_of_nothing, cat_of_cat, cat_of_neighbours, exact_in_order, exact_of_cat)},
+    **{rule.__name__: rule for rule in (gather_of_view, gather_of_cat, reduce_of_cat)},
+    "view_of_exact": of_exact,
+    "gather_of_exact": of_exact,
 }
 """Each rule by its name, which begins with the kind of term that it is about."""

@@ -32,7 +32,7 @@ def _check(folder: Path) -> int:
         print(f"{folder}: REJECTED: {error}")
         return REJECTED
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    print(f"{folder}: accepted: case {certificate.case}, {certificate.num_steps} steps; outputs: {told}")
+    print(f"{folder}: accepted: case {certificate.case}, {len(certificate.steps)} steps; outputs: {told}")
     for text in certificate.assumptions:
         print(f"  assumes that {text}")
     return ACCEPTED if counts["PROVED"] and set(counts) == {"PROVED"} else LESS

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.certificate.data import Graph, reads_of
+from harness.certificate.data import Graph, terms_in
 from harness.prove.canonical import Canonicalizer
 from harness.prove.explain import Finding, explain, row_splits
 from harness.prove.export import RefusedError
@@ -66,10 +66,23 @@ def prove_graphs(reference: Graph, candidate: Graph, rules: dict[str, list[Rule]
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
     for side in sides:
         side.run()
-    reads = reads_of((() if step.rule else step.term for step in table.steps), MUST_READ)  # nobody reads the rewritten
+    reads = _reads_of(table)
     answers = [_answer(table, reads, sides, name, pair) for name, pair in _outputs(sides)]
     parted = any(answer.verdict == NOT_PROVED for answer in answers)
     return Proof(tuple(answers), table, sides, row_splits(*sides) if parted else ())
+
+
+def _reads_of(table: Table) -> list[int]:
+    """For each term of a table, which of MUST_READ it is made of, a bit each. Nobody reads what was rewritten."""
+    found: list[int] = []
+    for step in table.steps:
+        bits = 0
+        if step.term[0] == "input":
+            bits = sum(1 << i for i, kind in enumerate(MUST_READ) if step.term[1].startswith(kind))
+        for place in () if step.rule else terms_in(step.term):
+            bits |= found[place]  # a term's own terms stand before it
+        found.append(bits)
+    return found
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, tuple[int | None, int | None]]]:

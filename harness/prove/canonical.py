@@ -17,17 +17,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.certificate.data import Call, Graph, Tensor, Term
+from harness.certificate.check import SIDES
+from harness.certificate.data import Call, Graph, Size, Tensor, Term
 from harness.prove import operators
 from harness.prove.export import RefusedError, refuse
-from harness.prove.layouts import alignment_of, expanded, is_contiguous, windows_of
+from harness.prove.layouts import alignment_of, expanded, is_contiguous, shows, windows_of
 from harness.prove.memory import Memory
-from harness.prove.sizes import Symbols, tensors_of
+from harness.prove.sizes import Symbols
 from harness.prove.terms import Table
 from harness.prove.windows import whole
 
 Arguments = Mapping[str, Any]
-_SIDES = ("reference", "candidate")
 
 
 class Canonicalizer:
@@ -43,7 +43,6 @@ class Canonicalizer:
         self.symbols = Symbols(table)
         self.memory = Memory(graph)
         self._generator: Term = ("seed",)  # the state that the next random call reads
-        self.num_steps: list[int] = []  # how many the table has when each call has its term
 
     def run(self) -> None:
         """Every call, in order. What a call is refused for is kept; so is all that reads it refused."""
@@ -55,7 +54,6 @@ class Canonicalizer:
                 self.refused[index] = error
                 self._distrust(index, call)
             self.memory.hold(index)
-            self.num_steps.append(len(self.table.steps))
 
     def output(self, index: int) -> int:
         """The term of what the graph returns, or of what a buffer holds, when all has run. Raises RefusedError."""
@@ -100,48 +98,56 @@ class Canonicalizer:
             return held[place]
         if awaited is not None:
             self.memory.land(awaited)
-            return self.values[awaited]
         if call.op in operators.COLLECTIVES or call.op in operators.LAUNCHES:
             self.memory.launch(index, args[operators.LAUNCHES.get(call.op, "input")][1])
         if call.op in operators.COPIES:
-            return self.values[args[operators.COPIES[call.op]][1]]
+            return self._copy(call, args)
         return self._computed(index, call, args)
 
     def _computed(self, index: int, call: Call, args: Arguments) -> Any:
-        name = call.op.split(".")[1]
-        if name in operators.UNDEFINED:
+        if call.op.split(".")[-2:][0] in operators.UNDEFINED:
             if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
                 return self._opaque(call, ())
-            return self.table.make(("fresh", _SIDES[self.side], index, call.value.dtype, call.value.shape))
-        if call.op in operators.VIEWS:
-            return self._view(call, args)
-        if call.op.startswith("_c10d_functional"):
-            return self._collective(call, args)
-        if call.op in ("aten.cat.default", "aten.stack.default"):
+            return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, call.value.shape))
+        if call.op in operators.JOINS:
             return self._cat(call, args)
-        if call.op == operators.CAST or call.op in operators.EXACT:
+        if call.op in operators.EXACT:
             return self._exact(call, args)
         if call.op == "aten._local_scalar_dense.default":
             term = self.table.make(("item", self.values[args["self"][1]]))
             self.symbols.name_item(call, term)
             return term
+        if shows(call, self.graph.calls):
+            return self._view(call, call.reads[0])
+        if call.op.startswith("_c10d_functional"):
+            return self._collective(call, args)
         return self._opaque(call, call.args)
 
     # -- what only moves elements -------------------------------------------------------------------
 
-    def _view(self, call: Call, args: Arguments) -> Any:
-        read = args["self"][1]
+    def _copy(self, call: Call, args: Arguments) -> Any:
+        read = args[operators.COPIES[call.op]][1]
+        if call.value.dtype != self.graph.calls[read].value.dtype:
+            return self._exact(call, args)
+        if "non_blocking" in args:
+            raise refuse(call, "a copy to another device that nothing waits for")
+        return self.values[read]
+
+    def _view(self, call: Call, read: int) -> Any:
         source, place = self.graph.calls[read].value, self.values[read]
-        shapes = [source.shape, *(tensor.shape for tensor in tensors_of(call.value))]
-        if all(isinstance(size, int) for shape in shapes for size in shape):
-            given = tuple((name, value) for name, value in call.args if name != "self")
-            windows = windows_of(call.op, source.shape, given)
-            places = [self.table.view(place, w) for w in windows]
-            return places if isinstance(call.value, tuple) else places[0]
-        if call.op in operators.RESHAPES:
-            shape = self.symbols.sizes(call.value.shape)
-            return self.table.make(("move", "reshape", (("self", ("value", place)),), call.value.dtype, shape))
-        return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
+        if any(x.dtype != source.dtype for x in call.results):
+            raise refuse(call, f"{call.op} is not understood: it reads memory as another dtype")
+        if not all(x.is_closed for x in (source, *call.results)):
+            if call.op not in operators.RESHAPES:
+                return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
+            shape = ("list", *self.symbols.sizes(call.value.shape))
+            return self._results(call, "move", "reshape", (("self", ("value", place)), ("shape", shape)))
+        found = []
+        for w in windows_of(call, source):
+            if w is None:
+                raise refuse(call, f"{call.op} shows what is no part of what it reads")
+            found.append(place if w == whole(source.shape) else self.table.view(place, w))
+        return found if isinstance(call.value, tuple) else found[0]
 
     def _cat(self, call: Call, args: Arguments) -> Any:
         reads = [item[1] for item in args["tensors"][1:]]
@@ -166,23 +172,15 @@ class Canonicalizer:
         reads = call.reads
         tensors = [self.graph.calls[read].value for read in reads]
         own = call.value
-        if call.op == operators.CAST:
-            if own.device != tensors[0].device and "non_blocking" in args:
-                raise refuse(call, "a copy to another device that nothing waits for")
-            if own.dtype == tensors[0].dtype:
-                return self.values[reads[0]]
-            exact = own.dtype in operators.FLOATS and tensors[0].dtype in operators.FLOATS
-            name, target = "cast", own.device if own.device == tensors[0].device else None
-        else:
-            name, target = operators.EXACT[call.op], own.device
-            names = {"self"} if call.op == "aten.neg.default" else {"self", "other"}
-            exact = (
-                set(args) == names
-                and len(reads) == len(names)
-                and all((x.dtype, x.device) == (own.dtype, own.device) for x in tensors)
-                and own.dtype in operators.FLOATS
-            )
-        if not exact or target is None:
+        is_cast = call.op == operators.CAST
+        names = ["self"] if is_cast or call.op == "aten.neg.default" else ["self", "other"]
+        dtypes = operators.FLOATS if is_cast else operators.FLOATS & {own.dtype}
+        exact = (
+            list(args) == names
+            and len(reads) == len(names)
+            and all(x.device == own.device and x.dtype in dtypes for x in (own, *tensors))
+        )
+        if not exact:
             return self._opaque(call, call.args)
         operands = []
         for read, tensor in zip(reads, tensors, strict=True):
@@ -192,7 +190,8 @@ class Canonicalizer:
                     return self._opaque(call, call.args)
                 operand = self.table.view(operand, expanded(tensor.shape, own.shape))
             operands.append(operand)
-        return self.table.make(("exact", name, own.dtype, target, tuple(operands)))
+        name = "cast" if is_cast else operators.EXACT[call.op]
+        return self.table.make(("exact", name, own.dtype, own.device, tuple(operands)))
 
     def _collective(self, call: Call, args: Arguments) -> Any:
         if call.op not in operators.COLLECTIVES:
@@ -232,17 +231,15 @@ class Canonicalizer:
         """The terms of a call's results. Symbols that are new in them are named by the call."""
         if call.op == "_c10d_functional.all_to_all_single.default":
             self.symbols.name_rows(call)
-        if isinstance(call.value, Tensor):
-            if self.symbols.unknown(call.value):
-                sizes = self.table.make((kind, op, arguments, "sizes", None))
-                self.symbols.name_extents(call, sizes, call.value.shape)
-            return self.table.make((kind, op, arguments, call.value.dtype, self.symbols.sizes(call.value.shape)))
-        if not isinstance(call.value, tuple) or not all(isinstance(x, Tensor | None) for x in call.value):
+        one = call.value if isinstance(call.value, Tensor) else None
+        if not call.results or not all(isinstance(x, Tensor | None) for x in _listed(call.value)):
             raise refuse(call, f"{call.op} gives what is no tensor")
-        term = self.table.make((kind, op, arguments, None, None))
-        self.symbols.name_extents(call, term, tuple(size for x in tensors_of(call.value) for size in x.shape))
+        term = self.table.make((kind, op, arguments, one and one.dtype, one and _told(one.shape)))
+        self.symbols.name_extents(call, term, tuple(size for x in call.results for size in x.shape))
+        if one is not None:
+            return term
         return [
-            None if x is None else self.table.make(("out", term, place, x.dtype, self.symbols.sizes(x.shape)))
+            None if x is None else self.table.make(("out", term, place, x.dtype, _told(x.shape)))
             for place, x in enumerate(call.value)
         ]
 
@@ -301,4 +298,13 @@ class Canonicalizer:
         if call.writes or call.op.startswith("higher_order."):
             self.memory.distrust(index)
         if call.random:
-            self._generator = ("fresh", _SIDES[self.side], index, "generator", ())
+            self._generator = ("fresh", SIDES[self.side], index, "generator", ())
+
+
+def _told(shape: tuple[Size, ...]) -> tuple[int, ...] | None:
+    """A shape of numbers; one that depends on data is told by operator and arguments."""
+    return shape if all(isinstance(size, int) for size in shape) else None
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

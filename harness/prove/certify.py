@@ -5,78 +5,81 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.certificate.check import Replay, rejecting
-from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Step, Tensor, Term
+from harness.certificate.check import check_calls
+from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Step, Tensor, terms_in
 from harness.certificate.files import MAIN
+from harness.certificate.rules import Terms, rejecting
 from harness.machine.describe import torch_version
 from harness.prove.answers import PROVED, Proof
 from harness.prove.assumptions import assumptions_of
 
 
 def certificate_of(case: str, proof: Proof) -> Certificate:
-    """All that a checker needs of a case's proof."""
-    reference, candidate = proof.sides
-    graphs = reference.graph, candidate.graph
+    """All that a checker needs of a case's proof. Raises RejectedError where it would not accept it."""
+    graphs = proof.sides[0].graph, proof.sides[1].graph
     whole = Certificate(
         case=case,
         reference=graphs[0],
         candidate=graphs[1],
-        steps=_by_call(proof.table.steps, [*reference.num_steps, *candidate.num_steps]),
-        answers=tuple(Answer(answer.output, answer.verdict, answer.terms) for answer in proof.answers),
+        steps=tuple(proof.table.steps),
+        answers=tuple(Answer(x.output, x.verdict, x.terms if x.verdict == PROVED else (-1, -1)) for x in proof.answers),
         assumptions=tuple(assumptions_of(proof.table, graphs)),
         environment=(("torch", torch_version() or "unknown"), ("machine", platform.machine())),
     )
-    kept = _needed(whole)
-    while len(kept) < whole.num_steps:
-        whole = _pruned(whole, kept)
-        kept = _needed(whole)
-    return whole
-
-
-def _needed(certificate: Certificate) -> set[int]:
-    """The steps that the checker needs. Raises RejectedError."""
-    replay = Replay(certificate)
-    with rejecting():
-        replay.run()
-    return replay.needed()
-
-
-def _by_call(steps: Sequence[Step], bounds: Sequence[int]) -> tuple[tuple[Step, ...], ...]:
-    """Steps by the call whose term needed them first; `bounds` is how many there are when each call has its term."""
-    return tuple(tuple(steps[start:end]) for start, end in zip((0, *bounds), bounds, strict=False))
-
-
-def _pruned(certificate: Certificate, kept: set[int]) -> Certificate:
-    """Without what the search put down and did not need, such as joins that failed halfway: the checker told."""
-    places = {old: new for new, old in enumerate(sorted(kept))}
-    numbered = enumerate(step for steps in certificate.steps for step in steps)
-    moved = iter(
-        [
-            replace(step, term=_moved(step.term, places), equals=places[step.equals]) if place in kept else None
-            for place, step in numbered
-        ]
-    )
+    needed = _needed(whole)
+    places = {old: new for new, old in enumerate(needed)} | {-1: -1}
     return replace(
-        certificate,
-        steps=tuple(
-            tuple(step for step in (next(moved) for _ in steps) if step is not None) for steps in certificate.steps
-        ),
-        answers=tuple(
-            replace(x, terms=(places[x.terms[0]], places[x.terms[1]]) if x.verdict == PROVED else (-1, -1))
-            for x in certificate.answers
-        ),
+        whole,
+        steps=tuple(_moved(whole.steps[place], places) for place in needed),
+        answers=tuple(replace(x, terms=(places[x.terms[0]], places[x.terms[1]])) for x in whole.answers),
     )
 
 
-def _moved(value: Term, places: Mapping[int, int]) -> Term:
-    """A term when the terms that it refers to stand elsewhere."""
-    found: Term = _map(value, places.__getitem__)
-    return found
+class _Recorded(Terms):
+    """The checker's terms, which keep what is looked up while each step is checked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[int] = set()
+        self.behind: list[set[int]] = []
+
+    def add(self, step: Step) -> None:
+        """Check a step; it rests on what its term is made of, and on what was looked up."""
+        self.found = set()
+        super().add(step)
+        self.behind.append({*terms_in(step.term), *self.found, step.equals} - {len(self.behind)})
+
+    def find(self, *term: object) -> int:
+        """Look a term up."""
+        self.found.add(self.places[term])
+        return super().find(*term)
+
+
+def _needed(certificate: Certificate) -> list[int]:
+    """The steps without which the checker could not derive all calls, or check these: no join that failed halfway."""
+    terms = _Recorded()
+    with rejecting():
+        for step in certificate.steps:
+            terms.add(step)
+        terms.found = set()
+        check_calls(certificate, terms)
+    needed, stack = set(), list(terms.found)
+    while stack:
+        place = stack.pop()
+        if place not in needed:
+            needed.add(place)
+            stack += terms.behind[place]
+    return sorted(needed)
+
+
+def _moved(step: Step, places: Mapping[int, int]) -> Step:
+    """A step when the terms that it refers to stand elsewhere."""
+    return replace(step, term=_map(step.term, places.__getitem__), equals=places[step.equals])
 
 
 def _map(value: Any, place: Callable[[int], int]) -> Any:
@@ -117,7 +120,7 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
     texts = {
         "reference": _graph_text(certificate.reference),
         "candidate": _graph_text(certificate.candidate),
-        "steps": _lines([list(map(_step_data, steps)) for steps in certificate.steps]),
+        "steps": _lines([[step.term, step.rule, step.equals, *step.hint] for step in certificate.steps]),
     }
     for name, text in texts.items():
         (folder / f"{name}.json").write_text(text)
@@ -132,10 +135,6 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
     (folder / MAIN).write_text(json.dumps(main, indent=1) + "\n")
 
 
-def _step_data(step: Step) -> list[Any]:
-    return [step.term, step.rule, step.equals, *step.hint]
-
-
 def _lines(items: list[Any]) -> str:
     return "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items) + "\n]\n"
 
@@ -146,9 +145,7 @@ def _graph_text(graph: Graph) -> str:
 
 
 def _call_data(call: Call) -> list[Any]:
-    place = call.place
-    where = [place.module, place.direction, place.chunk, place.source]
-    return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), where]
+    return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), call.place]
 
 
 def _value_data(value: Any) -> Any:

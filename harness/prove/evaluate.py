@@ -135,8 +135,8 @@ class Evaluator:
         match term:
             case ("input", name, _, _):
                 return self.inputs[rank][name]
-            case ("op" | "move", op, arguments, _, shape):
-                return self._call(op, dict(arguments), shape, rank)
+            case ("op" | "move", op, arguments, _, _):
+                return self._call(op, dict(arguments), rank)
             case ("seed",):
                 return None  # nobody reads it: random calls are not computed
             case ("out", place, index, _, _):
@@ -159,12 +159,12 @@ class Evaluator:
                 return [n for x in values if x is not None for n in x.shape][index]
         raise NotEvaluatedError(f"a term of kind {term[0]}")
 
-    def _call(self, op: str, arguments: Mapping[str, Any], shape: Any, rank: int) -> Any:
+    def _call(self, op: str, arguments: Mapping[str, Any], rank: int) -> Any:
         if "generator" in arguments or op.startswith("higher_order."):
             raise NotEvaluatedError(op)
         values = self._arguments(arguments, rank)
         if op == "reshape":
-            return cast(Tensor, values["self"]).reshape([self._size(size, rank) for size in shape])
+            return cast(Tensor, values["self"]).reshape(cast(list[int], values["shape"]))
         return _operator(op)(**values)
 
     def _arguments(self, arguments: Mapping[str, Any], rank: int) -> Values:

@@ -7,12 +7,15 @@ additions without partners, additions were moved: before a reduction on one side
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.certificate.data import Call, Tensor
 from harness.prove import operators
 from harness.prove.canonical import Canonicalizer
+from harness.prove.export import Place
+from harness.prove.layouts import shows
 from harness.prove.terms import Table
 
 _MOST = 3
@@ -115,10 +118,11 @@ def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str,
     for calls, side, other in ((groups[0], reference, candidate), (groups[1], candidate, reference)):
         known = other.computed
         for index, call in enumerate(side.graph.calls):
-            if not (isinstance(call.value, Tensor) and _is_opaque(call)):
+            if not (isinstance(call.value, Tensor) and _is_opaque(call, side.graph.calls)):
                 continue
             if not _has_partner(side.table, side.values[index], known):
-                key = call.op, call.place.module, call.place.direction
+                place = Place(*call.place)
+                key = call.op, place.module, place.direction
                 calls.setdefault(key, []).append(call.value.shape)
     for key in groups[0].keys() & groups[1].keys():
         for one, two in ((groups[0], groups[1]), (groups[1], groups[0])):
@@ -139,9 +143,9 @@ def _is_half(half: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
     return len(other) == 1 and other[0][0] * 2 == other[0][1]
 
 
-def _is_opaque(call: Call) -> bool:
-    known = operators.VIEWS | operators.COPIES.keys() | operators.EXACT.keys() | operators.WAITS.keys()
-    if call.op in known | {operators.CAST, "input", "constant", "getitem"}:
+def _is_opaque(call: Call, calls: Sequence[Call]) -> bool:
+    known = operators.COPIES.keys() | operators.EXACT.keys() | {"input", "constant", "getitem"}
+    if call.op in known or shows(call, calls):
         return False
     return call.op.split(".")[1] not in _MOVES
 
@@ -179,6 +183,4 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _shown(call: Call) -> Shown:
     shape = tuple(map(str, call.value.shape)) if isinstance(call.value, Tensor) else ()
     operator = call.op.removesuffix(".default")
-    return Shown(
-        operator, call.name, call.place.module, call.place.direction, call.place.chunk, call.place.source, shape
-    )
+    return Shown(operator, call.name, *Place(*call.place), shape)

@@ -11,7 +11,7 @@ import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -21,13 +21,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from harness.certificate import data
-from harness.certificate.data import Call, Graph, Place
+from harness.certificate.data import Call, Graph, nodes_in
 from harness.errors import BitproofError
 from harness.graph import operators, symbols
 from harness.graph.fake_mode import step_fake_mode
 from harness.graph.groups import GroupTable
 from harness.graph.origin import origin_of
 from harness.graph.writer import CHUNK_KEY
+from harness.prove import operators as known
+from harness.prove.layouts import shows
 from harness.torch_compat import (
     FakeTensor,
     FakeTensorMode,
@@ -39,6 +41,15 @@ from harness.torch_compat import (
 )
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
+
+class Place(NamedTuple):
+    """Where a call came from."""
+
+    module: str | None = None
+    direction: str | None = None
+    chunk: int | None = None
+    source: str | None = None
 
 
 class RefusedError(BitproofError):
@@ -142,18 +153,38 @@ class _Exporter:
             name=name,
             op=op,
             args=tuple(args),
-            value=self._shared(node, self._layout(node, value)),
+            value=self._shared(node, value, self._layout(node, value)),
             writes=writes,
             random=node.op == "call_function" and operators.is_random(node),
             place=_place(node),
         )
-        self.calls.append(call)
+        self.calls.append(self._told_once(call))
 
-    def _shared(self, node: Node, layout: Any) -> Any:
+    def _shared(self, node: Node, value: Any, layout: Any) -> Any:
         """Two operators hand back their argument's memory and do not say so, on fake values neither."""
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
-        return replace(layout, storage=self.calls[self.index[node.all_input_nodes[0]]].value.storage)
+        source = self.calls[self.index[node.all_input_nodes[0]]].value
+        self.storages[storage_key(value)] = source.storage  # whatever shares memory with this shares that
+        return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
+
+    def _told_once(self, call: Call) -> Call:
+        """A call without the arguments that say what layouts tell of a view or a copy; dims counted from the first."""
+        tensors = [x for read in call.reads for x in self.calls[read].results] + call.results
+        kept = dict(call.args)
+        if call.op in known.COPIES:
+            source, own = tensors
+            gone = ["layout", "memory_format", "pin_memory"]
+            gone += ["dtype"] if source.dtype == own.dtype or {source.dtype, own.dtype} <= known.FLOATS else []
+            gone += ["device", "non_blocking"] if source.device == own.device else []
+            kept = {name: x for name, x in call.args if name not in gone}
+        elif shows(call, self.calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
+            kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
+            if tensors[0].storage == call.results[0].storage:
+                call = replace(call, op=known.VIEW)
+        if call.op in (*known.JOINS, known.SPLIT) and "dim" in kept:
+            kept["dim"] %= len(call.results[0].shape)
+        return replace(call, args=tuple(kept.items()))
 
     def _layout(self, node: Node, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -271,7 +302,7 @@ def _size_of(expression: Any) -> data.Size:
 
 def refuse(call: Call, what: str) -> RefusedError:
     """What a call is refused for, and where it came from."""
-    place = call.place
+    place = Place(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
-import torch
-
-from harness.certificate.data import Tensor
-from harness.prove.windows import Window, row_major, window
+from harness.certificate.data import Call, Tensor
+from harness.prove.operators import RESHAPES, SPLIT
+from harness.prove.windows import Window, row_major, whole, window
 
 LINE = 64
 """Bytes to which memory is aligned where it is allocated, and beyond which no kernel asks."""
@@ -53,24 +53,57 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
     return window(to, [0] * (len(to) - len(shape)) + strides, 0)
 
 
-def _plain(value: Any) -> Any:
-    """A view's argument as torch takes it."""
-    match value:
-        case ("list", *items):
-            return [_plain(item) for item in items]
-        case ("bool", text):
-            return text == "True"
-        case ("none",):
-            return None
-    return value
+def shows(call: Call, calls: Sequence[Call]) -> bool:
+    """Whether a call's results show elements of what it reads first, and nothing else: in its memory they do."""
+    if call.writes or call.op == "getitem" or not call.results or not call.reads:
+        return False
+    x = calls[call.reads[0]].value
+    is_copy = call.op in (*RESHAPES, SPLIT)
+    return isinstance(x, Tensor) and (is_copy or x.storage == call.results[0].storage)
+
+
+def windows_of(call: Call, x: Tensor) -> list[Window | None]:
+    """What each result of a view shows of `x`; None where that is no window. All sizes are numbers."""
+    if call.op == SPLIT:
+        dim = dict(call.args).get("dim", 0)
+        ends = list(itertools.accumulate((y.shape[dim] for y in call.results), initial=0))
+        steps = row_major(x.shape)
+        return [window(y.shape, steps, end * steps[dim]) for y, end in zip(call.results, ends, strict=False)]
+    if call.results[0].storage != x.storage:
+        return [whole(call.value.shape)]
+    return [_seen(x.shape, x.strides, window(y.shape, y.strides, y.offset - x.offset)) for y in call.results]
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def windows_of(op: str, shape: tuple[int, ...], given: tuple[tuple[str, Any], ...]) -> list[Window]:
-    """What a view shows of a tensor of `shape`: torch's own answer, for a contiguous one without memory."""
-    namespace, name, overload = op.split(".")
-    operator = getattr(getattr(getattr(torch.ops, namespace), name.removesuffix("_copy")), overload)
-    values = {key: _plain(value) for key, value in given}
-    found = operator(torch.empty(shape, device="meta"), **values)
-    views = found if isinstance(found, (list, tuple)) else [found]
-    return [window(view.shape, view.stride(), view.storage_offset()) for view in views]
+def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
+    """A window on memory as one on the elements of a tensor that lies there, whose first element is at its start.
+
+    A tensor's index is an address in digits, one a dim, so this is `composed` with strides for digits' weights.
+    """
+    if 0 in memory.shape:
+        return memory
+    if 0 in shape or memory.offset < 0:
+        return None
+    dims: list[list[int]] = []  # size, bytes apart counted in elements, elements apart in row-major order
+    for size, apart, step in zip(shape, strides, row_major(shape), strict=True):
+        if dims and dims[-1][1:] == [size * apart, size * step]:
+            dims[-1] = [dims[-1][0] * size, apart, step]
+        elif size > 1 and apart:
+            dims.append([size, apart, step])
+    dims.sort(key=lambda dim: -dim[1])
+    reach, places = [0] * len(dims), []
+    for count, address in [
+        (1, memory.offset),
+        *((n - 1, s) for n, s in zip(memory.shape, memory.strides, strict=True)),
+    ]:
+        place = 0
+        for dim, (_, apart, step) in enumerate(dims):
+            digit, address = divmod(address, apart)
+            reach[dim] += count * digit
+            place += digit * step
+        if address:
+            return None
+        places.append(place)
+    if any(far >= size for far, (size, _, _) in zip(reach, dims, strict=True)):
+        return None
+    return window(memory.shape, places[1:], places[0])

@@ -12,7 +12,6 @@ from harness.certificate.data import Call, Graph, Tensor, nodes_in
 from harness.prove import operators
 from harness.prove.export import refuse
 from harness.prove.layouts import overlaps
-from harness.prove.sizes import tensors_of
 
 
 class Memory:
@@ -26,7 +25,7 @@ class Memory:
 
     def hold(self, index: int) -> None:
         """A call's value lies in its memory from now on."""
-        for tensor in tensors_of(self.calls[index].value):
+        for tensor in self.calls[index].results:
             self._owners.setdefault(tensor.storage, []).append(index)
 
     def is_stale(self, index: int) -> bool:
@@ -39,7 +38,7 @@ class Memory:
 
     def writers(self, index: int) -> list[int]:
         """The calls that write the memory of a call's value."""
-        owners = [owner for x in tensors_of(self.calls[index].value) for owner in self._owners[x.storage]]
+        owners = [owner for x in self.calls[index].results for owner in self._owners[x.storage]]
         return [owner for owner in owners if self.calls[owner].writes]
 
     def refuse_stale(self, index: int, reader: Call) -> None:
@@ -75,7 +74,7 @@ class Memory:
         if overlaps(target):
             raise refuse(call, "a write to memory that overlaps itself")
         for read in (index for name, value in call.args if name != "self" for index in nodes_in(value)):
-            for tensor in tensors_of(self.calls[read].value):
+            for tensor in self.calls[read].results:
                 if tensor.storage == target.storage and tensor != target:
                     raise refuse(call, "a write to memory that the same call reads in another way")
         for launch, storages in self._flying.items():
@@ -96,5 +95,5 @@ class Memory:
     def distrust(self, index: int) -> None:
         """A refused call may have written whatever it was handed."""
         for read in self.calls[index].reads:
-            for tensor in tensors_of(self.calls[read].value):
+            for tensor in self.calls[read].results:
                 self._stale.update(dict.fromkeys(self._owners[tensor.storage], index))

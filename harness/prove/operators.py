@@ -25,14 +25,13 @@ CAST = "aten._to_copy.default"
 """
 
 COPIES = {
+    CAST: "self",
     "aten.clone.default": "self",
-    "aten.detach.default": "self",
-    "aten.alias.default": "self",
     "aten.contiguous.default": "self",
     "bitproof.offload.default": "x",
     "bitproof.reload.default": "host",
 }
-"""Operators whose result has the values of the argument named; memory and layout may differ."""
+"""Operators whose result, where its dtype is the same, has the values of the argument named, in memory of its own."""
 
 WAITS = {
     "_c10d_functional.wait_tensor.default": "tensor",
@@ -44,35 +43,21 @@ WAITS = {
 LAUNCHES = {"bitproof.offload.default": "x", "bitproof.reload.default": "host"}
 """What must be waited for, besides collectives, and what it reads."""
 
-VIEWS = {
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten.reshape.default",
-    "aten.expand.default",
-    "aten.t.default",
-    "aten.transpose.int",
-    "aten.permute.default",
-    "aten.squeeze.default",
-    "aten.squeeze.dim",
-    "aten.squeeze.dims",
-    "aten.unsqueeze.default",
-    "aten.slice.Tensor",
-    "aten.select.int",
-    "aten.split.Tensor",
-    "aten.split_with_sizes.default",
-    "aten.split_with_sizes_copy.default",
-    "aten.unbind.int",
-}
-"""Operators that show elements of `self` and compute nothing."""
+JOINS = ("aten.cat.default", "aten.stack.default")
 
-RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
-"""Views whose result is told by its shape."""
+VIEW = "view"
+"""What any operator is called whose results lie in the memory of what it reads, where no size depends on data."""
+
+RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+"""Operators that show all elements of `self` in their order, be it in its memory or in their own."""
+
+SPLIT = "aten.split_with_sizes_copy.default"
+"""An operator that shows parts of `self` in memory of their own. Any other view lies in the memory of what it shows."""
 
 REFUSED = {
     "aten.as_strided.default",
     "aten.as_strided_copy.default",
     "aten.as_strided_scatter.default",
-    "aten.view.dtype",
 }
 """Operators that read what lies in memory, not what a tensor's values are."""
 

@@ -60,11 +60,6 @@ class Symbols:
             self._terms[name] = self.table.make(("rows", self.sizes(tuple(others))))
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors of a call's result."""
-    return [x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Tensor)]
-
-
 def _symbols(value: Any) -> list[str]:
     """The symbols in a call's result, in order."""
     match value:

@@ -3,9 +3,10 @@
 By default 10,000 corruptions of a small certificate that uses most rules; of the one in DIR, as `prove --certificate`
 wrote it, where that is given. Digests are left out, so that the checker's own arguments are what rejects.
 
-A large certificate is checked once, call by call, and each corrupted one goes on from a copy of that state where it
-first differs: the checker reads nothing of a call before it comes to it, so that is what it would say from the start.
-Where that finds nothing, all is checked again.
+Of a large certificate the steps are checked once, then the graphs' calls, and each corrupted one goes on from a copy
+of that state where it first differs: the checker reads nothing before it comes to it, so that is what it would say from
+the start. What is not rejected there is checked again as a whole; so is every hundredth, to show that the shortcut and
+the whole agree.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from harness.certificate.calls import Walk
-from harness.certificate.check import Replay, check, rejecting
+from harness.certificate.check import SIDES, check, check_answers
 from harness.certificate.data import Certificate, Graph
 from harness.certificate.files import read_certificate
-from harness.certificate.rules import RejectedError
+from harness.certificate.rules import RejectedError, Terms, rejecting
 from tests.harness.certificate.corruption import corrupt
 
 LARGE = 5_000
 """Steps of a certificate from which on it is checked once for all corruptions."""
+
+WHOLE_TOO = 100
+"""One in so many of these is checked as a whole, too."""
 
 
 def example() -> Certificate:
@@ -44,21 +48,24 @@ def example() -> Certificate:
 
 
 def first_change(certificate: Certificate, corrupted: Certificate) -> int:
-    """How many calls the checker has walked before it could see a difference, the reference's first."""
-    begin, found = 0, [len(certificate.reference.calls) + len(certificate.candidate.calls)]
-    for one, two in ((certificate.reference, corrupted.reference), (certificate.candidate, corrupted.candidate)):
-        if one.groups is not two.groups:
-            found.append(begin)
-        if one.calls is not two.calls:
-            found.append(begin + _parted(one.calls, two.calls))
-        begin += len(one.calls)
-    if certificate.steps is not corrupted.steps:
-        found.append(_parted(certificate.steps, corrupted.steps))
-    return min(found)
+    """How many steps and calls the checker has seen before it could see a difference."""
+    one, two = (_seen(x) for x in (certificate, corrupted))
+    begin = 0
+    for mine, others in zip(one, two, strict=True):
+        if mine is not others:
+            return begin + next(
+                compress(range(len(mine)), map(operator.is_not, mine, others)), min(len(mine), len(others))
+            )
+        begin += len(mine)
+    return begin
 
 
-def _parted(one: Sequence[object], two: Sequence[object]) -> int:
-    return next(compress(range(len(one)), map(operator.is_not, one, two)), min(len(one), len(two)))
+def _seen(certificate: Certificate) -> list[Sequence[object]]:
+    """What the checker reads, in its order. Groups come with a graph."""
+    found: list[Sequence[object]] = [certificate.steps]
+    for graph in (certificate.reference, certificate.candidate):
+        found += [(graph.groups,), graph.calls]
+    return found
 
 
 def fuzz_whole(certificate: Certificate, corruptions: int, seed: int) -> Iterator[tuple[str, bool]]:
@@ -73,37 +80,73 @@ def fuzz_in_one_pass(certificate: Certificate, corruptions: int, seed: int) -> I
     by_place: dict[int, list[int]] = defaultdict(list)
     for number in range(corruptions):
         by_place[first_change(certificate, corrupt(certificate, _chance(seed, number))[1])].append(number)
-    replay, place, goes_on = Replay(certificate), 0, True
-    while goes_on:
+    replay = Replay(certificate)
+    for place in sorted(by_place):
+        replay.go_on(place)
         for number in by_place[place]:
             kind, corrupted = corrupt(certificate, _chance(seed, number))
-            yield kind, _rejected_from_here(replay, corrupted) or _rejects(partial(check, corrupted))
-        goes_on = replay.take()
-        place += 1
+            is_rejected = replay.rejects(corrupted) or _rejects(partial(check, corrupted))
+            if is_rejected and number % WHOLE_TOO == 0 and not _rejects(partial(check, corrupted)):
+                raise AssertionError(f"the shortcut alone rejects corruption {number}")
+            yield kind, is_rejected
 
 
-def _rejected_from_here(replay: Replay, corrupted: Certificate) -> bool:
-    """Whether the checker, in the state that it is in, rejects the rest of a corrupted certificate. The state is left
-    as it was: terms are only ever added, so what was added is taken away; walks go on as copies."""
-    terms, num_terms = replay.terms, len(replay.terms.terms)
-    kept, terms.used = terms.used, set()
-    here = copy.copy(replay)
-    here.certificate = corrupted
-    here.reference = _copied(replay.reference, corrupted.reference)
-    here.candidate = _copied(replay.candidate, corrupted.candidate)
-    found = _rejects(here.run)
-    for term in terms.terms[num_terms:]:
-        del terms.places[term]
-    for column in (terms.terms, terms.equals, terms.shapes):
-        del column[num_terms:]
-    terms.used = kept
-    return found
+class Replay:
+    """The checker's state when it has seen so many of a certificate's steps and calls."""
+
+    def __init__(self, certificate: Certificate) -> None:
+        self.certificate = certificate
+        self.terms = Terms()
+        self.walks = [
+            Walk(self.terms, graph, side)
+            for graph, side in zip((certificate.reference, certificate.candidate), SIDES, strict=True)
+        ]
+        self.place = 0
+
+    def go_on(self, place: int) -> None:
+        """See all before `place`."""
+        for see in self._left(self.certificate, self.walks):
+            if self.place == place:
+                return
+            see()
+            self.place += 1
+
+    def rejects(self, corrupted: Certificate) -> bool:
+        """Whether the checker, in this state, rejects the rest of a corrupted certificate. The state is left as it was:
+        terms are only ever added, so what was added is taken away; walks go on as copies."""
+        num_terms, terms = len(self.terms.terms), self.terms
+        walks = [
+            _copied(walk, graph)
+            for walk, graph in zip(self.walks, (corrupted.reference, corrupted.candidate), strict=True)
+        ]
+
+        def run() -> None:
+            for see in self._left(corrupted, walks):
+                see()
+            check_answers(corrupted, *walks)
+
+        found = _rejects(run)
+        for term in terms.terms[num_terms:]:
+            del terms.places[term]
+        for column in (terms.terms, terms.equals, terms.shapes, terms.roots):
+            del column[num_terms:]
+        return found
+
+    def _left(self, certificate: Certificate, walks: Sequence[Walk]) -> Iterator[Callable[[], object]]:
+        """What the checker does from here on, in its order."""
+        for number in range(len(self.terms.terms), len(certificate.steps)):
+            yield partial(self.terms.add, certificate.steps[number])
+        for walk in walks:
+            if not walk.values:
+                yield lambda: None  # its groups
+            for number in range(len(walk.values), len(walk.graph.calls)):
+                yield partial(walk.take, walk.graph.calls[number])
 
 
 def _copied(walk: Walk, graph: Graph) -> Walk:
     found = copy.copy(walk)
-    found.graph = graph
-    for name in ("values", "stale", "flying", "symbols", "owners"):
+    found.graph, found.groups = graph, dict(graph.groups)
+    for name in ("values", "stale", "flying", "inputs", "symbols", "owners"):
         setattr(found, name, copy.copy(getattr(walk, name)))
     return found
 
@@ -126,11 +169,11 @@ def main(folder: str | None, corruptions: int, seed: int) -> int:
     certificate = read_certificate(Path(folder)) if folder else example()
     start = time.process_time()
     check(certificate)
-    print(f"{certificate.num_steps} steps, checked in {time.process_time() - start:.2f} s", flush=True)
+    print(f"{len(certificate.steps)} steps, checked in {time.process_time() - start:.2f} s", flush=True)
     start = time.process_time()
     rejected: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
-    fuzz = fuzz_in_one_pass if certificate.num_steps > LARGE else fuzz_whole
+    fuzz = fuzz_in_one_pass if len(certificate.steps) > LARGE else fuzz_whole
     for kind, is_rejected in fuzz(certificate, corruptions, seed):
         (rejected if is_rejected else accepted)[kind] += 1
     seconds = time.process_time() - start

@@ -39,68 +39,49 @@ def _changed(value: Any, chance: random.Random) -> Any:
     raise AssertionError(value)
 
 
-def _spot(certificate: Certificate, chance: random.Random) -> tuple[int, int]:
-    """A call that has steps, and which of them."""
-    while True:
-        call = chance.randrange(len(certificate.steps))
-        if certificate.steps[call]:
-            return call, chance.randrange(len(certificate.steps[call]))
-
-
-def _with_steps(certificate: Certificate, call: int, steps: tuple[Step, ...]) -> Certificate:
-    return replace(certificate, steps=(*certificate.steps[:call], steps, *certificate.steps[call + 1 :]))
-
-
 def _in_steps(change: Any) -> Any:
     def corrupted(certificate: Certificate, chance: random.Random) -> Certificate | None:
-        call, place = _spot(certificate, chance)
-        steps = certificate.steps[call]
+        steps = certificate.steps
+        place = chance.randrange(len(steps))
         changed = change(steps[place], chance)
-        return (
-            None if changed is None else _with_steps(certificate, call, (*steps[:place], *changed, *steps[place + 1 :]))
-        )
+        return None if changed is None else replace(certificate, steps=(*steps[:place], *changed, *steps[place + 1 :]))
 
     return corrupted
 
 
 def _early_step(certificate: Certificate, chance: random.Random) -> Certificate | None:
     """A step before one that it rests on."""
-    call, place = _spot(certificate, chance)
-    step = certificate.steps[call][place]
-    below = terms_in(step.term)
+    steps = certificate.steps
+    place = chance.randrange(len(steps))
+    below = terms_in(steps[place].term)
     if not below:
         return None
-    target, earlier = chance.choice(below), 0
-    while target >= len(certificate.steps[earlier]):
-        target -= len(certificate.steps[earlier])
-        earlier += 1
-    without = certificate.steps[call][:place] + certificate.steps[call][place + 1 :]
-    moved = _with_steps(certificate, call, without)
-    return _with_steps(moved, earlier, (*moved.steps[earlier][:target], step, *moved.steps[earlier][target:]))
-
-
-def _other_call(certificate: Certificate, chance: random.Random) -> Certificate | None:
-    """A call's last step is the next call's first, or the other way round."""
-    call, _ = _spot(certificate, chance)
-    if call + 1 == len(certificate.steps):
-        return None
-    one, two = certificate.steps[call], certificate.steps[call + 1]
-    if chance.random() < 0.5 and two:
-        one, two = (*one, two[0]), two[1:]
-    else:
-        one, two = one[:-1], (one[-1], *two)
-    return _with_steps(_with_steps(certificate, call, one), call + 1, two)
+    target = chance.choice(below)
+    moved = (*steps[:target], steps[place], *steps[target:place], *steps[place + 1 :])
+    return replace(certificate, steps=moved)
 
 
 def _hint(certificate: Certificate, chance: random.Random) -> Certificate | None:
     """What a rule's arithmetic found, changed; steps with a hint are few."""
-    for _ in range(200):
-        call, place = _spot(certificate, chance)
-        steps = certificate.steps[call]
+    steps = certificate.steps
+    for _ in range(2000):
+        place = chance.randrange(len(steps))
         if steps[place].hint:
             changed = replace(steps[place], hint=_changed(steps[place].hint, chance))
-            return _with_steps(certificate, call, (*steps[:place], changed, *steps[place + 1 :]))
+            return replace(certificate, steps=(*steps[:place], changed, *steps[place + 1 :]))
     return None
+
+
+def _layout(call: Call, chance: random.Random) -> Call | None:
+    """Where a view's result lies, for its layout is all that says what it shows."""
+    if call.op != "view" or not isinstance(call.value, Tensor):
+        return None
+    dims = [dim for dim, size in enumerate(call.value.shape) if size > 1]
+    if not dims or chance.random() < 0.5:
+        return replace(call, value=replace(call.value, offset=_changed(call.value.offset, chance)))
+    dim, strides = chance.choice(dims), list(call.value.strides)
+    strides[dim] = _changed(strides[dim], chance)
+    return replace(call, value=replace(call.value, strides=tuple(strides)))
 
 
 def _in_graph(change: Any) -> Any:
@@ -204,7 +185,6 @@ _KINDS = {
     ),
     "what a term equals": _in_steps(lambda step, chance: [replace(step, equals=_changed(step.equals, chance))]),
     "a hint": _hint,
-    "a step of another call": _other_call,
     "a step left out": _in_steps(lambda step, chance: []),
     "a step twice": _in_steps(lambda step, chance: [step, step]),
     "a step of one's own": _in_steps(lambda step, chance: [Step(("input", "x", "float32", (1,)), "", 0), step]),
@@ -213,6 +193,7 @@ _KINDS = {
     "an argument": _in_graph(_arguments),
     "an operand": _operand,
     "a result": _in_graph(_result),
+    "a view's layout": _in_graph(_layout),
     "a call left out": _dropped_call,
     "a group's ranks": _group,
     "an output": _output,

@@ -21,6 +21,7 @@ def test_a_call_is_written_with_its_arguments_by_name_and_without_those_left_at_
     _, export = exported(lambda w, x: torch.add(w, x, alpha=2).transpose(0, 1), W, X)
     *_, add, transpose = export().calls
     assert (add.op, add.args) == ("aten.add.Tensor", (("self", ("node", 0)), ("other", ("node", 1)), ("alpha", 2)))
+    assert (transpose.op, transpose.args) == ("view", (("self", ("node", 2)),)), "its layout says what it shows"
     assert transpose.value == Tensor("float32", "cpu", (6, 4), (1, 6), 0, add.value.storage)
     assert export().outputs == (("out", 3),)
 
@@ -34,10 +35,12 @@ def test_what_metadata_say_is_not_believed():
 
 
 def test_an_alias_that_no_schema_tells_shares_memory():
-    _, export = exported(lambda w, x: c10d.wait_tensor(c10d.all_reduce(aten._unsafe_view(w, [24]), "sum", "g")), W, X)
-    *_, view, launch, wait = export().calls
+    summed = lambda w, x: c10d.wait_tensor(c10d.all_reduce(aten._unsafe_view(w, [24]), "sum", "g"))[1:]  # noqa: E731
+    _, export = exported(summed, W, X)
+    *_, view, launch, wait, shown = export().calls
     assert view.value.storage == 0
-    assert launch.value.storage == wait.value.storage != 0
+    assert launch.value.storage == wait.value.storage == shown.value.storage != 0
+    assert (view.op, wait.op, shown.op) == ("view", "_c10d_functional.wait_tensor.default", "view")
 
 
 def test_a_graph_that_returns_or_takes_something_else_is_refused():

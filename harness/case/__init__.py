@@ -19,13 +19,15 @@ from harness.case.case import (
     pattern_of,
     root_of,
 )
-from harness.case.traced import GRAPH, JOINT, TRACED
+from harness.case.traced import GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_compiled
 
 __all__ = [
     "DIM_MULTIPLE",
     "GRAPH",
     "JOINT",
     "KINDS",
+    "PRECOMPILED",
+    "PREPARED",
     "SIZES",
     "TRACED",
     "USUAL_KINDS",
@@ -41,5 +43,6 @@ __all__ = [
     "Pipeline",
     "Precision",
     "pattern_of",
+    "refuse_compiled",
     "root_of",
 ]

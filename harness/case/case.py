@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.case.traced import check_joint
+from harness.case.traced import check_joint, check_precompiled
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
@@ -345,6 +345,7 @@ class Case:
             )
         self._check_chunks()
         check_joint(self)
+        check_precompiled(self)
 
     @property
     def bound(self) -> float | None:
@@ -369,7 +370,7 @@ class Case:
     def _check_chunks(self) -> None:
         if self.chunking is None:
             return
-        if self.parallelism.tp > 1 and "graph" in (self.reference, self.candidate):
+        if self.parallelism.tp > 1 and {"graph", "precompiled"} & {self.reference, self.candidate}:
             raise CaseError(
                 f"case {self.name} chunks a graph with tensor parallelism",
                 expected="tp = 1 with chunking: a tensor-parallel all-reduce depends on the chunked dim, so it would "

@@ -1,4 +1,4 @@
-"""The systems that run a traced graph, and what the second of them refuses of a case."""
+"""The systems that run a traced graph, and what some of them refuse of a case."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 GRAPH, JOINT = "graph", "joint"
 TRACED = (GRAPH, JOINT)
 """The systems that run a graph which our passes rewrite: as our own tracer records it, and as torch exports it."""
+
+PRECOMPILED = "precompiled"
+"""The system graph, whose finished graph ranks read from disk: a process without ranks wrote it there before."""
+PREPARED = (*TRACED, PRECOMPILED)
+"""The systems that run a graph which was prepared, wherever."""
 
 
 def check_joint(case: Case) -> None:
@@ -30,3 +35,21 @@ def check_joint(case: Case) -> None:
             found=", ".join(found),
             fix="leave it out, or choose the system graph",
         )
+
+
+def check_precompiled(case: Case) -> None:
+    """Raise CaseError for a case of the system precompiled that a backend compiles: see `refuse_compiled`."""
+    if PRECOMPILED in (case.reference, case.candidate):
+        refuse_compiled(case)
+
+
+def refuse_compiled(case: Case) -> None:
+    """Raise CaseError for a case whose graph a backend compiles: compiled code is no data, so it is not precompiled."""
+    if case.pipeline.backend == "fx" or case.pipeline.until is not None:
+        return
+    raise CaseError(
+        f"the step of case {case.name} is compiled by {case.pipeline.backend}, and compiled code is not precompiled",
+        expected="pipeline.backend fx: a precompiled step is a graph as data, from which no code is loaded",
+        found=f"pipeline.backend {case.pipeline.backend}",
+        fix="leave the case out, or run it without --precompiled",
+    )

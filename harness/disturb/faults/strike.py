@@ -20,8 +20,10 @@ class Struck(NamedTuple):
     sites: list[Site]
 
 
-def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
-    """A copy of the finished graph, changed as the entry says; `module` stays as it is.
+def strike(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Struck:
+    """A copy of a rank's finished graph, changed as the entry says; `module` stays as it is.
+
+    All ranks of a run have rank 0's.
 
     Raises UsageError where the graph has nothing of the kind that the fault strikes.
     """
@@ -31,7 +33,7 @@ def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
     graph.output_node().meta.update(module.graph.output_node().meta)
     before = str(graph)
     try:
-        sites = entry.edit(Surgeon(graph, case))
+        sites = entry.edit(Surgeon(graph, case, rank))
         verify_order(graph)
     except NoPlaceError as error:
         raise UsageError(

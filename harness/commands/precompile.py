@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.case import PREPARED, Case
 from harness.errors import CaseError
+from harness.execute.precompiled import HOST_MARGIN
 from harness.execute.requests import PrecompileAnswer, PrecompileRequest
 from harness.execute.session import open_session
 from harness.execute.transport import refuse_torchrun
@@ -47,11 +48,7 @@ def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
             inject=options.inject,
             timeout=options.timeout,
         )
-        return desk.ask(request, options.timeout + _HOST_MARGIN)
-
-
-_HOST_MARGIN = 15.0
-"""A stage watches its time itself and says more about it; its host gets this much longer, in seconds."""
+        return desk.ask(request, options.timeout + HOST_MARGIN)
 
 
 def _lines(case: Case, out: Path, made: PrecompileAnswer) -> list[str]:

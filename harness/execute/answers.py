@@ -129,7 +129,8 @@ class Answerer:
         stage = Stage(answer)
         try:
             what = f"the precompiled step of {request.case.name}"
-            return stage.ask(request, self._send, what=what, timeout=request.timeout, hangup=self._hangup)
+            limit = request.timeout
+            return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
         finally:
             stage.close()
 

@@ -16,6 +16,7 @@ from harness.errors import CaseError, UsageError
 from harness.execute.requests import PrecompileAnswer, PrecompileRequest
 from harness.execute.transport import refuse_torchrun
 from harness.machine.determinism import set_determinism
+from harness.records import Event
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from harness.execute.session import Desk
     from harness.machine.devices import Placement
     from harness.options import OnEvent, Role, RunOptions
+
+
+HOST_MARGIN = 15.0
+"""A stage watches its time itself and says more about it; its host gets this much longer, in seconds."""
 
 
 class PrecompiledStep:
@@ -43,12 +48,14 @@ class PrecompiledStep:
             return self._options.precompiled.resolve()
         if system != PRECOMPILED:
             return None
-        folder = self._desk.work / f"{self._case.name}-precompiled"
+        folder = (self._desk.work / f"{self._case.name}-precompiled").resolve()
         with self._is_asked:  # of runs that go side by side
             if not self._is_made:
                 device = self._placement.device
                 request = PrecompileRequest(case=self._case, system=system, out=folder, device=device, timeout=timeout)
-                self._desk.ask(request, timeout, on_event)
+                on_event(Event(event="prepare", case=self._case.name, system=system, arm="first"))
+                self._desk.ask(request, timeout + HOST_MARGIN, on_event)
+                on_event(Event(event="prepared", case=self._case.name, system=system, arm="first"))
                 self._is_made = True
         return folder
 

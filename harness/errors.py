@@ -7,6 +7,7 @@ BitproofError
 ├── TraceError        the training step cannot be traced                          (verdict ERROR)
 ├── PassError         a graph pass met a graph it must not rewrite                (verdict ERROR)
 ├── RankError         a rank died, raised or hung                                 (verdict ERROR)
+├── ArtifactError     a precompiled step is missing, damaged, or not this run's   (verdict ERROR)
 ├── MachineError      this machine lacks what the case needs to be judged         (verdict UNVERIFIED)
 └── RecordingError    a recording or a report is missing, damaged or hostile      (verdict UNVERIFIED)
 
@@ -97,6 +98,10 @@ class RankError(BitproofError):
         self.rank = rank
         self.traceback = traceback if traceback is None else bounded(traceback, MAX_TRACEBACK)
         super().__init__(what, **facts)
+
+
+class ArtifactError(BitproofError):
+    """A precompiled step cannot be made for all ranks, or is missing, damaged, foreign, or made for something else."""
 
 
 class MachineError(BitproofError):

@@ -19,13 +19,15 @@ from harness.case.case import (
 )
 from harness.case.observed import Boundary, boundary_of, observed_modules
 from harness.case.patterns import pattern_of, root_of
-from harness.case.traced import GRAPH, JOINT, TRACED
+from harness.case.traced import GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_compiled
 
 __all__ = [
     "DIM_MULTIPLE",
     "GRAPH",
     "JOINT",
     "KINDS",
+    "PRECOMPILED",
+    "PREPARED",
     "SIZES",
     "TRACED",
     "USUAL_KINDS",
@@ -44,5 +46,6 @@ __all__ = [
     "boundary_of",
     "observed_modules",
     "pattern_of",
+    "refuse_compiled",
     "root_of",
 ]

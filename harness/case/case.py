@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from harness.case.observed import check_observed
 from harness.case.patterns import check_pattern, root_of
-from harness.case.traced import Pipeline, check_joint
+from harness.case.traced import Pipeline, check_joint, check_precompiled
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
@@ -307,6 +307,7 @@ class Case:
         self._check_chunks()
         check_joint(self)
         check_observed(self)
+        check_precompiled(self)
 
     @property
     def bound(self) -> float | None:
@@ -331,7 +332,7 @@ class Case:
     def _check_chunks(self) -> None:
         if self.chunking is None:
             return
-        if self.parallelism.tp > 1 and "graph" in (self.reference, self.candidate):
+        if self.parallelism.tp > 1 and {"graph", "precompiled"} & {self.reference, self.candidate}:
             raise CaseError(
                 f"case {self.name} chunks a graph with tensor parallelism",
                 expected="tp = 1 with chunking: a tensor-parallel all-reduce depends on the chunked dim, so it would "

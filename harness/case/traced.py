@@ -1,4 +1,4 @@
-"""The systems that run a traced graph, what a case may ask of that, and what the second of them refuses of a case."""
+"""The systems that run a traced graph, what a case may ask of that, and what some of them refuse of a case."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 GRAPH, JOINT = "graph", "joint"
 TRACED = (GRAPH, JOINT)
 """The systems that run a graph which our passes rewrite: as our own tracer records it, and as torch exports it."""
+
+PRECOMPILED = "precompiled"
+"""The system graph, whose finished graph ranks read from disk: a process without ranks wrote it there before."""
+PREPARED = (*TRACED, PRECOMPILED)
+"""The systems that run a graph which was prepared, wherever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +80,31 @@ def check_joint(case: Case) -> None:
             found=", ".join(found),
             fix="leave it out, or choose the system graph",
         )
+
+
+def check_precompiled(case: Case) -> None:
+    """Raise CaseError for a case of the system precompiled that a backend compiles: see `refuse_compiled`."""
+    if PRECOMPILED in (case.reference, case.candidate):
+        refuse_compiled(case)
+
+
+def refuse_compiled(case: Case) -> None:
+    """Raise CaseError for a case whose step is more than a graph of operators, which alone is written as data.
+
+    Compiled code is none, and neither are the calls that look at activations.
+    """
+    if case.observe:
+        raise CaseError(
+            f"the step of case {case.name} shows activations, and what looks at them is not precompiled",
+            expected="a case that observes nothing",
+            found=f"observe={case.observe}",
+            fix="leave out `observe`",
+        )
+    if case.pipeline.backend == "fx" or case.pipeline.until is not None:
+        return
+    raise CaseError(
+        f"the step of case {case.name} is compiled by {case.pipeline.backend}, and compiled code is not precompiled",
+        expected="pipeline.backend fx: a precompiled step is a graph as data, from which no code is loaded",
+        found=f"pipeline.backend {case.pipeline.backend}",
+        fix="leave the case out, or run it without --precompiled",
+    )

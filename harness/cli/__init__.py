@@ -15,7 +15,7 @@ from collections.abc import Sequence
 # isort: off
 # Commands are listed in the order of these imports.
 from harness.cli import listing, run, prove, check_certificate, faults, sensitivity, localize, bisect, shrink, record  # noqa: F401
-from harness.cli import report, merge, history, doctor  # noqa: F401
+from harness.cli import precompile, report, merge, history, doctor  # noqa: F401
 
 # isort: on
 from harness.cli.app import app
@@ -26,7 +26,18 @@ from harness.program.output import SafeStream, safe_output
 from harness.program.own_packages import claim, remark
 from harness.report.status import SUCCESS, UNJUDGED, error_status, worst
 
-WRITING = ("run", "record", "shrink", "bisect", "localize", "faults", "sensitivity", "merge", "history add")
+WRITING = (
+    "run",
+    "record",
+    "shrink",
+    "bisect",
+    "localize",
+    "faults",
+    "sensitivity",
+    "precompile",
+    "merge",
+    "history add",
+)
 """The commands that leave files behind. What all others do is print."""
 
 

@@ -60,6 +60,10 @@ def run_command(
     share_gpus: ShareGpus = False,
     collectives: MeetingIn = Collectives.AUTO,
     no_kept_graph: NoKeptGraph = False,
+    precompiled: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Let the candidate's ranks read this precompiled step, and trace none."),
+    ] = None,
     early_grad_accumulation: EarlyGradAccumulation = False,
     observe: ObserveActivations = None,
     inject: Inject = None,
@@ -136,6 +140,7 @@ def run_command(
         share_gpus=share_gpus,
         collectives=collectives.value,
         kept_graphs=kept_graphs_folder(no_kept_graph),
+        precompiled=precompiled,
         timeout=timeout,
         control=_when_to_repeat(control, no_control),
         inject=inject,

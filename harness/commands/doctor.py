@@ -77,6 +77,7 @@ def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[Check]:
     yield from torch_checks
     if all(check.is_ok for check in torch_checks if check.is_required):
         yield check_trial(run_trial())
+        yield check_ranks_code(trace_as_two_ranks())
 
 
 def summarize(checks: list[Check]) -> Check:
@@ -191,6 +192,34 @@ def run_trial() -> list[CaseResult] | str:
             return list(run_cases(small, options, Path(folder)))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+def check_ranks_code(found: str | None) -> Check:
+    """A small step, split over tensor and expert ranks, is one code on the first rank and the last.
+
+    One trace serves all ranks, and so does a precompiled step: a coordinate in the code would be wrong on all but one.
+    """
+    told = "a small step is the same on the first rank and the last, whose coordinates all differ"
+    fix = "read the coordinate from a buffer, which each rank has for itself"
+    return Check(name="one code", is_ok=found is None, found=found or told, fix=fix)
+
+
+def trace_as_two_ranks() -> str | None:
+    """What keeps a small step from being precompiled for all ranks, in words; None where nothing does."""
+    from cases import CASES
+    from harness.case import Parallelism
+    from harness.commands.precompile import make
+    from harness.errors import BitproofError
+
+    case = CASES["tp_ep_whole"]
+    model = replace(case.model, layers=1, dense_layers=0)
+    small = replace(case, model=model, parallelism=Parallelism(world_size=4, tp=2, ep=2))
+    try:
+        with tempfile.TemporaryDirectory(prefix="bitproof-doctor-") as folder:
+            make(small, Path(folder), RunOptions(device="cpu", timeout=TRIAL_SECONDS))
+    except BitproofError as error:
+        return ", ".join(line.strip() for line in str(error).splitlines())
+    return None
 
 
 def _tell_failure(result: CaseResult) -> str:

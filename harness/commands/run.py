@@ -124,6 +124,7 @@ def replay_options(changes: Changes, run: RunOptions) -> list[str]:
     options += [name for name, is_given in flags.items() if is_given]
     options += ["--baseline-dir", str(run.baseline_dir)] if run.baseline_dir else []
     options += [part for pattern in changes.observe for part in ("--observe", pattern)]
+    options += ["--precompiled", str(run.precompiled)] if run.precompiled else []
     return options + [part for text in run.extra_passes for part in ("--extra-pass", text)]
 
 

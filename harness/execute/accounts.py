@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import RankError
 from harness.execute.failures import Failure, error_of_failure, error_of_hang
-from harness.records import MachineFacts, PassReport, Switch
+from harness.records import Artifact, MachineFacts, PassReport, Switch
+
+if TYPE_CHECKING:
+    from harness.systems.graph import GraphProgram
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
     """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
 
-    `is_kept`: an earlier run traced it.
+    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from.
     """
 
     code_hash: str
@@ -22,6 +25,26 @@ class PreparedGraph:
     passes: list[PassReport] = field(default_factory=list)
     trace_seconds: float = 0.0
     is_kept: bool = False
+    artifact: Artifact | None = None
+
+    @property
+    def was_kept(self) -> bool | None:
+        """What the report says of it: None of a graph that was not traced for want of a kept one."""
+        return None if self.artifact else self.is_kept
+
+    @staticmethod
+    def of(program: GraphProgram | None) -> PreparedGraph | None:
+        """What is told of a program; None when there is none."""
+        if program is None:
+            return None
+        return PreparedGraph(
+            code_hash=program.code_hash,
+            generated_hash=program.generated_hash,
+            passes=program.passes,
+            trace_seconds=program.trace_seconds,
+            is_kept=program.is_kept,
+            artifact=program.artifact,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

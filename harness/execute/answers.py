@@ -16,6 +16,7 @@ from harness.compare.bits import ComparedBits
 from harness.compare.chunked import agreed_by_ranks
 from harness.errors import RankError, RecordingError
 from harness.execute.accounts import Done, End, PreparedGraph
+from harness.execute.precompiled import precompile_step
 from harness.execute.requests import (
     AnyRequest,
     BitsRequest,
@@ -24,6 +25,8 @@ from harness.execute.requests import (
     DriftRequest,
     Machine,
     MachineRequest,
+    PrecompileAnswer,
+    PrecompileRequest,
     Request,
     RunAnswer,
     RunRequest,
@@ -36,7 +39,7 @@ from harness.execute.requests import (
     StandaloneRequest,
 )
 from harness.execute.runs import Runner
-from harness.execute.stage import Send, Stage
+from harness.execute.stage import Place, Send, Stage
 from harness.execute.worker import model_sizes, write_standalone
 from harness.graph.options import GraphOptions
 from harness.localize.replay import archive_of, read_value
@@ -86,6 +89,8 @@ class Answerer:
                 return SizesAnswer(sizes=model_sizes(request.case))
             case StandaloneRequest():
                 return self._write_standalone(request)
+            case PrecompileRequest():
+                return self._precompile(request)
         assert_never(request)
 
     def _run(self, request: RunRequest) -> RunAnswer:
@@ -112,6 +117,20 @@ class Answerer:
         stage = Stage(answer)
         try:
             return stage.ask(request, self._send, what="the file", hangup=self._hangup)
+        finally:
+            stage.close()
+
+    def _precompile(self, request: PrecompileRequest) -> PrecompileAnswer:
+        """Tracing and passes are no work for a host: that takes a stage."""
+
+        def answer(asked: AnyRequest, send: Send, hangup: int) -> PrecompileAnswer:
+            return precompile_step(request, lambda place: send(Place(place)))
+
+        stage = Stage(answer)
+        try:
+            what = f"the precompiled step of {request.case.name}"
+            limit = request.timeout
+            return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
         finally:
             stage.close()
 

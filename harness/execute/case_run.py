@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.capture.store import read_recording
-from harness.case import TRACED, Case
+from harness.case import PREPARED, TRACED, Case
 from harness.compare.baselines import values_to_keep
 from harness.compare.bits import ComparedBits
 from harness.compare.outcome import result_of, result_of_error
 from harness.compare.verdict import Comparison, Judgement, Repeat, compare, judge, repeats
 from harness.disturb.stress import Stress
 from harness.errors import BitproofError, RankError, RecordingError
+from harness.execute.accounts import PreparedGraph
 from harness.execute.folders import CaseFolders
+from harness.execute.precompiled import PrecompiledStep
 from harness.execute.profile import join_profiles
 from harness.execute.requests import BitsRequest, ClosenessRequest, Request, RunAnswer, RunRequest
 from harness.execute.session import Desk, Session
@@ -36,7 +38,6 @@ from harness.records import (
     Event,
     Key,
     Partition,
-    PassReport,
     Recording,
     Verdict,
 )
@@ -70,9 +71,9 @@ class CaseRun:
         self.options = options
         self.deadline = time.monotonic() + options.timeout
         self.seconds = CaseSeconds(trace=0.0, passes={}, reference=0.0, candidate=0.0, compare=0.0)
-        self.passes: list[PassReport] = []
         self.memory: dict[str, float | None] = {}
-        self.kept_graph: bool | None = None
+        self.graph: PreparedGraph | None = None
+        self._step = PrecompiledStep(case, options, placement, desk)
         self.remarks: list[str] = []
         self._firsts: dict[Role, Recording] = {}
         self._control_steps = case.steps
@@ -126,6 +127,7 @@ class CaseRun:
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
         system = getattr(self.case, role)
         suffix = "" if arm == "first" else f".{arm}"
+        precompiled = self._step.folder_for(role, self._remaining(), self._on_event)
         return RunRequest(
             case=replace(self.case, steps=self._control_steps) if arm == "control" else self.case,
             system=system,
@@ -147,6 +149,7 @@ class CaseRun:
             names=dict(self.options.names) if role == "candidate" else {},
             profile=self.folders.profile(role) if self.options.profile and arm == "first" else None,
             kept_graphs=self.options.kept_graphs,
+            precompiled=precompiled,
         )
 
     def _run(self, request: RunRequest, desk: Desk) -> RunAnswer:
@@ -189,7 +192,7 @@ class CaseRun:
         self._read_first("reference")  # before a candidate runs that could rewrite it
         # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
         is_ahead = (
-            self.options.control == "always" and self.case.candidate in TRACED and self.case.reference not in TRACED
+            self.options.control == "always" and self.case.candidate in PREPARED and self.case.reference not in PREPARED
         )
         controls: dict[Role, Comparison | None] = dict.fromkeys(ROLES)
         if is_ahead:
@@ -328,7 +331,7 @@ class CaseRun:
         def explain() -> Judgement:
             explained, told = search.explain_noise(first)
             found = replace(judgement, first_divergence=explained)
-            return _add_error(found, told) if told else found
+            return found.with_error(told) if told else found
 
         return self._explained(judgement, explain)
 
@@ -338,7 +341,7 @@ class CaseRun:
         try:
             return explain()
         except (RankError, RecordingError) as error:
-            return _add_error(judgement, f"a replay that looks for the cause failed:\n{error}")
+            return judgement.with_error(f"a replay that looks for the cause failed:\n{error}")
         finally:
             self.seconds.replay = time.monotonic() - began
             shutil.rmtree(self._archives, ignore_errors=True)
@@ -360,7 +363,7 @@ class CaseRun:
         parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
         repeat = Repeat(role, False, parted)
         judgement = replace(
-            _add_error(judgement, text),
+            judgement.with_error(text),
             verdict=Verdict.NONDETERMINISTIC,
             control=judgement.control | {role: Verdict.NONDETERMINISTIC.value},
             first_divergence=repeat.divergence(),
@@ -381,19 +384,17 @@ class CaseRun:
         if graph := answer.graph:
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
-            self.passes = graph.passes
-            self.kept_graph = graph.is_kept
+            self.graph = graph
+            self.remarks += [graph.artifact.tell(role)] if graph.artifact else []
 
     def _measured(self) -> dict[str, Any]:
+        passes = self.graph.passes if self.graph else []
         return {
             "seconds": self.seconds,
             "memory": self.memory,
-            "passes": self.passes,
-            "kept_graph": self.kept_graph,
-            "partition": Partition.of([entry.facts for entry in self.passes]),
+            "passes": passes,
+            "kept_graph": self.graph.was_kept if self.graph else None,
+            "artifact": self.graph.artifact if self.graph else None,
+            "partition": Partition.of([entry.facts for entry in passes]),
             "logs": self.folders.log_files(),
         }
-
-
-def _add_error(judgement: Judgement, text: str) -> Judgement:
-    return replace(judgement, error=f"{judgement.error}\n{text}" if judgement.error else text)

@@ -15,6 +15,7 @@ from harness.case import Case
 from harness.disturb.faults import check_fault, parse_fault
 from harness.errors import CaseError
 from harness.execute.lanes import Lanes, Plan, plan_lanes
+from harness.execute.precompiled import check_precompiled
 from harness.execute.requests import DriftRequest
 from harness.execute.sensing import Sensing, sense_apart
 from harness.execute.session import Session
@@ -48,6 +49,7 @@ def run_cases(
         for case in cases:
             check_fault(fault, case)
     for case in cases:
+        check_precompiled(case, options)
         check_extra_passes(options.extra_passes, case)
     for system in dict.fromkeys(system for case in cases for system in (case.reference, case.candidate)):
         check_system(system)

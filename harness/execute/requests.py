@@ -19,7 +19,7 @@ from harness.execute.accounts import End, PreparedGraph
 from harness.graph.options import GraphOptions
 from harness.localize.replay import Replay
 from harness.machine.devices import Placement
-from harness.records import Closeness, Drift
+from harness.records import Artifact, Closeness, Drift
 from harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
@@ -81,7 +81,8 @@ class RunRequest(Request[RunAnswer]):
 
     `timeout` is what is left of `case_timeout`, in seconds. `later` is the run that will be asked for next: its program
     may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
-    `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be.
+    `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be. `precompiled` is the
+    folder of the precompiled step that is read in place of tracing one.
     """
 
     answer = RunAnswer
@@ -104,6 +105,7 @@ class RunRequest(Request[RunAnswer]):
     later: RunRequest | None = None
     profile: Path | None = None
     kept_graphs: Path | None = None
+    precompiled: Path | None = None
 
     @property
     def about(self) -> str:
@@ -126,7 +128,11 @@ class RunRequest(Request[RunAnswer]):
     def program(self) -> str:
         """What the program is made of that the ranks run: requests of which it is equal may share one."""
         return json.dumps(
-            [traced_part(self.case).to_dict(), self.system, self.graph_options.extra_passes], sort_keys=True
+            [
+                *(traced_part(self.case).to_dict(), self.system, self.graph_options.extra_passes),
+                str(self.precompiled or ""),
+            ],
+            sort_keys=True,
         )
 
     @property
@@ -262,6 +268,35 @@ class StandaloneRequest(Request[StandaloneAnswer]):
     head: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrecompileAnswer:
+    """What was written, and the seconds that it took: tracing as the first and as the last rank, passes, writing."""
+
+    artifact: Artifact
+    trace_seconds: tuple[float, float]
+    pass_seconds: float
+    write_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecompileRequest(Request[PrecompileAnswer]):
+    """Make the step of a case's system and write it into a folder; or, with a fault, only compare two ranks' steps."""
+
+    answer = PrecompileAnswer
+
+    case: Case
+    system: str
+    out: Path
+    device: str = "cpu"
+    inject: str | None = None
+    timeout: float = float("inf")
+
+    @property
+    def about(self) -> str:
+        """What fails when the request does."""
+        return f"precompiling {self.case.name}"
+
+
 AnyRequest = (
     MachineRequest
     | RunRequest
@@ -271,6 +306,7 @@ AnyRequest = (
     | DriftRequest
     | SizesRequest
     | StandaloneRequest
+    | PrecompileRequest
 )
 
 REQUESTS: tuple[type[AnyRequest], ...] = (
@@ -282,5 +318,6 @@ REQUESTS: tuple[type[AnyRequest], ...] = (
     DriftRequest,
     SizesRequest,
     StandaloneRequest,
+    PrecompileRequest,
 )
 """Every kind that a host answers."""

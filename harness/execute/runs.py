@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from harness.disturb.faults import parse_fault
 from harness.errors import RankError, UsageError
 from harness.execute.accounts import End
+from harness.execute.precompiled import read_precompiled
 from harness.execute.process import num_cores
 from harness.execute.ranks import Ranks
 from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats
@@ -32,6 +33,7 @@ from harness.systems.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from harness.case import Case
     from harness.graph.options import GraphOptions
@@ -105,6 +107,7 @@ class Runner:
         if last is None:
             return
         is_other_system = needs_program(request.system) and request.system != last.system
+        is_other_system |= request.precompiled != last.precompiled and needs_program(request.system)
         if is_other_system or step_part(last.case) != step_part(request.case):
             self.close()
 
@@ -181,7 +184,7 @@ class Tracer:
         if self._finishing is None or self._program != run.program:
             self._leave()
             shelf = shelf_of_run(run, self._made_of)
-            program = _read(shelf)
+            program = _read(shelf) if run.precompiled is None else _read_precompiled(run, run.precompiled)
             if program is None:
                 self._trace(run, send)
             finisher = Finisher(self._traced, program, shelf)
@@ -277,9 +280,20 @@ def _read(shelf: Shelf | None) -> GraphProgram | None:
     return read_program(shelf)
 
 
+def _read_precompiled(run: RunRequest, folder: Path) -> GraphProgram:
+    """The program that the run is told to read: one that cannot be read ends the run, for nothing is traced instead."""
+    import torch
+
+    set_determinism(run.case.seed)
+    found: GraphProgram = read_precompiled(run.case, torch.device("cpu"), folder, run.system)
+    return found
+
+
 def shelf_of_run(run: RunRequest, made_of: Installation | None) -> Shelf | None:
     """Where what a run finds out of its case is kept; nothing that others' code or a GPU had a part in is."""
     is_ours = run.placement.device == "cpu" and not run.runs_user_code and run.system in BUILT_IN
+    if run.precompiled is not None:
+        return None
     is_read = is_ours and run.graph_options.dump_dir is None
     return shelf_of(run.case, run.kept_graphs, made_of, run.system) if is_read else None
 
@@ -313,6 +327,7 @@ def run_ranks(
         is_first=request.is_first,
         profile=request.profile,
         shelf=shelf,
+        precompiled=request.precompiled,
     )
     send(Event(event="start"))
     end = Ranks(job, seats, request.log_of, send).run(hangup)

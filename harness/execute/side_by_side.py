@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from harness.case import TRACED, Case
+from harness.case import PREPARED, Case
 from harness.execute.session import Session
 from harness.options import ROLES, Role, RunOptions
 from harness.systems.registry import BUILT_IN
@@ -35,7 +35,7 @@ def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
         return [[(role, arm) for arm in arms for role in ROLES]]
     groups: list[list[Arm]] = [[(role, arm) for arm in arms] for role in ROLES]
     for role, group in zip(ROLES, list(groups), strict=True):
-        if len(groups) < most and len(group) > 1 and getattr(case, role) not in TRACED:
+        if len(groups) < most and len(group) > 1 and getattr(case, role) not in PREPARED:
             groups.append([group.pop()])
     return groups
 

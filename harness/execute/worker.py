@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
-from harness.case import GRAPH, TRACED, Case, Kind
+from harness.case import GRAPH, PREPARED, Case, Kind
 from harness.disturb.faults import CATALOGUE, Fault, Injector, Named
 from harness.disturb.stress import Stress, stressed
 from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
+from harness.execute.precompiled import read_precompiled
 from harness.execute.profile import phase, showing_digests
 from harness.graph.options import GraphOptions
 from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
     from harness.shared_memory import Board, SharedMemory
-    from harness.systems.graph import GraphProgram
     from reference.parallel.mesh import Mesh
 
     Observe = Callable[[Kind, str, torch.Tensor], None]
@@ -60,10 +60,11 @@ class Job:
     With `replay`, the run ends with that step, and the file is what a replay leaves behind; with `values`, ranks
     write the values of tensors that fit these patterns. `names`, unless empty, stands for those that the system
     declares. `program` is the prepared graph when a stage could make it before forking, else each rank makes it
-    by `graph_options`. `local_rank`, where it is not the rank, chooses the GPU. `is_first` is false for controls and
-    replays, which check nothing again that does not depend on the run; nor does the first, where an earlier run of the
-    very same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into.
-    Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
+    by `graph_options`, or reads it from the folder `precompiled`. `local_rank`, where it is not the rank, chooses the
+    GPU. `is_first` is false for controls and replays, which check nothing again that does not depend on the run; nor
+    does the first, where an earlier run of the very same code did and left that on the `shelf`. `profile` is the folder
+    for what each rank's time went into. Times are in seconds: `timeout` is what is left of `case_timeout`, the time
+    that the case has in all;
     `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
 
@@ -85,6 +86,7 @@ class Job:
     is_first: bool = True
     profile: Path | None = None
     shelf: Shelf | None = None
+    precompiled: Path | None = None
 
     @property
     def steps(self) -> int:
@@ -138,9 +140,13 @@ def run_rank(
         os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
     program = job.program
     if program is None and needs_program(job.system):
-        program = prepare_program(job.case, device, options_of_rank(job.graph_options, rank), system=job.system)
+        program = (
+            prepare_program(job.case, device, options_of_rank(job.graph_options, rank), system=job.system)
+            if job.precompiled is None
+            else read_precompiled(job.case, device, job.precompiled, job.system)
+        )
         program = struck(program, job.fault, job.case)
-    tell(Prepared(graph=describe_program(program)))
+    tell(Prepared(graph=PreparedGraph.of(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
     injector = Injector(job.fault, rank, job.case.parallelism.world_size)
     with phase("join groups"):
@@ -256,7 +262,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
     Raises UsageError for one that cannot be loaded or takes no steps.
     """
-    if job.system in TRACED:
+    if job.system in PREPARED:
         from harness.systems.graph import make_graph_system
 
         return make_graph_system(job.case, mesh, mesh.device, program, injector.wrap)
@@ -293,7 +299,7 @@ def _mixing_check(case: Case) -> Any:
 
 def needs_program(system: str) -> bool:
     """Whether a system runs a prepared graph."""
-    return system in TRACED
+    return system in PREPARED
 
 
 def prepare_program(
@@ -364,19 +370,6 @@ def write_standalone(case: Case, options: GraphOptions, step: int, head: str) ->
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
     """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
     return options if rank == 0 else replace(options, dump_dir=None)
-
-
-def describe_program(program: GraphProgram | None) -> PreparedGraph | None:
-    """What the manifest and the report say of a prepared graph; None when there is none."""
-    if program is None:
-        return None
-    return PreparedGraph(
-        code_hash=program.code_hash,
-        generated_hash=program.generated_hash,
-        passes=program.passes,
-        trace_seconds=program.trace_seconds,
-        is_kept=program.is_kept,
-    )
 
 
 def _forget_peak(device: torch.device) -> None:

@@ -6,14 +6,17 @@ Data alone: a target is a name that is looked up among torch's operators and a f
 runs no code that was read. Of a node's metadata only its place is kept (module, direction, source line, chunk): what
 passes need besides, such as fake values, a finished graph needs no more.
 
+Whoever reads a graph that others may have written says which operators it may call: see `harness.graph.allowed`.
+
 Refused, as UnkeptError: what has no such form. Graph attributes that are tensors, calls of other functions, symbols
 among arguments, a node with a foreign place.
 """
 
 from __future__ import annotations
 
+import keyword
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -55,11 +58,25 @@ def plain_of(module: GraphModule) -> Json:
     return _Writer(module).written()
 
 
-def graph_of(plain: Json) -> GraphModule:
-    """The graph that values say. Raises UnkeptError for values that say none."""
+def refuse_operators(plain: Json, allowed: Container[str]) -> None:
+    """Raise UnkeptError for written values that call an operator which is not among these, nested graphs included."""
+    for name in [node[2] for node in plain["nodes"] if node[0] == "call_function"]:
+        if name not in _FUNCTIONS and name not in allowed:
+            raise UnkeptError("the graph calls an operator that is not allowed in a graph from elsewhere", found=name)
+    for nested in plain["nested"].values():
+        refuse_operators(nested, allowed)
+
+
+def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
+    """The graph that values say, whose operators are among those `allowed`, by default any.
+
+    Raises UnkeptError for values that say none, and, before anything is looked up, for an operator that is not allowed.
+    """
     try:
+        if allowed is not None:
+            refuse_operators(plain, allowed)
         return _read(plain)
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
         raise UnkeptError("what was read says no graph", found=f"{type(error).__name__}: {error}") from error
 
 
@@ -139,12 +156,15 @@ def _read(plain: Json) -> GraphModule:
     for op, name, target, place, args, kwargs in plain["nodes"]:
         if op not in ("placeholder", "get_attr", "call_function", "output"):
             raise UnkeptError("what was read says no graph", found=f"a node that is a {op}")
-        if op != "call_function" and not target.isidentifier():  # torch writes it into code as it is
+        if op != "call_function" and not _is_name(target):  # torch writes it into code as it is
             raise UnkeptError("what was read says no graph", found=f"a name that is none: {target!r}")
         if op == "get_attr" and target not in attributes:
             raise UnkeptError("what was read says no graph", found=f"attribute {target}, which is not there")
         callee = _operator(target) if op == "call_function" else target
-        node = graph.create_node(op, callee, _value(args, nodes), _value(kwargs, nodes), name=name)
+        arguments, options = _value(args, nodes), _value(kwargs, nodes)
+        if not all(map(_is_name, options)):  # nor does it look at these
+            raise UnkeptError("what was read says no graph", found=f"options that are none: {list(options)}")
+        node = graph.create_node(op, callee, arguments, options, name=name)
         if place is not None:
             node.meta[META_KEY], chunk = places[place]
             if chunk is not None:
@@ -161,7 +181,7 @@ def _value(plain: Json, nodes: Sequence[Node]) -> Any:
     [(kind, value)] = plain.items()
     match kind:
         case "node":
-            return nodes[value]
+            return nodes[value if value >= 0 else len(nodes)]  # no node stands before the first
         case "slice":
             return slice(*(_value(part, nodes) for part in value))
         case "tuple":
@@ -174,6 +194,10 @@ def _value(plain: Json, nodes: Sequence[Node]) -> Any:
     if not isinstance(constant, _CONSTANTS[kind]):
         raise UnkeptError("what was read says no graph", found=f"{kind} {value}")
     return constant
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def _operator(name: str) -> Any:

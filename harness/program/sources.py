@@ -26,10 +26,14 @@ Stat = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True)
 class Sources:
-    """`digest` names every byte of our packages, and torch's files by place, size and time: those are 60 MB."""
+    """`digest` names every byte of our packages, and torch's files by place, size and time: those are 60 MB.
+
+    `own` names our packages' alone, wherever they lie: it is equal on machines that have one release.
+    """
 
     digest: str
     stats: tuple[Stat, ...] = field(repr=False)
+    own: str = ""
 
     def are_untouched(self) -> bool:
         """Whether every file is still what it was, by its content (ours), size and times (all)."""
@@ -86,11 +90,17 @@ def read_sources() -> Sources:
             content = Path(stat[0]).read_bytes()
             told.update(f"{os.path.relpath(stat[0], ROOT)}\0{len(content)}\0".encode() + content)
             stats.append(stat)
+    own = told.hexdigest()
     found = importlib.util.find_spec("torch")
     for stat in sorted(_files(os.path.dirname(found.origin), (".py", ".so"))) if found and found.origin else ():
         told.update(f"{stat}\0".encode())
         stats.append(stat)
-    return Sources(told.hexdigest(), tuple(stats))
+    return Sources(told.hexdigest(), tuple(stats), own)
+
+
+def own_digest() -> str:
+    """The sha256 of our packages' content, as this process imported it; as it is now where nobody looked before."""
+    return _at_start[1].own if _at_start is not None else read_sources().own
 
 
 def stat_of(file: str) -> Stat:

@@ -6,6 +6,7 @@ Everything here can be written as JSON and read back; nothing here imports torch
 from harness.case.shard import (
     Shard,
 )
+from harness.records.artifact import Artifact
 from harness.records.bisection import (
     TRACE,
     Bisection,
@@ -86,6 +87,7 @@ __all__ = [
     "SCHEMA",
     "TRACE",
     "UNLIKE",
+    "Artifact",
     "BaselineResult",
     "BaselineStatus",
     "Bisection",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from harness.case import KINDS, USUAL_KINDS, Case, Kind
 from harness.case.shard import Shard
 from harness.checked import GROWING, That
+from harness.records.artifact import Artifact
 from harness.records.partition import Partition
 from harness.records.proof import ProofOutcome
 from harness.records.recording import ROLES, Key, Role
@@ -291,14 +292,13 @@ class CaseResult:
     one under stress, None where nothing ran under stress.
     `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and
     `differing_left_out` says how many more there are. `logs` are paths within the run folder.
-    `options`, where they are not the report's, are those of the run that the case was merged from.
-    `baseline` has each side that was held against its baseline.
-    `remarks` are what readers must know of how much the agreement of this case shows.
+    `options`, where they are not the report's, are those of the run that the case was merged from. `baseline` has each
+    side that was held against its baseline. `remarks` are what readers must know of how much the agreement shows.
     `kept_graph` says whether the graph was one that an earlier run had traced; None where no graph was made.
     `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
-    `proof` is what a proof said before the case ran, None where none was asked for. `partition` tells of the
-    candidate's two graphs, where it was divided. `sensitivity` is how much of the step the comparison sees, None where
-    nobody asked.
+    `proof` is what a proof said before the case ran, and `sensitivity` how much of the step the comparison sees, None
+    where nobody asked. `partition` tells of the candidate's two graphs, where it was divided, and `artifact` of the
+    precompiled step that its ranks read, if they did.
     """
 
     case: Case
@@ -330,6 +330,7 @@ class CaseResult:
     kept_graph: bool | None = None
     sensitivity: Sensitivity | None = None
     partition: Partition | None = None
+    artifact: Artifact | None = None
 
     @property
     def where(self) -> str:

@@ -17,6 +17,7 @@ from harness.case import KINDS, USUAL_KINDS, Case, Kind
 from harness.checked import GROWING, That, Whole, json_schema
 from harness.errors import CaseError
 from harness.records import (
+    Artifact,
     BaselineResult,
     BlamedCall,
     CaseResult,
@@ -254,6 +255,7 @@ class CaseEntry:
     kept_graph: bool | None = None
     sensitivity: Sensitivity | None = None
     partition: Partition | None = None
+    artifact: Artifact | None = None
     case: WholeCase
 
     @staticmethod

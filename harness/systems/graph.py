@@ -16,9 +16,9 @@ import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 from harness.case import GRAPH, JOINT, TRACED, Case, Chunking
 from harness.disturb.faults.entry import Entry
 from harness.disturb.faults.strike import strike
-from harness.errors import UsageError
+from harness.errors import ArtifactError, UsageError
 from harness.graph.backends import compile_for, compile_halves
 from harness.graph.collector import collector_paused
 from harness.graph.context import PassContext
@@ -39,9 +39,9 @@ from harness.graph.groups import Group, GroupTable
 from harness.graph.halves import is_partitioned
 from harness.graph.observation import show_activations, shown_to
 from harness.graph.options import GraphOptions, parse_pass
-from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
+from harness.graph.pipeline import Row, apply_until, build_pipeline, run_pipeline
 from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
-from harness.records import PassReport
+from harness.records import Artifact, PassReport
 from harness.systems.graph_key import step_part
 from reference.chunking import DIM_INDEX, chunk_modules
 from reference.data import TextStream, text_source
@@ -52,13 +52,27 @@ from reference.step import StepInputs, Trainer, WrapGradients, build_sharded_mod
 log = logging.getLogger(__name__)
 
 
+class Layout(NamedTuple):
+    """A parameter's or a buffer's name, dtype and local shape, which are one and the same on every rank."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(name: str, tensor: Tensor) -> Layout:
+        """A tensor's."""
+        return Layout(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
 @dataclass(frozen=True)
 class GraphProgram:
     """A step ready to run on any rank. `code_hash` names the graph's code; it is equal on all ranks.
 
     `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
     name, that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier
-    run traced it (harness/systems/kept_graph.py).
+    run traced it (harness/systems/kept_graph.py). `layout` is the form of the state that it was traced for, unless
+    that is not known; `artifact` is what it was read from, where a process without ranks had made it.
     """
 
     module: GraphModule
@@ -70,6 +84,8 @@ class GraphProgram:
     trace_seconds: float
     passes: list[PassReport]
     is_kept: bool = False
+    layout: tuple[Layout, ...] = ()
+    artifact: Artifact | None = None
 
     @property
     def chunked(self) -> dict[str, int] | None:
@@ -89,6 +105,7 @@ class TracedStep:
     joint: JointGraph
     seconds: float
     system: str = GRAPH
+    layout: tuple[Layout, ...] = ()
 
 
 def prepare(
@@ -109,13 +126,20 @@ def prepare(
 
 @collector_paused()
 def trace(
-    case: Case, device: torch.device, enter: Callable[[str], None] = lambda place: None, system: str = GRAPH
+    case: Case,
+    device: torch.device,
+    enter: Callable[[str], None] = lambda place: None,
+    system: str = GRAPH,
+    rank: int = 0,
 ) -> TracedStep:
-    """Trace the case's step for tensors on `device`. Of the case `step_part` alone is looked at. Raises TraceError."""
+    """Trace the case's step for tensors on `device`, as it is on a rank: on all the same, or it is no step for all.
+
+    Of the case `step_part` alone is looked at. Raises TraceError.
+    """
     enter("in tracing")
     case = step_part(case)
     start = time.perf_counter()
-    mesh = Mesh(0, case.parallelism)
+    mesh = Mesh(rank, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"))
     shape = (case.batch.sequences, case.batch.seq_len)
     inputs = StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields))
@@ -137,7 +161,22 @@ def trace(
             device=device,
             observe=case.observe,
         )
-    return TracedStep(joint, time.perf_counter() - start, system)
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    layout = tuple(Layout.of(name, state[name]) for name in (*joint.parameter_names, *joint.buffer_names))
+    return TracedStep(joint, time.perf_counter() - start, system, layout)
+
+
+def column_of(case: Case, system: str) -> list[Row]:
+    """The passes that a case's step goes through, in order, without tracing it."""
+    nothing: Any = None  # what is told of a step decides what passes do, not which there are
+    context = PassContext(
+        chunk_symbol=nothing,
+        chunking=case.chunking,
+        memory=case.memory,
+        pipeline=case.pipeline,
+        is_joint=system == JOINT,
+    )
+    return cast(list[Row], apply_until(build_pipeline(context), case.pipeline.until))
 
 
 @collector_paused()
@@ -192,6 +231,7 @@ def finish(
         trace_seconds=traced.seconds,
         groups=context.groups.made(),
         passes=reports,
+        layout=traced.layout,
     )
 
 
@@ -320,6 +360,7 @@ def make_graph_system(
     buffers = dict(trainer.model.named_buffers())
     state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
     state += [buffers[name] for name in program.buffer_names]
+    _check_layout(program, state)
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
@@ -329,3 +370,15 @@ def make_graph_system(
     trainer.gradients = wrap(gradients)
     trainer.activations_shown_to = shown_to
     return trainer
+
+
+def _check_layout(program: GraphProgram, state: Sequence[Tensor]) -> None:
+    """Raise ArtifactError where a precompiled step was made for state of another form than this rank's."""
+    for layout, tensor in zip(program.layout, state, strict=True) if program.artifact else ():
+        if (own := Layout.of(layout.name, tensor)) != layout:
+            raise ArtifactError(
+                "the precompiled step was made for state of another form than this rank's",
+                expected=f"{layout.name}: {layout.dtype} {list(layout.shape)}",
+                found=f"{own.dtype} {list(own.shape)}",
+                fix="precompile the case again",
+            )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.capture.manifest import environment_variables
-from harness.case import TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
+from harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
 from harness.machine.determinism import read_switches
 from harness.program.kept import keep, read_kept
 from harness.program.sources import Installation
@@ -74,8 +74,10 @@ def shelf_of(
     case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0]
 ) -> Shelf | None:
     """Where a system's graph of a case for the CPU is kept; None for one that is not: see `systems.kept_graph`."""
-    is_plain = case.pipeline.overlap_costs is None and (
-        case.pipeline.backend == "fx" or case.pipeline.until is not None
+    is_plain = (
+        system != PRECOMPILED
+        and case.pipeline.overlap_costs is None
+        and (case.pipeline.backend == "fx" or case.pipeline.until is not None)
     )
     if folder is None or installation is None or not is_plain:
         return None

@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import Any
+from collections.abc import Container
 
 from harness.errors import BitproofError
 from harness.graph.collector import collector_paused
 from harness.graph.groups import Group
-from harness.graph.plain import graph_of, plain_of
+from harness.graph.plain import Json, graph_of, plain_of
 from harness.program.kept import keep, read_kept
 from harness.records import PassReport
 from harness.systems.graph import GraphProgram, code_hash
@@ -35,7 +35,7 @@ def read_program(shelf: Shelf) -> GraphProgram | None:
     if kept is None:
         return None
     try:
-        return _program(kept, began)
+        return program_of(kept, began)
     except (BitproofError, AttributeError, KeyError, TypeError, ValueError) as error:
         logger.warning("the kept graph is not used: %s", error)
         return None
@@ -44,7 +44,7 @@ def read_program(shelf: Shelf) -> GraphProgram | None:
 def keep_program(shelf: Shelf, program: GraphProgram) -> bool:
     """Put a program on its shelf; whether it was."""
     try:
-        value = _written(program)
+        value = written(program)
     except BitproofError as error:
         logger.info("this graph cannot be kept: %s", error)
         return False
@@ -54,7 +54,8 @@ def keep_program(shelf: Shelf, program: GraphProgram) -> bool:
     return keep(shelf.folder, GRAPH, shelf.key, value)
 
 
-def _written(program: GraphProgram) -> dict[str, object]:
+def written(program: GraphProgram) -> dict[str, object]:
+    """A program as JSON values. Raises UnkeptError for a graph that has no form as such."""
     return {
         "graph": plain_of(program.module),
         "code_hash": program.code_hash,
@@ -65,8 +66,12 @@ def _written(program: GraphProgram) -> dict[str, object]:
     }
 
 
-def _program(kept: Any, began: float) -> GraphProgram:
-    module = graph_of(kept["graph"])
+def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
+    """The program that such values say, read since `began`; its operators are among those `allowed`, by default any.
+
+    Raises UnkeptError and ValueError, and what reading a value of another form raises.
+    """
+    module = graph_of(kept["graph"], allowed)
     if (found := code_hash(module)) != kept["code_hash"]:
         raise ValueError(f"it has other code than was kept: {found}, not {kept['code_hash']}")
     groups = {

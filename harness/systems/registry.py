@@ -56,7 +56,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.case import TRACED
+from harness.case import PREPARED
 from harness.errors import UsageError
 from harness.program.own_packages import OwnPackages, fix_of_clash, search_path
 from harness.user_code import plugins
@@ -65,7 +65,7 @@ from harness.user_code.user_file import file_of, names_in, run_file
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-BUILT_IN = ("eager", "eager_chunked", *TRACED)
+BUILT_IN = ("eager", "eager_chunked", *PREPARED)
 OWN = "package.module:factory or FILE.py:factory"
 
 

@@ -73,6 +73,7 @@ def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, 
         {"name": "eager_chunked", "source": "built in"},
         {"name": "graph", "source": "built in"},
         {"name": "joint", "source": "built in"},
+        {"name": "precompiled", "source": "built in"},
         {"name": "my_loop", "source": "mine.loop:make of mine 1.0"},
     ]
     assert main(["list", "--systems"]) == 0
@@ -152,6 +153,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "sensitivity": None,
         "share_gpus": False,
         "kept_graphs": default_folder(),
+        "precompiled": None,
         "jobs": "auto",
     }
     assert report_dir == tmp_path
@@ -236,9 +238,16 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "sensitivity": None,
         "share_gpus": False,
         "kept_graphs": default_folder(),
+        "precompiled": None,
         "jobs": 1,
     }
     assert (report_dir, replay) == (Path("reports"), [])
+
+
+def test_a_precompiled_step_is_handed_on_and_named_again_in_a_replay(called):
+    assert main(["run", "-k", "moe_seq", "--precompiled", "step"]) == 1
+    [(_, options, _, replay, _)] = called
+    assert (options.precompiled, replay) == (Path("step"), ["--precompiled", "step"])
 
 
 def test_a_shard_runs_its_part_of_the_changed_cases(called):
@@ -312,6 +321,7 @@ def test_doctor_ends_with_0_when_the_main_cases_can_run_and_3_otherwise(monkeypa
     monkeypatch.setattr("harness.commands.doctor.available_gib", lambda: 24.0)
     monkeypatch.setattr("harness.commands.doctor.probe_torch", lambda: able)
     monkeypatch.setattr("harness.commands.doctor.run_trial", lambda: [])
+    monkeypatch.setattr("harness.commands.doctor.trace_as_two_ranks", lambda: None)
     assert main(["doctor", "--report-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("ok  main cases: transformer_batch, moe_batch, moe_seq can run\n")
     monkeypatch.setattr("harness.commands.doctor.probe_torch", lambda: replace(able, version="2.10.1"))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from harness.case import TRACED, Case, Kind
+from harness.case import PREPARED, Case, Kind
 from harness.disturb.faults.kinds import Fault
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def steps(number: int) -> Need:
     return Need(lambda case: case.steps >= number, f"{number} steps or more")
 
 
-GRAPH = Need(lambda case: case.candidate in TRACED, "the candidate graph or joint")
+GRAPH = Need(lambda case: case.candidate in PREPARED, "the candidate graph, joint or precompiled")
 PLAIN = Need(lambda case: case.pipeline.backend == "fx", "a graph that runs as it is: a backend has compiled others")
 
 Edit = Callable[["Surgeon"], "list[Site]"]

@@ -21,8 +21,10 @@ class Struck(NamedTuple):
     sites: list[Site]
 
 
-def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
-    """A copy of the finished graph, changed as the entry says; `module` stays as it is.
+def strike(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Struck:
+    """A copy of a rank's finished graph, changed as the entry says; `module` stays as it is.
+
+    All ranks of a run have rank 0's.
 
     Raises UsageError where the graph has nothing of the kind that the fault strikes.
     """
@@ -31,7 +33,7 @@ def strike(entry: Entry, module: GraphModule, case: Case) -> Struck:
     graph.output(graph.graph_copy(module.graph, {}))
     graph.output_node().meta.update(module.graph.output_node().meta)
     try:
-        surgeon = Surgeon(graph, case)
+        surgeon = Surgeon(graph, case, rank)
         looking = take_out(graph)  # what looks at a node is none of its readers
         before = str(graph)
         sites = entry.edit(surgeon)

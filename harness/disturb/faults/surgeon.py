@@ -34,11 +34,12 @@ class NoPlaceError(UsageError):
 
 
 class Surgeon:
-    """A copy of a case's finished graph, under the knife."""
+    """A copy of a case's finished graph, under the knife, as a rank has it: on all the same, in what is no fault."""
 
-    def __init__(self, graph: Graph, case: Case) -> None:
+    def __init__(self, graph: Graph, case: Case, rank: int = 0) -> None:
         self.graph = graph
         self.case = case
+        self.rank = rank
         self.ranks = case.parallelism.world_size
         self._stand_ins: dict[Node, Node] = {}
 

@@ -41,6 +41,16 @@ def _neighbours_place(g: Surgeon) -> list[Site]:
     return [*g.sites(node, "bitwise_xor"), *g.readers(node)]
 
 
+def _baked_coordinate(g: Surgeon) -> list[Site]:
+    """Of forward and backward: whoever bakes a coordinate in bakes it in everywhere."""
+    first = g.find("index_select", r".*moe", where=g.is_floating)
+    coordinate, own = first.args[2], g.rank % g.case.parallelism.tp
+    readers = [node for node in coordinate.users if node.op == "call_function"]
+    for node in readers:
+        g.before(node, coordinate, "aten.full_like.default", own)
+    return [site for node in readers for site in (*g.sites(node, "full_like"), *g.readers(node))]
+
+
 ENTRIES = (
     Entry(
         name="tensor-parts-not-summed",
@@ -78,5 +88,12 @@ ENTRIES = (
         source="ours: a share by the wrong coordinate",
         edit=_neighbours_place,
         needs=(PAIRS, EXPERTS),
+    ),
+    Entry(
+        name="baked-coordinate",
+        says="rank 0's tensor coordinate stands in the code that all ranks run",
+        source="compile-on-one-rank's kind: a coordinate that tracing took for a constant",
+        edit=_baked_coordinate,
+        needs=(SPLIT, EXPERTS),
     ),
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cases import CASES
-from harness.commands import doctor
+from harness.commands import doctor, precompile
+from harness.errors import ArtifactError
 from harness.execute import host_process
 from harness.records import CaseResult, CaseSeconds, Verdict
 
@@ -88,6 +89,26 @@ def test_a_trial_that_hangs_is_ended(monkeypatch):
     assert time.monotonic() - began < 60
     assert "moe_seq in small: ERROR, RankError: " in str(check)
     assert "ran longer than" in str(check)
+
+
+def test_a_step_that_is_another_on_another_rank_is_told_before_anything_runs(monkeypatch):
+    assert str(doctor.check_ranks_code(None)) == (
+        "ok  one code: a small step is the same on the first rank and the last, whose coordinates all differ"
+    )
+
+    def fail(case, out, options):
+        assert case.parallelism.tp == case.parallelism.ep == 2
+        raise ArtifactError("the step is not the same on every rank", found="rank 3 has 1")
+
+    monkeypatch.setattr(precompile, "make", fail)
+    check = doctor.check_ranks_code(doctor.trace_as_two_ranks())
+    assert str(check) == (
+        "no  one code: ArtifactError: the step is not the same on every rank, found: rank 3 has 1; "
+        "fix: read the coordinate from a buffer, which each rank has for itself"
+    )
+    assert str(doctor.summarize([check])).endswith("cannot run, because of: one code")
+    monkeypatch.setattr(precompile, "make", lambda *arguments: None)
+    assert doctor.trace_as_two_ranks() is None
 
 
 def test_nothing_is_tried_with_a_torch_that_cannot_do(monkeypatch, tmp_path):

@@ -1,0 +1,43 @@
+"""Steps that one process made before any rank started, against the same steps traced at the start of the run.
+
+The step goes through a file and comes back: names, groups and code must be those of the graph that was traced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
+from cases.tp_ep import tp_ep_whole
+from harness.case import GRAPH, PRECOMPILED, Case, Model, Parallelism, Pipeline
+
+FAMILY = "precompiled"
+
+
+def _precompiled(base: Case, name: str) -> Case:
+    return replace(base, name=name, family=FAMILY, reference=GRAPH, candidate=PRECOMPILED, steps=5)
+
+
+precompiled_blocks_batch = _precompiled(transformer_batch, "precompiled_blocks_batch")
+precompiled_experts_batch = _precompiled(moe_batch, "precompiled_experts_batch")
+precompiled_experts_seq = _precompiled(moe_seq, "precompiled_experts_seq")
+
+# Sharded and split over a tensor group, with a pass that gives ranks further groups to make.
+precompiled_llama3 = replace(
+    _precompiled(unchunked, "precompiled_llama3"),
+    model=Model(family="llama3"),
+    parallelism=Parallelism(ep=1, tp=2),
+    pipeline=Pipeline(isolate_gathers=True, bucket=True),
+)
+
+# A rank's tensor coordinate is data here: a buffer of each layer with experts.
+precompiled_dp4_tp2_ep4 = _precompiled(tp_ep_whole, "precompiled_dp4_tp2_ep4")
+
+CASES = (
+    precompiled_blocks_batch,
+    precompiled_experts_batch,
+    precompiled_experts_seq,
+    precompiled_llama3,
+    precompiled_dp4_tp2_ep4,
+)
+"""The reference is trace-at-start; `--reference eager_chunked` or `--reference eager` holds the step against eager."""

@@ -1,0 +1,63 @@
+"""`bitproof precompile`: a case's step, made in one process without ranks, for every rank of later runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.case import PREPARED, Case
+from harness.errors import CaseError
+from harness.execute.precompiled import HOST_MARGIN
+from harness.execute.requests import PrecompileAnswer, PrecompileRequest
+from harness.execute.session import open_session
+from harness.execute.transport import refuse_torchrun
+from harness.options import RunOptions
+
+
+def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
+    """Precompile the step of a case's candidate into a folder, and tell of it. Returns 0.
+
+    Raises CaseError for a case whose candidate runs no graph, or a compiled one, UsageError under torchrun and for a
+    fault of `options` that both ranks have alike, and ArtifactError for a step that no file can hold for all ranks.
+    Whatever is raised, the folder holds no step then: a note in its place says why.
+    """
+    refuse_torchrun("precompile", "makes a step for all ranks in one process")
+    if case.candidate not in PREPARED:
+        raise CaseError(
+            f"the candidate of case {case.name} runs no graph, so there is none to precompile",
+            expected="the candidate graph, joint or precompiled",
+            found=f"candidate {case.candidate}",
+            fix="give --candidate graph",
+        )
+    made = make(case, out.resolve(), options)
+    for line in _lines(case, out, made):
+        tell(line)
+    return 0
+
+
+def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
+    """Precompile the step of a case's candidate into a folder, and print nothing. Raises as `precompile` does."""
+    with tempfile.TemporaryDirectory(prefix="bitproof-precompile-") as logs, open_session(Path(logs), options) as desk:
+        device = desk.place(case).device if options.device != "auto" else "cpu"
+        request = PrecompileRequest(
+            case=case,
+            system=case.candidate,
+            out=out,
+            device=device,
+            inject=options.inject,
+            timeout=options.timeout,
+        )
+        return desk.ask(request, options.timeout + HOST_MARGIN)
+
+
+def _lines(case: Case, out: Path, made: PrecompileAnswer) -> list[str]:
+    artifact, (first, last) = made.artifact, made.trace_seconds
+    compared = f"and {last:.1f} s as rank {artifact.ranks - 1}, to the same code" if artifact.ranks > 1 else ""
+    return [
+        f"precompiled: {artifact.system} of {case.name} for {artifact.ranks} ranks, {artifact.nodes} nodes, "
+        f"{artifact.groups} process groups to make",
+        f"  traced in {first:.1f} s as rank 0 {compared}".rstrip() + f"; passes took {made.pass_seconds:.1f} s",
+        f"  fingerprint {artifact.fingerprint}",
+        f"  {out}: {artifact.bytes / 2**20:.2f} MiB; run it: bitproof run -k {case.name} --precompiled {out}",
+    ]

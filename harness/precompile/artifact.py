@@ -1,0 +1,213 @@
+"""Precompile a step, and read it: the one on a process without ranks, the other on, or for, every rank of a run.
+
+1. Put a note in the file's place: what was there before is gone, whatever happens now.
+2. Trace the step as two ranks have it, the first and the last, whose coordinates differ on every axis. The code of both
+   must be one and the same: what a rank knows of itself may stand in its state, never in its code.
+3. Run the passes over the first rank's.
+4. Write it, with its fingerprint, as data: the operators that it may call are known by name (`harness.graph.allowed`).
+
+Reading goes the other way: the file is whole, its fingerprint is this run's field by field, each operator is allowed,
+and the code that comes of it has the hash that it had. Nothing is traced, no pass runs and nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule
+
+from harness.case import Case, refuse_compiled
+from harness.disturb.faults import CATALOGUE
+from harness.disturb.faults.strike import strike
+from harness.errors import ArtifactError, BitproofError, UsageError
+from harness.graph.allowed import ALLOWED
+from harness.graph.plain import UnkeptError, refuse_operators
+from harness.precompile import file
+from harness.precompile.fingerprint import Fields, digest_of, fingerprint_of, refuse_other
+from harness.program.sources import own_digest, read_sources
+from harness.records import Artifact
+from harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash, finish, trace
+from harness.systems.kept_graph import program_of, written
+
+Enter = Callable[[str], None]
+
+
+class Precompiled(NamedTuple):
+    """What came of precompiling, and the seconds it took: both traces, the passes, writing."""
+
+    artifact: Artifact
+    trace_seconds: tuple[float, float]
+    pass_seconds: float
+    write_seconds: float
+
+
+def precompile(
+    case: Case,
+    system: str,
+    device: torch.device,
+    folder: Path,
+    fault: str | None = None,
+    enter: Enter = lambda place: None,
+) -> Precompiled:
+    """Make the step of a case and write it into a folder. Determinism switches are set before.
+
+    With a `fault` of the catalogue, each rank's traced step is struck as that rank before both are compared: that is
+    how the comparison is tried. Nothing is written then.
+
+    Raises CaseError for a case that a backend compiles, ArtifactError for a step that is not the same on all ranks or
+    has no form as data, UsageError for a fault that both ranks have alike, and what `prepare` raises. A note in the
+    file's place says what was raised.
+    """
+    refuse_compiled(case)
+    file.begin(folder, case.name)
+    try:
+        return _precompile(case, system, device, folder, fault, enter)
+    except BaseException as error:
+        file.note_unfinished(folder, case.name, f"{type(error).__name__}: {getattr(error, 'what', error)}")
+        raise
+
+
+def _precompile(
+    case: Case, system: str, device: torch.device, folder: Path, fault: str | None, enter: Enter
+) -> Precompiled:
+    made_of = fingerprint_of(case, system, device)
+    last = case.parallelism.world_size - 1
+    other_seconds, other_code = 0.0, None
+    if last > 0:
+        other = trace(case, device, enter, system, rank=last)
+        other_seconds, other_code = other.seconds, _Code.of(other, case, fault, last)
+        del other
+    first = trace(case, device, enter, system)
+    if other_code is not None:
+        _refuse_ranks_apart(case, _Code.of(first, case, fault, 0), other_code, last)
+    if fault is not None:
+        raise UsageError(
+            f"fault {fault} is the same on every rank, so no comparison of ranks can find it",
+            expected="a fault that depends on the rank, such as baked-coordinate",
+            found=fault,
+            fix="strike it into a run: bitproof run --inject",
+        )
+    began = time.perf_counter()
+    program = finish(first, case, device, enter=enter)
+    passed = time.perf_counter()
+    if read_sources().own != own_digest():
+        raise ArtifactError(
+            f"files that made the step of case {case.name} changed while it was made",
+            fix="precompile the case again",
+        )
+    artifact = write_program(program, case, system, made_of, folder)
+    return Precompiled(artifact, (first.seconds, other_seconds), passed - began, time.perf_counter() - passed)
+
+
+def write_program(program: GraphProgram, case: Case, system: str, made_of: Fields, folder: Path) -> Artifact:
+    """Write a program, made of what `made_of` says. Raises ArtifactError for one that has no form as data."""
+    try:
+        told = written(program)
+        refuse_operators(told["graph"], ALLOWED)
+    except UnkeptError as error:
+        raise ArtifactError(
+            f"the step of case {case.name} has no form as data: {error.what}",
+            expected="calls of operators that harness/graph/allowed.py lists, of tensors and plain values",
+            found=error.found,
+            fix="run the case without precompiling it",
+        ) from error
+    value = {"case": case.name, "fingerprint": made_of, "program": told, "layout": program.layout}
+    read = file.write(folder, value)
+    return _describe(value, read, program)
+
+
+def read_program(folder: Path, case: Case, system: str, device: torch.device) -> GraphProgram:
+    """The program that a folder holds, for a run of a case. Determinism switches are set before.
+
+    Raises ArtifactError, saying how the run is replayed, for a file that is missing, unfinished, foreign or damaged,
+    that was made for something else, or that says no program.
+    """
+    began = time.perf_counter()
+    try:
+        refuse_compiled(case)
+        return _read(folder, case, system, device, began)
+    except ArtifactError as error:
+        error.fix = error.fix or f"bitproof precompile {case.name} --out {folder}, with this run's options"
+        error.replay = error.replay or f"bitproof run -k {case.name} --precompiled {folder}"
+        raise
+
+
+def _read(folder: Path, case: Case, system: str, device: torch.device, began: float) -> GraphProgram:
+    read = file.read(folder)
+    where = str(folder / file.NAME)
+    here = fingerprint_of(case, system, device)
+    try:
+        made_of = dict(read.value["fingerprint"])
+        refuse_other(made_of, here, where)
+        program = program_of(read.value["program"], began, ALLOWED)
+        layout = tuple(Layout(name, dtype, tuple(shape)) for name, dtype, shape in read.value["layout"])
+        artifact = _describe(read.value, read, program)
+    except ArtifactError:
+        raise
+    except (BitproofError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+        found = getattr(error, "found", None) or f"{type(error).__name__}: {error}"
+        what = getattr(error, "what", "it is of another form")
+        raise ArtifactError(f"the precompiled step says no program: {what}", found=found, where=where) from error
+    seconds = time.perf_counter() - began
+    return replace(program, is_kept=False, layout=layout, artifact=artifact, trace_seconds=seconds)
+
+
+def _describe(value: Any, read: file.Read, program: GraphProgram) -> Artifact:
+    fields = value["fingerprint"]
+    return Artifact(
+        fingerprint=digest_of(fields),
+        content=read.content,
+        case=str(value["case"]),
+        system=fields["system"],
+        ranks=fields["world_size"],
+        nodes=len(program.module.graph.nodes),
+        groups=len(program.groups),
+        bytes=read.num_bytes,
+    )
+
+
+class _Code(NamedTuple):
+    """A rank's traced step as code, and the hash of it with all that is nested."""
+
+    text: str
+    hash: str
+
+    @staticmethod
+    def of(traced: TracedStep, case: Case, fault: str | None, rank: int) -> _Code:
+        module: GraphModule = traced.joint.module
+        if fault is not None:
+            module = strike(_edit(fault), module, case, rank).module
+        return _Code(str(module.code), code_hash(module))
+
+
+def _edit(fault: str) -> Any:
+    entry = CATALOGUE.get(fault)
+    if entry is None or entry.edit is None:
+        raise UsageError(
+            f"precompiling knows no fault {fault}",
+            expected="a fault that edits the graph, such as baked-coordinate: see `bitproof faults --list`",
+            found=fault,
+        )
+    return entry
+
+
+def _refuse_ranks_apart(case: Case, first: _Code, other: _Code, last: int) -> None:
+    """Raise ArtifactError where two ranks have other code, quoting the first line that differs."""
+    if first.hash == other.hash:
+        return
+    lines = itertools.zip_longest(first.text.split("\n"), other.text.split("\n"), fillvalue="no more code")
+    mine, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("another graph nested in it",) * 2)
+    raise ArtifactError(
+        f"the step of case {case.name} is not the same on every rank: a rank's own coordinate stands in its code",
+        expected=f"one code for all ranks; rank 0 has {mine.strip()}",
+        found=f"rank {last} has {theirs.strip()}",
+        where=f"code hashes {first.hash[:16]} of rank 0, {other.hash[:16]} of rank {last}",
+        fix="read the coordinate from a buffer, which each rank has for itself, and trace the step again",
+        replay=f"bitproof precompile {case.name}",
+    )

@@ -1,0 +1,135 @@
+"""Everything that decides what a precompiled step is, or whether it can be read: field by field, so that each is named.
+
+    form          of the file's content                    passes        names, settings, sha256 of each one's source
+    system        graph or joint                           sources       sha256 of bitproof's own files
+    world_size    how many ranks                           backend       what runs the graph
+    model         family, sizes, attention                 device        cpu or cuda
+    shapes        rows and tokens of a rank's batch        capability    what the device can do
+    dtypes        computed with, reduced with              torch         version, commit, build
+    parallelism   how ranks share the model                python        version
+    chunking      what is split in two                     switches      determinism, precision
+    memory        what is saved, recomputed, offloaded     environment   variables that torch reads
+    pipeline      the optional passes                      seed          of the case
+
+Names, steps, data, the optimizer and the verdict decide no graph: they may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.capture.manifest import environment_variables
+from harness.case import Case
+from harness.compare.same_case import leaf_differences
+from harness.errors import ArtifactError
+from harness.graph.pipeline import Row
+from harness.machine.determinism import read_switches
+from harness.program.sources import own_digest
+from harness.systems.graph import column_of
+from harness.systems.graph_key import traced_part
+from harness.torch_compat import build
+
+FORM = 1
+
+Fields = Mapping[str, Any]
+"""A fingerprint's fields, as JSON values."""
+
+UNDECIDED = (
+    *("name", "family", "reference", "candidate", "expected", "differs", "close_within", "differs_within"),
+    *("requires", "steps", "grad_norm", "optimizer"),
+)
+"""Fields of a case that decide no graph."""
+_CALLED = {"batch": "shapes", "precision": "dtypes"}
+
+_PREFIXES = ("TORCH", "PYTORCH", "ATEN_")
+"""Variables that may choose operators. Threads and transports of one launch may be others where a step is made."""
+_OF_STRESS = ("fill_uninitialized_memory", "num_threads")
+"""Switches by which stress disturbs a run: no operator is chosen by them."""
+
+
+def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
+    """The fields of a case's step, as this process would make it. Determinism switches are set before."""
+    decided = {
+        _CALLED.get(name, name): value for name, value in traced_part(case).to_dict().items() if name not in UNDECIDED
+    }
+    decided["shapes"] = {name: value for name, value in decided["shapes"].items() if name != "data"}
+    fields = {
+        "form": FORM,
+        "system": system,
+        "world_size": case.parallelism.world_size,
+        **decided,
+        "backend": case.pipeline.backend,
+        "passes": [_describe(row) for row in column_of(case, system)],
+        "costs": _digest_of(Path(case.pipeline.overlap_costs)) if case.pipeline.overlap_costs else None,
+        "sources": own_digest(),
+        "device": device.type,
+        "capability": _capability(device),
+        "torch": list(build()),
+        "python": [sys.implementation.name, sys.version],
+        "switches": {name: value for name, value in read_switches().items() if name not in _OF_STRESS},
+        "environment": {name: text for name, text in environment_variables().items() if name.startswith(_PREFIXES)},
+    }
+    return dict(json.loads(json.dumps(fields)))  # tuples are lists, as in what was read
+
+
+def digest_of(fields: Fields) -> str:
+    """The sha256 by which a fingerprint is shown."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_other(made: Fields, here: Fields, where: str) -> None:
+    """Raise ArtifactError, naming the first field that differs, for a step that was not made of what this run is."""
+    for name in (*here, *(name for name in made if name not in here)):
+        left, right = made.get(name), here.get(name)
+        if left == right:
+            continue
+        path, (theirs, ours) = _first_difference(name, left, right)
+        raise ArtifactError(
+            f"the precompiled step was made for something else: {name.replace('_', ' ')}",
+            expected=f"{path}={ours!r}, as this run has it",
+            found=f"{path}={theirs!r}",
+            where=where,
+        )
+
+
+def _first_difference(name: str, left: Any, right: Any) -> tuple[str, tuple[Any, Any]]:
+    if isinstance(left, list) and isinstance(right, list):
+        for place in range(max(len(left), len(right))):
+            pair = [side[place] if place < len(side) else None for side in (left, right)]
+            if pair[0] != pair[1]:
+                return _first_difference(f"{name}[{place}]", *pair)
+    return next(iter(leaf_differences({name: (left, right)})), (name, (left, right)))
+
+
+def _describe(row: Row) -> Fields:
+    """A pass: what it is called, how it is set, and of what it is made."""
+    source = Path(inspect.getsourcefile(row.run) or "")
+    files = sorted(source.parent.rglob("*")) if source.name == "__init__.py" else [source]
+    told = hashlib.sha256()
+    for file in files:
+        if file.is_file() and "__pycache__" not in file.parts:
+            told.update(f"{os.path.relpath(file, source.parent)}\0{_digest_of(file)}\0".encode())
+    return {"name": row.__name__, "settings": row.settings, "source": told.hexdigest()}
+
+
+def _digest_of(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+
+
+def _capability(device: torch.device) -> list[Any]:
+    if device.type == "cuda":
+        return [torch.cuda.get_device_name(device), list(torch.cuda.get_device_capability(device))]
+    return [platform.machine(), torch.backends.cpu.get_cpu_capability()]

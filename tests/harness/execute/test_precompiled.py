@@ -1,0 +1,112 @@
+"""Runs meet precompiled steps: made once where nobody made one, read in place of tracing, refused where they misfit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cases import CASES
+from harness.case import PRECOMPILED, Case, Pipeline
+from harness.errors import ArtifactError, CaseError, UsageError
+from harness.execute import precompiled, runs
+from harness.execute.precompiled import PrecompiledStep, check_precompiled
+from harness.execute.requests import PrecompileRequest
+from harness.machine.devices import Placement
+from harness.options import RunOptions
+from tests.harness.execute.test_requests import request
+from tests.harness.execute.test_runs import runner
+
+CASE = CASES["precompiled_experts_seq"]
+
+
+class ToyDesk:
+    """A desk that is only asked."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.asked: list[PrecompileRequest] = []
+
+    def ask(self, request: Any, timeout: float, on_event: Any) -> None:
+        self.asked.append(request)
+
+
+def folder(case: Case, options: RunOptions, desk: Any, role: Any = "candidate") -> Path | None:
+    step = PrecompiledStep(case, options, Placement(), desk)
+    found = step.folder_for(role, 7.0, lambda event: None)
+    assert step.folder_for(role, 7.0, lambda event: None) == found
+    return found
+
+
+def test_the_system_precompiled_has_its_step_made_once_a_case(tmp_path: Path) -> None:
+    desk = ToyDesk(tmp_path)
+    out = tmp_path / f"{CASE.name}-precompiled"
+    assert folder(CASE, RunOptions(), desk) == out
+    assert desk.asked == [PrecompileRequest(case=CASE, system=PRECOMPILED, out=out, timeout=7.0)]
+    assert folder(CASE, RunOptions(), desk, "reference") is None, "it traces where it runs"
+
+
+def test_a_folder_that_is_named_is_the_candidates_and_nothing_is_made(tmp_path: Path) -> None:
+    desk, options = ToyDesk(tmp_path), RunOptions(precompiled=tmp_path / "step")
+    assert folder(CASES["moe_seq"], options, desk) == folder(CASE, options, desk) == tmp_path / "step"
+    assert folder(CASES["moe_seq"], options, desk, "reference") is None
+    assert folder(CASES["moe_seq"], RunOptions(), desk) is None and desk.asked == []
+
+
+def test_what_does_not_go_with_a_precompiled_step_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = RunOptions(precompiled=tmp_path)
+    for case in (CASE, CASES["moe_seq"], CASES["joint_deepseek_ep2"]):
+        check_precompiled(case, options)
+    with pytest.raises(CaseError, match="runs no graph, so it reads none"):
+        check_precompiled(replace(CASE, reference="graph", candidate="eager_chunked"), options)
+    with pytest.raises(CaseError, match="compiled by inductor, and compiled code is not precompiled"):
+        check_precompiled(CASES["inductor_moe"], options)
+    for given, name in (({"extra_passes": ("a:b",)}, "--extra-pass"), ({"dump_graphs": True}, "--dump-graphs")):
+        with pytest.raises(UsageError, match=f"{name} is about passes"):
+            check_precompiled(CASES["moe_seq"], replace(options, **given))
+        with pytest.raises(UsageError, match=f"{name} is about passes"):
+            check_precompiled(CASE, RunOptions(**given))
+        check_precompiled(CASES["moe_seq"], RunOptions(**given))
+    monkeypatch.setattr(
+        precompiled, "refuse_torchrun", lambda command, reason: (_ for _ in ()).throw(UsageError(reason))
+    )
+    with pytest.raises(UsageError, match="give --precompiled DIR"):
+        check_precompiled(CASE, RunOptions())
+    check_precompiled(CASE, options)
+    check_precompiled(CASES["moe_seq"], RunOptions())
+
+
+def test_a_case_of_compiled_code_cannot_ask_for_the_system_precompiled() -> None:
+    with pytest.raises(CaseError, match="compiled by inductor"):
+        replace(CASE, pipeline=Pipeline(backend="inductor"))
+    replace(CASE, pipeline=Pipeline(backend="inductor", until="chunk"))
+
+
+@pytest.mark.ranks
+def test_a_stage_reads_the_step_and_never_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(*arguments: Any) -> None:
+        raise AssertionError("nothing is traced")
+
+    monkeypatch.setattr(runs, "read_precompiled", lambda case, device, folder, system: f"{system} in {folder.name}")
+    asked = request(tmp_path, timeout=60.0, system="precompiled", precompiled=tmp_path / "step", kept_graphs=tmp_path)
+    with runner(monkeypatch, trace=trace, prepare=trace) as run:
+        assert run(asked)["program"] == "precompiled in step"
+        assert run(replace(asked, system="graph"))["program"] == "graph in step"
+        assert run(replace(asked, arm="control", precompiled=tmp_path / "other"))["program"] == "precompiled in other"
+
+
+@pytest.mark.ranks
+def test_a_step_that_is_refused_ends_the_run_and_nothing_is_traced_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise ArtifactError("the precompiled step is damaged")
+
+    monkeypatch.setattr(runs, "read_precompiled", refuse)
+    asked = request(tmp_path, timeout=60.0, precompiled=tmp_path)
+    with runner(monkeypatch) as run, pytest.raises(ArtifactError, match="is damaged"):
+        run(asked)

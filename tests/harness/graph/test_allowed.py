@@ -1,0 +1,24 @@
+"""The operators that a graph from elsewhere may call: all of them exist, and none does more than compute."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.graph import offload_operators  # noqa: F401 (it registers bitproof's own)
+from harness.graph.allowed import ALLOWED
+from harness.torch_compat import HigherOrderOperator, OpOverload, import_tracing
+
+
+def test_every_name_is_an_operators() -> None:
+    import_tracing()
+    for name in ALLOWED:
+        found = torch.ops
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert isinstance(found, (HigherOrderOperator, OpOverload)), name
+
+
+def test_none_reads_a_file_memory_by_its_address_or_python() -> None:
+    strangers = ("from_file", "as_strided", "set_", "empty", "_from_dlpack", "inductor", "print", "wrap", "triton")
+    assert not [name for name in ALLOWED for word in strangers if word in name]
+    assert {name.partition(".")[0] for name in ALLOWED} == {"aten", "_c10d_functional", "bitproof", "higher_order"}

@@ -64,8 +64,16 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
             module.exchange = cast(Any, ExpertExchange(mesh.size(EXPERT), EXPERT))
     spread = case.batch.data == ADVERSARIAL
     num_tokens = case.batch.sequences * case.batch.seq_len // (2 if case.chunking else 1)
-    dims = split_layers(model, mesh, num_tokens)
-    fully_shard(model, mesh, case.precision, case.seed, device, dims, spread=spread)
+    plan = case.autoplace.plan if case.autoplace else None
+    if case.autoplace and plan is None:
+        raise CaseError(
+            f"case {case.name} has no plan of its placements yet",
+            expected="a plan: commands that run cases have one solved first, and a case may state its own",
+            found="autoplace.plan=None",
+        )
+    dims = split_layers(model, mesh, num_tokens, plan.split if plan else None)
+    replicated = plan.replicated if plan else ()
+    fully_shard(model, mesh, case.precision, case.seed, device, dims, spread=spread, replicated=replicated)
     if spread:
         spread_biases(model, case.seed)
     return model

@@ -1,5 +1,6 @@
 """A case, the value that everything starts from: its definition, its file, and how expressions select some."""
 
+from harness.case.autoplace import Autoplace, Plan
 from harness.case.case import (
     DIM_MULTIPLE,
     KINDS,
@@ -19,9 +20,10 @@ from harness.case.case import (
     pattern_of,
     root_of,
 )
-from harness.case.traced import GRAPH, JOINT, TRACED
+from harness.case.traced import AUTOPLACE, GRAPH, JOINT, TRACED
 
 __all__ = [
+    "AUTOPLACE",
     "DIM_MULTIPLE",
     "GRAPH",
     "JOINT",
@@ -30,6 +32,7 @@ __all__ = [
     "TRACED",
     "USUAL_KINDS",
     "AdamW",
+    "Autoplace",
     "Batch",
     "Case",
     "Chunking",
@@ -39,6 +42,7 @@ __all__ = [
     "Model",
     "Parallelism",
     "Pipeline",
+    "Plan",
     "Precision",
     "pattern_of",
     "root_of",

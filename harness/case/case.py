@@ -13,7 +13,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.case.traced import check_joint
+from harness.case.autoplace import Autoplace
+from harness.case.traced import check_traced
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
@@ -283,6 +284,7 @@ class Case:
     norms over one tensor) that any recorded floating-point tensor may have; all others must agree in bits.
 
     `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a kind of its own.
+    `autoplace`: placements are solved for, and both systems compute under them.
 
     `requires` names a device without which the case cannot be judged: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
@@ -301,6 +303,7 @@ class Case:
     differs_within: float | None = None
     requires: Literal["cuda"] | None = None
     grad_norm: bool = False
+    autoplace: Autoplace | None = None
     steps: int = 20
     seed: int = 0
     model: Model = field(default_factory=Model)
@@ -344,7 +347,7 @@ class Case:
                 found="chunking=None",
             )
         self._check_chunks()
-        check_joint(self)
+        check_traced(self)
 
     @property
     def bound(self) -> float | None:

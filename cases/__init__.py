@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cases import (
     attention,
+    autoplace,
     backends,
     bucketing,
     chunking,
@@ -58,6 +59,7 @@ FAMILIES = (
     attention,
     backends,
     joint,
+    autoplace,
     nightly,
     debug,
     trainers,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.case import Case, Kind
+from harness.errors import CaseError
 from reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
 from reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
 from reference.data import Step as StepInputs
@@ -23,7 +24,7 @@ from reference.loss import cross_entropy
 from reference.models import build_model
 from reference.optimizer import ShardedAdamW, balance_experts
 from reference.parallel.expert import ExpertExchange
-from reference.parallel.fsdp import fully_shard, shardings_of
+from reference.parallel.fsdp import fully_shard, placement_hash, shardings_of
 from reference.parallel.mesh import EXPERT, FSDP, Mesh
 from reference.parallel.tensor import split_layers
 
@@ -142,7 +143,8 @@ class Trainer:
 
     def manifest(self) -> dict[str, Any]:
         """What beyond the case decides this rank's numbers."""
-        return {"data_sha256": self.data_sha256}
+        placed = {"placement_sha256": placement_hash(self.model)} if self.case.autoplace else {}
+        return {"data_sha256": self.data_sha256, **placed}
 
 
 def _observe_all(observe: Observe, kind: Kind, tensors: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,6 @@
 """A case, the value that everything starts from: its definition, its file, and how expressions select some."""
 
-from harness.case.autoplace import Autoplace, Plan
+from harness.case.autoplace import Autoplace, Plan, with_plan
 from harness.case.case import (
     DIM_MULTIPLE,
     KINDS,
@@ -46,4 +46,5 @@ __all__ = [
     "Precision",
     "pattern_of",
     "root_of",
+    "with_plan",
 ]

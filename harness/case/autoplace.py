@@ -6,10 +6,14 @@ A plan is part of the case: every rank gets it, every recording's manifest state
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from harness.checked import STRICT
 from harness.errors import CaseError
+
+if TYPE_CHECKING:
+    from harness.case.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +53,9 @@ class Autoplace:
                 expected="a finite memory_mib > 0, and source solver or autoparallel",
                 found=f"memory_mib={self.memory_mib}, source={self.source!r}",
             )
+
+
+def with_plan(case: Case, plan: Plan) -> Case:
+    """A case that asks for placements, with a plan of them."""
+    assert case.autoplace is not None
+    return replace(case, autoplace=replace(case.autoplace, plan=plan))

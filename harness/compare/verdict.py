@@ -65,6 +65,10 @@ class Judgement:
     differing_left_out: int = 0
     remarks: tuple[str, ...] = ()
 
+    def with_error(self, text: str) -> Judgement:
+        """The same with one more error told."""
+        return replace(self, error=f"{self.error}\n{text}" if self.error else text)
+
 
 class Repeat(NamedTuple):
     """A system's run compared with another of its runs: a plain one, or one under stress."""

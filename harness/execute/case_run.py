@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.capture.store import read_recording
-from harness.case import TRACED, Case
+from harness.case import TRACED, Case, with_plan
 from harness.compare.baselines import values_to_keep
 from harness.compare.bits import ComparedBits
 from harness.compare.outcome import result_of, result_of_error
@@ -19,7 +19,7 @@ from harness.disturb.stress import Stress
 from harness.errors import BitproofError, RankError, RecordingError
 from harness.execute.folders import CaseFolders
 from harness.execute.profile import join_profiles
-from harness.execute.requests import BitsRequest, ClosenessRequest, Request, RunAnswer, RunRequest
+from harness.execute.requests import BitsRequest, ClosenessRequest, PlaceRequest, Request, RunAnswer, RunRequest
 from harness.execute.session import Desk, Session
 from harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from harness.graph.options import GraphOptions
@@ -37,6 +37,7 @@ from harness.records import (
     Key,
     Partition,
     PassReport,
+    Placed,
     Recording,
     Verdict,
 )
@@ -73,14 +74,10 @@ class CaseRun:
         self.passes: list[PassReport] = []
         self.memory: dict[str, float | None] = {}
         self.kept_graph: bool | None = None
-        self.remarks: list[str] = []
+        self.placed: Placed | None = None
+        self.remarks = self.folders.remarks_on_graphs() if options.dump_graphs else []
         self._firsts: dict[Role, Recording] = {}
         self._control_steps = case.steps
-        if options.dump_graphs and not {*TRACED} & {case.reference, case.candidate}:
-            self.remarks.append(
-                "--dump-graphs wrote nothing: only the passes of the systems graph and joint are known, and neither "
-                f"{case.reference} nor {case.candidate} is it"
-            )
         self._on_event = on_event
 
     def result(self) -> CaseResult:
@@ -89,6 +86,7 @@ class CaseRun:
         where = {"device": placement.device, "backend": placement.backend, "collectives": placement.collectives}
         began = time.monotonic()
         try:
+            self._place()
             judgement, recordings = self._judge_runs()
         except BitproofError as error:
             self.seconds.total = time.monotonic() - began
@@ -113,6 +111,7 @@ class CaseRun:
         """
         if self._begun is not None and self._begun.has((role, arm)):
             return self._begun.answer((role, arm))
+        self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later), self.desk)
 
     def recording(self, role: Role) -> Recording:
@@ -160,6 +159,13 @@ class CaseRun:
     def _ask(self, request: Request[A]) -> A:
         """Ask the desk for what is no run, within the case's time."""
         return self.desk.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
+
+    def _place(self) -> None:
+        """Have placements solved for, where the case asks for some and has none yet."""
+        if self.case.autoplace is not None and self.case.autoplace.plan is None:
+            logs, timeout = self.folders.logs("candidate"), self._remaining()
+            found = self._ask(PlaceRequest(case=self.case, logs=logs, timeout=timeout))
+            self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def _compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
         return self._ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
@@ -223,8 +229,7 @@ class CaseRun:
         if judgement.verdict == Verdict.DIFFERENT and first is not None:
             judgement = self._find_cause(judgement, first, recordings)
         elif judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
-            found = repeats(controls, stresses)
-            repeat = next(repeat for repeat in found if repeat.between == first.between)
+            repeat = next(repeat for repeat in repeats(controls, stresses) if repeat.between == first.between)
             judgement = self._find_noise(judgement, first, repeat, recordings)
         elif judgement.verdict == Verdict.EQUAL and self.options.deep:
             self.remarks.append(self._strangers())
@@ -242,8 +247,8 @@ class CaseRun:
 
     def _is_measurable(self, comparison: Comparison) -> bool:
         """Whether the case states a bound, and the two systems differ in nothing but values."""
-        is_bounded = self.case.bound is not None
-        return is_bounded and comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
+        is_apart = comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
+        return is_apart and self.case.bound is not None
 
     def _measure(self, comparison: Comparison) -> Closeness:
         """How close the two recordings are in value; where they should differ, at the first step that does."""
@@ -252,8 +257,7 @@ class CaseRun:
         step = first.step if first and self.case.differs_within is not None else None
         reference, candidate = (self.folders.recording(role, "first").resolve() for role in ROLES)
         assert self.case.bound is not None, "only what has a bound is measured"
-        request = ClosenessRequest(reference=reference, candidate=candidate, bound=self.case.bound, step=step)
-        found = self._ask(request)
+        found = self._ask(ClosenessRequest(reference=reference, candidate=candidate, bound=self.case.bound, step=step))
         self.seconds.closeness = time.monotonic() - began
         return found
 
@@ -328,7 +332,7 @@ class CaseRun:
         def explain() -> Judgement:
             explained, told = search.explain_noise(first)
             found = replace(judgement, first_divergence=explained)
-            return _add_error(found, told) if told else found
+            return found.with_error(told) if told else found
 
         return self._explained(judgement, explain)
 
@@ -338,7 +342,7 @@ class CaseRun:
         try:
             return explain()
         except (RankError, RecordingError) as error:
-            return _add_error(judgement, f"a replay that looks for the cause failed:\n{error}")
+            return judgement.with_error(f"a replay that looks for the cause failed:\n{error}")
         finally:
             self.seconds.replay = time.monotonic() - began
             shutil.rmtree(self._archives, ignore_errors=True)
@@ -360,7 +364,7 @@ class CaseRun:
         parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
         repeat = Repeat(role, False, parted)
         judgement = replace(
-            _add_error(judgement, text),
+            judgement.with_error(text),
             verdict=Verdict.NONDETERMINISTIC,
             control=judgement.control | {role: Verdict.NONDETERMINISTIC.value},
             first_divergence=repeat.divergence(),
@@ -391,9 +395,6 @@ class CaseRun:
             "passes": self.passes,
             "kept_graph": self.kept_graph,
             "partition": Partition.of([entry.facts for entry in self.passes]),
+            "placed": self.placed,
             "logs": self.folders.log_files(),
         }
-
-
-def _add_error(judgement: Judgement, text: str) -> Judgement:
-    return replace(judgement, error=f"{judgement.error}\n{text}" if judgement.error else text)

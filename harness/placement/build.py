@@ -1,22 +1,22 @@
 """A traced step of a whole model as a program of placements.
 
 The mesh has two axes. On the axis of data every rank reads texts of its own, so of an activation there is nothing to
-choose there, and of a parameter whether its ranks share its rows, or each holds all. On the tensor axis a layer is whole
-on each rank or split between them, and each operator within a split layer has the strategies of DTensor. Layers of one
-kind are traced once, count as often as the model has them, and get the same placement.
+choose there, and of a parameter whether its ranks share its rows, or each holds all. On the tensor axis a layer is
+whole on each rank or split between them, and each operator within a split layer has the strategies of DTensor. Layers
+of one kind are traced once, count as often as the model has them, and get the same placement.
 
 1. A node for each layer: whole, or split.
-2. A node for each parameter: on the axis of data sharded or replicated, on the tensor axis as its layer is. It costs its
-   gather, and the sum of its gradient; a rank holds its values, gradient and AdamW's two states in float32, and a copy
-   in the compute dtype that is kept for backward.
+2. A node for each parameter: on the axis of data sharded or replicated, on the tensor axis as its layer is. It costs
+   its gather, and the sum of its gradient; a rank holds its values, gradient and AdamW's two states in float32, and a
+   copy in the compute dtype that is kept for backward.
 3. A node for each operator, with its strategies; one that shares work goes with a split layer alone, and gradients that
    autograd adds between layers follow what they add. It costs its flops and the bytes it moves; a rank holds what it
    returns, if it runs in forward and makes no view: all of that counts as saved for backward.
 4. An edge for each tensor that one node hands to another, of DTensor's redistribute costs. A parameter is read as it
    lies, and its gradient is brought to where the parameter lies.
 
-Left out are costs that no choice changes: the exchange of tokens between experts, and what mixtures of experts sum, which
-are split wherever the tensor axis has several ranks.
+Left out are costs that no choice changes: the exchange of tokens between experts, and what mixtures of experts sum.
+Those are split wherever the tensor axis has several ranks, and their operators count as shared evenly.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class PlacedLayer:
 class PlacedParameter:
     """A parameter: its whole shape, and the layer that decides where it lies on the tensor axis, if one does.
 
-    `split_dim` is the dim along which a split layer splits it, None for one that stays whole. `data_ranks` may share its
-    rows, once `parts` have divided dim 0 (of experts).
+    `split_dim` is the dim along which a split layer splits it, None for one that stays whole. `data_ranks` may share
+    its rows, once `parts` have divided dim 0 (of experts).
     """
 
     name: str
@@ -156,7 +156,9 @@ class _Builder:
         self._placements[parameter.name] = [(on_tensor,) for _, on_tensor in choices]
         self._sources[node] = {0: _Source(parameter.name, 0, True)}
         if layer is not None and parameter.split_dim is not None:
-            fits = [[0.0 if (kind == SPLIT) == (x != REPLICATED) else np.inf for _, x in choices] for kind in layer.may_be]
+            fits = [
+                [0.0 if (kind == SPLIT) == (x != REPLICATED) else np.inf for _, x in choices] for kind in layer.may_be
+            ]
             self.program.add_edge(layer.name, parameter.name, np.array(fits))
 
     def _parameter_choice(self, parameter: PlacedParameter, on_data: str, on_tensor: str, times: int) -> Choice:
@@ -219,6 +221,8 @@ class _Builder:
         lies_as_it_is = bool(given) and all(source.is_parameter for _, source in given)
         self._sources[node] = {i: _Source(node.name, i, lies_as_it_is) for i in range(len(outputs))}
         for place, (x, source) in enumerate(given):
+            if share > 1 and source.is_parameter:  # an opaque layer reads its parameters as they lie
+                continue
             costs = self._costs(source, tensors_of(x.meta["val"])[0], [s.inputs[place] for s in strategies])
             self._join(source.node, node.name, costs * times)
         if is_free and layer is not None:
@@ -227,6 +231,9 @@ class _Builder:
 
     def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
         """The sum of a gradient over the tensor axis, in the dtype of reductions, where the parameter is whole."""
+        layer = self._scene.layer_of(parameter.layer)
+        if layer is not None and layer.is_opaque:
+            return
         source = self._sources[gradient][0]
         placements = [on_tensor for (on_tensor,) in self._placements[parameter.name]]
         x = gradient.meta["val"].to(self._scene.reduce)
@@ -272,7 +279,7 @@ def _tensor_arguments(node: Node) -> list[Node]:
 
 
 def _microseconds(node: Node, args: Any, kwargs: Any, result: Any, given: Sequence[Node]) -> float:
-    """The work of a call on whole tensors: its flops, and the bytes of what it reads and returns, one after the other."""
+    """The work of a call on whole tensors: its flops, and then the bytes of what it reads and returns."""
     if is_view(node.target):
         return 0.0
     moved = sum(x.numel() * x.element_size() for x in (*tensors_of(result), *(n.meta["val"] for n in given)))

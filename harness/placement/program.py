@@ -1,4 +1,4 @@
-"""A choice for each of many nodes, where some go together and others do not: the one form that a placement is solved in.
+"""A choice for each of many nodes, where some go together and others do not: the form that placements are solved in.
 
     node   has choices, each with a cost and with bytes that a rank holds for it; one of them is taken
     edge   joins two nodes: a cost for each pair of their choices, infinite where the two do not go together

@@ -1,8 +1,9 @@
 """The optimum of a program, by HiGHS, through `scipy.optimize.milp`.
 
 Needs:    a program of which something can be taken; scipy, the extra `placement`.
-Promises: what is taken is optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Of choices
-          that cost the same, those listed first are preferred, so that an optimum does not hang on the solver's ways.
+Promises: what is taken is optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Of
+          choices that cost the same, those listed first are preferred, so that an optimum does not hang on the solver's
+          ways.
 Refuses:  a bound that nothing keeps, with the least that something does; a machine without scipy (MachineError).
 
 1. Take what has but one choice: its edges become costs of the other end, and choices that do not go with it go.
@@ -16,12 +17,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from harness.errors import MachineError, PlacementError
-from harness.placement.program import Choice, Program, Taken
+from harness.placement.program import Program, Taken
 
 TIE = 1e-6
 """Microseconds by which a choice is dearer than the one listed before it."""
@@ -46,10 +46,10 @@ def solve(program: Program, bound: float = math.inf) -> Optimum:
     """The cheapest that keeps the bound, in bytes of a rank. Raises PlacementError and MachineError."""
     found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
     if found is None:
-        least = least_bytes(program)
+        least = math.ceil(least_bytes(program) / MIB * 1000) / 1000
         raise PlacementError(
             "no placement keeps the bound on a rank's memory",
-            expected=f"a bound of at least {math.ceil(least / MIB * 1000) / 1000} MiB: less than that no placement takes",
+            expected=f"a bound of at least {least} MiB: less than that no placement takes",
             found=f"{bound / MIB:g} MiB",
             fix="raise autoplace.memory_mib of the case, shrink its batch or its model, or add ranks",
         )
@@ -58,7 +58,9 @@ def solve(program: Program, bound: float = math.inf) -> Optimum:
 
 def least_bytes(program: Program) -> float:
     """The fewest bytes of a rank that anything can be taken with."""
-    free = Program(program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()})
+    free = Program(
+        program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
+    )
     found = _solve(free, math.inf, [[choice.bytes / MIB for choice in choices] for choices in program.nodes.values()])
     assert found is not None, "without a bound something can always be taken"
     return program.take(found.taken.choices).bytes
@@ -74,7 +76,9 @@ def _solve(program: Program, bound: float, costs: list[list[float]]) -> Optimum 
     for name, left in choices.items():
         first[name], count = count, count + len(left)
     num_binary = count
-    objective: list[float] = [base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)]
+    objective: list[float] = [
+        base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)
+    ]
     rows: list[int] = []
     columns: list[int] = []
     values: list[float] = []
@@ -92,7 +96,12 @@ def _solve(program: Program, bound: float, costs: list[list[float]]) -> Optimum 
     for (a, b), matrix in program.edges.items():
         if a in forced or b in forced:
             continue
-        allowed = [(i, j) for i in range(len(kept[a])) for j in range(len(kept[b])) if math.isfinite(matrix[kept[a][i], kept[b][j]])]
+        allowed = [
+            (i, j)
+            for i in range(len(kept[a]))
+            for j in range(len(kept[b]))
+            if math.isfinite(matrix[kept[a][i], kept[b][j]])
+        ]
         pairs = {pair: count + k for k, pair in enumerate(allowed)}
         count += len(pairs)
         objective += [float(matrix[kept[a][i], kept[b][j]]) for i, j in pairs]
@@ -104,7 +113,9 @@ def _solve(program: Program, bound: float, costs: list[list[float]]) -> Optimum 
     taken = dict(forced)
     gap = 0.0
     if count:
-        constraints = [optimize.LinearConstraint(sparse.csr_array((values, (rows, columns)), (len(equals), count)), equals, equals)]
+        constraints = [
+            optimize.LinearConstraint(sparse.csr_array((values, (rows, columns)), (len(equals), count)), equals, equals)
+        ]
         if math.isfinite(bound):
             bytes_ = [program.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
             line = sparse.csr_array([bytes_ + [0.0] * (count - num_binary)])
@@ -128,8 +139,10 @@ def _solve(program: Program, bound: float, costs: list[list[float]]) -> Optimum 
     return Optimum(taken=found, num_variables=count, num_constraints=len(equals), gap=gap)
 
 
-def _reduced(program: Program, costs: list[list[float]]) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
-    """Step 1: nodes with one choice, choices that are left of all others, and costs with those of edges to the former."""
+def _reduced(
+    program: Program, costs: list[list[float]]
+) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
+    """Step 1: nodes with one choice, the choices left of all others, and costs with those of edges to the former."""
     kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
     base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))
     edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in program.nodes}

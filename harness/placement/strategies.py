@@ -154,7 +154,9 @@ def _followed(
             return tree_map_only(Tensor, strategy, value)
 
         info = _rules().propagator.op_to_schema_info.get(operator)
-        schema = _rules().OpSchema(operator, tuple(map(wrapped, args)), {k: wrapped(v) for k, v in kwargs.items()}, info)
+        schema = _rules().OpSchema(
+            operator, tuple(map(wrapped, args)), {k: wrapped(v) for k, v in kwargs.items()}, info
+        )
         try:
             answer = rule(schema)
         except (AssertionError, IndexError, NotImplementedError, RuntimeError, ValueError):

@@ -16,9 +16,9 @@ Cost = Annotated[float, That("zero or more", lambda found: found >= 0, {"minimum
 class PlacedTensor:
     """Where parameters lie on the mesh: those of one name in all layers of a kind.
 
-    `data` and `tensor` are placements on the two axes: R whole on each rank, S0 and S1 sharded along that dim. `cost` is
-    in microseconds of a step, of its gathers and the sums of its gradient over data ranks; `bytes` are what a rank holds
-    for it: values, gradient, optimizer state and a gathered copy. Both count all `copies` in the model.
+    `data` and `tensor` are placements on the two axes: R whole on each rank, S0 and S1 sharded along that dim. `cost`
+    is in microseconds of a step, of its gathers and the sums of its gradient over data ranks; `bytes` are what a rank
+    holds for it: values, gradient, optimizer state and a gathered copy. Both count all `copies` in the model.
     """
 
     __pydantic_config__ = GROWING
@@ -64,11 +64,24 @@ class Placed:
         return [
             ("placements from", self.source),
             ("cost", f"{self.cost:.1f} us a step"),
-            *((f"cost of {name}", f"{cost:.1f} us, {held / 2**20:.3f} MiB a rank") for name, (cost, held) in by_hand.items()),
-            ("bytes of a rank", f"{self.bytes / 2**20:.3f} MiB of {self.bound / 2**20:.3f} MiB, at least {self.least / 2**20:.3f}"),
+            *(
+                (f"cost of {name}", f"{cost:.1f} us, {held / 2**20:.3f} MiB a rank")
+                for name, (cost, held) in by_hand.items()
+            ),
+            (
+                "bytes of a rank",
+                f"{self.bytes / 2**20:.3f} MiB of {self.bound / 2**20:.3f} MiB, at least {self.least / 2**20:.3f}",
+            ),
             ("gap that the solver proved", f"{self.gap:g}"),
-            ("program", f"{self.nodes} nodes, {self.edges} edges; solved as {self.variables} variables, {self.constraints} constraints"),
+            (
+                "program",
+                f"{self.nodes} nodes, {self.edges} edges; {self.variables} variables, {self.constraints} constraints",
+            ),
             ("seconds", f"{self.seconds:.2f}"),
             ("layers split over the tensor axis", ", ".join(self.split) or "none"),
             ("plan", self.sha256[:16]),
         ]
+
+    def rows(self) -> list[tuple[str, str, str, str, int]]:
+        """What reports show of the parameters."""
+        return [(x.name, x.data, x.tensor, f"{x.cost:.1f}", x.bytes) for x in self.parameters]

@@ -12,6 +12,7 @@ from harness.case import KINDS, USUAL_KINDS, Case, Kind
 from harness.case.shard import Shard
 from harness.checked import GROWING, That
 from harness.records.partition import Partition
+from harness.records.placed import Placed
 from harness.records.proof import ProofOutcome
 from harness.records.recording import ROLES, Key, Role
 from harness.records.sensitivity import Sensitivity
@@ -296,9 +297,8 @@ class CaseResult:
     `remarks` are what readers must know of how much the agreement of this case shows.
     `kept_graph` says whether the graph was one that an earlier run had traced; None where no graph was made.
     `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
-    `proof` is what a proof said before the case ran, None where none was asked for. `partition` tells of the
-    candidate's two graphs, where it was divided. `sensitivity` is how much of the step the comparison sees, None where
-    nobody asked.
+    `proof` is what a proof said before the case ran, `sensitivity` how much of the step the comparison sees, None where
+    nobody asked. `partition` tells of the candidate's two graphs, `placed` of placements that were solved for.
     """
 
     case: Case
@@ -330,6 +330,7 @@ class CaseResult:
     kept_graph: bool | None = None
     sensitivity: Sensitivity | None = None
     partition: Partition | None = None
+    placed: Placed | None = None
 
     @property
     def where(self) -> str:

@@ -31,6 +31,7 @@ from harness.records import (
     Neighbour,
     Partition,
     PassReport,
+    Placed,
     ProofOutcome,
     Report,
     Role,
@@ -254,6 +255,7 @@ class CaseEntry:
     kept_graph: bool | None = None
     sensitivity: Sensitivity | None = None
     partition: Partition | None = None
+    placed: Placed | None = None
     case: WholeCase
 
     @staticmethod

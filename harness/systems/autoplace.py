@@ -14,12 +14,12 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
-from harness.case import Case, Plan
+from harness.case import Case, Plan, with_plan
 from harness.errors import CaseError
 from harness.graph.trace import trace_fixed_step
 from harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, Scene, build
@@ -60,17 +60,11 @@ def placed_case(case: Case) -> Case:
     return with_plan(case, place(case)[0])
 
 
-def with_plan(case: Case, plan: Plan) -> Case:
-    """The case with a plan."""
-    assert case.autoplace is not None, "only a case that asks for placements gets some"
-    return replace(case, autoplace=replace(case.autoplace, plan=plan))
-
-
 def place(case: Case) -> tuple[Plan, Placed]:
     """Solve for a case's placements. A pure function of the case, and of the versions of torch and scipy.
 
-    Raises PlacementError where nothing keeps the bound, CaseError for a layer that cannot be placed at all, MachineError
-    without scipy, and TraceError.
+    Raises PlacementError where nothing keeps the bound, CaseError for a layer that cannot be placed at all,
+    MachineError without scipy, and TraceError.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()
@@ -78,9 +72,16 @@ def place(case: Case) -> tuple[Plan, Placed]:
     traced = trace_placements(case)
     optimum = solve(traced.program, bound)
     taken, names = optimum.taken, traced.names
-    split = [name for layer in traced.scene.layers if _is(traced, taken, layer.name, SPLIT) for name in names(layer.name)]
+    split = [
+        name for layer in traced.scene.layers if _is(traced, taken, layer.name, SPLIT) for name in names(layer.name)
+    ]
     rows = [_row(traced, taken, parameter) for parameter in traced.scene.parameters]
-    whole = {name for row, parameter in zip(rows, traced.scene.parameters, strict=True) if row.data != SHARDED for name in names(parameter.name)}
+    whole = {
+        name
+        for row, parameter in zip(rows, traced.scene.parameters, strict=True)
+        if row.data != SHARDED
+        for name in names(parameter.name)
+    }
     with torch.device("meta"):
         order = [name for name, _ in build_model(case.model).named_parameters()]
     plan = Plan(split=tuple(sorted(split, key=_by_number)), replicated=tuple(name for name in order if name in whole))
@@ -117,7 +118,9 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
         for parameter in scene.parameters:  # all sharded: of a parameter's choices, those come first
             choices = program.nodes[parameter.name]
             layer = next((x for x in scene.layers if x.name == parameter.layer), None)
-            is_split = layer is not None and layer.may_be[layers[layer.name]] == SPLIT and parameter.split_dim is not None
+            is_split = (
+                layer is not None and layer.may_be[layers[layer.name]] == SPLIT and parameter.split_dim is not None
+            )
             layers[parameter.name] = next(
                 i for i, x in enumerate(choices) if x.name.startswith(SHARDED) and x.name.endswith(" R") != is_split
             )

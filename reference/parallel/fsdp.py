@@ -17,6 +17,8 @@ so a module whose forward runs twice gathers twice and reduces twice, as in Simp
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -193,6 +195,15 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
     readers = {name: reader(name) for name in shardings}
     return type(f"Sharded{cls.__name__}", (cls,), {**readers, "shardings": shardings})
+
+
+def placement_hash(model: nn.Module) -> str:
+    """The SHA-256 of how all parameters lie, without what differs from rank to rank: which part a rank holds."""
+    told = [
+        [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
+        for name, x in shardings_of(model).items()
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def shardings_of(model: nn.Module) -> dict[str, Sharding]:

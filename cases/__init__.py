@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cases import (
     attention,
+    autoplace,
     backends,
     bucketing,
     chunking,
@@ -62,6 +63,7 @@ FAMILIES = (
     regional,
     joint,
     precompiled,
+    autoplace,
     nightly,
     debug,
     trainers,

@@ -5,6 +5,7 @@ BitproofError
 │   └── CaseError     a case contradicts itself or does not fit the machine       (exit status 2)
 ├── ChunkError        a module or a graph cannot be split in two as asked         (verdict ERROR)
 ├── TraceError        the training step cannot be traced                          (verdict ERROR)
+├── PlacementError    no placement keeps the case's bound                         (verdict ERROR)
 ├── PassError         a graph pass met a graph it must not rewrite                (verdict ERROR)
 ├── RankError         a rank died, raised or hung                                 (verdict ERROR)
 ├── ArtifactError     a precompiled step is missing, damaged, or not this run's   (verdict ERROR)
@@ -85,6 +86,10 @@ class ChunkError(BitproofError):
 
 class TraceError(BitproofError):
     """The training step cannot be traced into one joint graph."""
+
+
+class PlacementError(BitproofError):
+    """No placement of a case's tensors keeps its bound on a rank's memory, or none can be had."""
 
 
 class PassError(BitproofError):

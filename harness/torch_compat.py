@@ -18,6 +18,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -386,3 +387,15 @@ def is_inductor_error(error: BaseException) -> bool:
     from torch._inductor.exc import InductorError
 
     return isinstance(error, InductorError)
+
+
+def sharding_rules() -> SimpleNamespace:
+    """DTensor's propagator of shardings, the types in which it is asked, its cost of a redistribution, and a line."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
+
+    found = {name: getattr(_op_schema, name) for name in ("OpSchema", "OpSpec", "OpStrategy", "TupleStrategy")}
+    found |= {name: getattr(_dtensor_spec, name) for name in ("DTensorSpec", "TensorMeta")}
+    line = functools.cache(lambda n: DeviceMesh("cpu", torch.arange(n, device="cpu"), _init_backend=False, _rank=0))
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    return SimpleNamespace(**found, line=line, propagator=propagator, cost=_collective_utils.redistribute_cost)

@@ -19,12 +19,16 @@ def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Shard
 
     Each parameter's squares are summed on its rank, by one kernel; then parameters in the order given; then ranks of
     one tensor coordinate in rank order, and of these sums the tensor ranks'. All ranks hold other rows, but for
-    parameters that each tensor rank holds: those count on the first of them alone. Padding is zero.
+    parameters that each tensor rank holds, or each rank of their own group: those count on the first of them alone.
+    Padding is zero.
     """
-    is_first = mesh.coordinate(TENSOR) == 0
     squares = [
-        gradient.float().square().sum() * float(is_first or shardings[name].copies == 1)
-        for name, gradient in gradients.items()
+        gradient.float().square().sum() * float(_counts(shardings[name], mesh)) for name, gradient in gradients.items()
     ]
     total = all_reduce(ordered_sum(torch.stack(squares), 0).reshape(1), FSDP)
     return all_reduce(total, TENSOR).sqrt().squeeze(0) if mesh.size(TENSOR) > 1 else total.sqrt().squeeze(0)
+
+
+def _counts(sharding: Sharding, mesh: Mesh) -> bool:
+    is_first = sharding.copies == 1 or mesh.coordinate(TENSOR) == 0
+    return is_first and (not sharding.is_replicated or mesh.coordinate(sharding.group) == 0)

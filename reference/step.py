@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.case import Case, Kind
+from harness.errors import CaseError
 from reference.activations import Activations
 from reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
 from reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
@@ -25,7 +26,7 @@ from reference.loss import cross_entropy
 from reference.models import build_model
 from reference.optimizer import ShardedAdamW, balance_experts
 from reference.parallel.expert import ExpertExchange
-from reference.parallel.fsdp import fully_shard, shardings_of
+from reference.parallel.fsdp import fully_shard, placement_hash, shardings_of
 from reference.parallel.mesh import EXPERT, FSDP, Mesh
 from reference.parallel.tensor import split_layers
 
@@ -67,8 +68,16 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
             module.exchange = cast(Any, ExpertExchange(mesh.size(EXPERT), EXPERT))
     spread = case.batch.data == ADVERSARIAL
     num_tokens = case.batch.sequences * case.batch.seq_len // (2 if case.chunking else 1)
-    dims = split_layers(model, mesh, num_tokens)
-    fully_shard(model, mesh, case.precision, case.seed, device, dims, spread=spread)
+    plan = case.autoplace.plan if case.autoplace else None
+    if case.autoplace and plan is None:
+        raise CaseError(
+            f"case {case.name} has no plan of its placements yet",
+            expected="a plan: commands that run cases have one solved first, and a case may state its own",
+            found="autoplace.plan=None",
+        )
+    dims = split_layers(model, mesh, num_tokens, plan.split if plan else None)
+    replicated = plan.replicated if plan else ()
+    fully_shard(model, mesh, case.precision, case.seed, device, dims, spread=spread, replicated=replicated)
     if spread:
         spread_biases(model, case.seed)
     return model
@@ -139,7 +148,8 @@ class Trainer:
 
     def manifest(self) -> dict[str, Any]:
         """What beyond the case decides this rank's numbers."""
-        return {"data_sha256": self.data_sha256}
+        placed = {"placement_sha256": placement_hash(self.model)} if self.case.autoplace else {}
+        return {"data_sha256": self.data_sha256, **placed}
 
 
 def _observe_all(observe: Observe, kind: Kind, tensors: Mapping[str, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """A case, the value that everything starts from: its definition, its file, and how expressions select some."""
 
+from harness.case.autoplace import Autoplace, Plan, with_plan
 from harness.case.case import (
     DIM_MULTIPLE,
     KINDS,
@@ -19,9 +20,10 @@ from harness.case.case import (
 )
 from harness.case.observed import Boundary, boundary_of, observed_modules
 from harness.case.patterns import pattern_of, root_of
-from harness.case.traced import GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_compiled
+from harness.case.traced import AUTOPLACE, GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_compiled
 
 __all__ = [
+    "AUTOPLACE",
     "DIM_MULTIPLE",
     "GRAPH",
     "JOINT",
@@ -32,6 +34,7 @@ __all__ = [
     "TRACED",
     "USUAL_KINDS",
     "AdamW",
+    "Autoplace",
     "Batch",
     "Boundary",
     "Case",
@@ -42,10 +45,12 @@ __all__ = [
     "Model",
     "Parallelism",
     "Pipeline",
+    "Plan",
     "Precision",
     "boundary_of",
     "observed_modules",
     "pattern_of",
     "refuse_compiled",
     "root_of",
+    "with_plan",
 ]

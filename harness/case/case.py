@@ -13,9 +13,10 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from harness.case.autoplace import Autoplace
 from harness.case.observed import check_observed
 from harness.case.patterns import check_pattern, root_of
-from harness.case.traced import Pipeline, check_joint, check_precompiled
+from harness.case.traced import Pipeline, check_traced
 from harness.checked import STRICT, read
 from harness.errors import CaseError
 
@@ -240,6 +241,7 @@ class Case:
     norms over one tensor) that any recorded floating-point tensor may have; all others must agree in bits.
 
     `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a kind of its own.
+    `autoplace`: placements are solved for, and both systems compute under them.
 
     `observe` has patterns over module names: what these modules return, and its gradient, is recorded at every step, as
     kind `activation`.
@@ -262,6 +264,7 @@ class Case:
     requires: Literal["cuda"] | None = None
     grad_norm: bool = False
     observe: tuple[str, ...] = ()
+    autoplace: Autoplace | None = None
     steps: int = 20
     seed: int = 0
     model: Model = field(default_factory=Model)
@@ -305,9 +308,8 @@ class Case:
                 found="chunking=None",
             )
         self._check_chunks()
-        check_joint(self)
+        check_traced(self)
         check_observed(self)
-        check_precompiled(self)
 
     @property
     def bound(self) -> float | None:

@@ -12,9 +12,10 @@ from harness.errors import CaseError
 if TYPE_CHECKING:
     from harness.case.case import Case
 
-GRAPH, JOINT = "graph", "joint"
-TRACED = (GRAPH, JOINT)
-"""The systems that run a graph which our passes rewrite: as our own tracer records it, and as torch exports it."""
+GRAPH, JOINT, AUTOPLACE = "graph", "joint", "autoplace"
+TRACED = (GRAPH, JOINT, AUTOPLACE)
+"""The systems that run a graph which our passes rewrite: as our own tracer records it, as torch exports it, and as our
+own tracer records a model whose placements were solved for."""
 
 PRECOMPILED = "precompiled"
 """The system graph, whose finished graph ranks read from disk: a process without ranks wrote it there before."""
@@ -64,8 +65,15 @@ class Pipeline:
             )
 
 
-def check_joint(case: Case) -> None:
-    """Raise CaseError for a case of the system joint with what only chunks, or graphs that are one, can have."""
+def check_traced(case: Case) -> None:
+    """Raise CaseError for a case that asks the system joint, autoplace or precompiled for what it does not do."""
+    _check_joint(case)
+    _check_autoplace(case)
+    _check_precompiled(case)
+
+
+def _check_joint(case: Case) -> None:
+    """Refuse what only chunks, or graphs that are one, can have."""
     if JOINT not in (case.reference, case.candidate):
         return
     refused = {
@@ -82,8 +90,26 @@ def check_joint(case: Case) -> None:
         )
 
 
-def check_precompiled(case: Case) -> None:
-    """Raise CaseError for a case of the system precompiled that a backend compiles: see `refuse_compiled`."""
+def _check_autoplace(case: Case) -> None:
+    """Refuse the system without a bound, or with chunks; and a bound without it, unless the case states its plan."""
+    is_asked = AUTOPLACE in (case.reference, case.candidate)
+    if is_asked != (case.autoplace is not None) and not (case.autoplace and case.autoplace.plan):
+        raise CaseError(
+            f"case {case.name} must bound a rank's memory exactly when the system autoplace is one of its two",
+            expected="autoplace=Autoplace(memory_mib=...) with the system autoplace, or neither",
+            found=f"autoplace={case.autoplace!r}, systems {case.reference} and {case.candidate}",
+        )
+    if case.autoplace is not None and (case.chunking is not None or case.memory.policy != "none"):
+        raise CaseError(
+            f"case {case.name} asks the system autoplace for what it does not do",
+            expected="no chunks, and the memory policy none: its program counts every activation once, as saved",
+            found=f"chunking={case.chunking!r}, memory.policy={case.memory.policy!r}",
+            fix="leave it out, or choose the system graph",
+        )
+
+
+def _check_precompiled(case: Case) -> None:
+    """Refuse what is not written as data: see `refuse_compiled`."""
     if PRECOMPILED in (case.reference, case.candidate):
         refuse_compiled(case)
 

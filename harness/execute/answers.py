@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, assert_never, cast
 
@@ -25,6 +26,8 @@ from harness.execute.requests import (
     DriftRequest,
     Machine,
     MachineRequest,
+    PlaceAnswer,
+    PlaceRequest,
     PrecompileAnswer,
     PrecompileRequest,
     Request,
@@ -43,13 +46,16 @@ from harness.execute.stage import Place, Send, Stage
 from harness.execute.worker import model_sizes, write_standalone
 from harness.graph.options import GraphOptions
 from harness.localize.replay import archive_of, read_value
-from harness.machine.determinism import first_changed, tell_changes
+from harness.machine.determinism import first_changed, set_determinism, tell_changes
 from harness.machine.gpus import num_gpus
 from harness.options import OnEvent
 from harness.program.sources import Installation
 from harness.records import Closeness, GraphIdentity, PassSettings
 
 A = TypeVar("A")
+
+_PLACEMENT = "placement_sha256"
+"""What a system says of how parameters lie, in its part of the manifest."""
 
 
 class Answerer:
@@ -91,6 +97,8 @@ class Answerer:
                 return self._write_standalone(request)
             case PrecompileRequest():
                 return self._precompile(request)
+            case PlaceRequest():
+                return self._place(request)
         assert_never(request)
 
     def _run(self, request: RunRequest) -> RunAnswer:
@@ -134,6 +142,29 @@ class Answerer:
         finally:
             stage.close()
 
+    def _place(self, request: PlaceRequest) -> PlaceAnswer:
+        """The model is traced for it: that takes a stage."""
+
+        def answer(asked: AnyRequest, send: Send, hangup: int) -> PlaceAnswer:
+            from harness.systems.autoplace import place
+
+            set_determinism(request.case.seed)
+            plan, placed = place(request.case)
+            return PlaceAnswer(plan=plan, placed=placed)
+
+        stage = Stage(answer, log=request.logs / "placements.log")
+        try:
+            return stage.ask(
+                request,
+                self._send,
+                what="the plan",
+                timeout=request.timeout,
+                case_timeout=request.timeout,
+                hangup=self._hangup,
+            )
+        finally:
+            stage.close()
+
 
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAnswer:
     """Make of what ranks left the recording or the replay that was requested, and tell of the run.
@@ -149,6 +180,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
                 found=f"code hash {end.graph.code_hash}, not {ends[0].graph.code_hash}",
             )
     graph, done = ends[0].graph, [account for end in ends for account in end.done]
+    refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
     if request.replay is None:
         values = [part.with_suffix(".safetensors") for part in parts if request.values_to_keep]
         join_recording(request, graph, done, parts, values)
@@ -166,6 +198,18 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
             record=max(rank.record_seconds for rank in done),
         ),
     )
+
+
+def refuse_other_placements(hashes: Sequence[object]) -> None:
+    """Raise RankError where a rank's parameters lie otherwise than rank 0's: then no sum over ranks means anything."""
+    for rank, found in enumerate(hashes):
+        if found != hashes[0]:
+            raise RankError(
+                f"rank {rank} placed parameters otherwise than rank 0",
+                rank=rank,
+                expected=f"{_PLACEMENT} {hashes[0]}",
+                found=str(found),
+            )
 
 
 def join_recording(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.capture.store import read_recording
-from harness.case import PREPARED, TRACED, Case
+from harness.case import PREPARED, Case, with_plan
 from harness.compare.baselines import values_to_keep
 from harness.compare.bits import ComparedBits
 from harness.compare.outcome import result_of, result_of_error
@@ -21,7 +21,7 @@ from harness.execute.accounts import PreparedGraph
 from harness.execute.folders import CaseFolders
 from harness.execute.precompiled import PrecompiledStep
 from harness.execute.profile import join_profiles
-from harness.execute.requests import BitsRequest, ClosenessRequest, Request, RunAnswer, RunRequest
+from harness.execute.requests import BitsRequest, ClosenessRequest, PlaceRequest, Request, RunAnswer, RunRequest
 from harness.execute.session import Desk, Session
 from harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from harness.graph.options import GraphOptions
@@ -38,6 +38,7 @@ from harness.records import (
     Event,
     Key,
     Partition,
+    Placed,
     Recording,
     Verdict,
 )
@@ -74,14 +75,10 @@ class CaseRun:
         self.memory: dict[str, float | None] = {}
         self.graph: PreparedGraph | None = None
         self._step = PrecompiledStep(case, options, placement, desk)
-        self.remarks: list[str] = []
+        self.placed: Placed | None = None
+        self.remarks = self.folders.remarks_on_graphs() if options.dump_graphs else []
         self._firsts: dict[Role, Recording] = {}
         self._control_steps = case.steps
-        if options.dump_graphs and not {*TRACED} & {case.reference, case.candidate}:
-            self.remarks.append(
-                "--dump-graphs wrote nothing: only the passes of the systems graph and joint are known, and neither "
-                f"{case.reference} nor {case.candidate} is it"
-            )
         self._on_event = on_event
 
     def result(self) -> CaseResult:
@@ -90,6 +87,7 @@ class CaseRun:
         where = {"device": placement.device, "backend": placement.backend, "collectives": placement.collectives}
         began = time.monotonic()
         try:
+            self._place()
             judgement, recordings = self._judge_runs()
         except BitproofError as error:
             self.seconds.total = time.monotonic() - began
@@ -114,6 +112,7 @@ class CaseRun:
         """
         if self._begun is not None and self._begun.has((role, arm)):
             return self._begun.answer((role, arm))
+        self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later), self.desk)
 
     def recording(self, role: Role) -> Recording:
@@ -127,7 +126,6 @@ class CaseRun:
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
         system = getattr(self.case, role)
         suffix = "" if arm == "first" else f".{arm}"
-        precompiled = self._step.folder_for(role, self._remaining(), self._on_event)
         return RunRequest(
             case=replace(self.case, steps=self._control_steps) if arm == "control" else self.case,
             system=system,
@@ -149,7 +147,7 @@ class CaseRun:
             names=dict(self.options.names) if role == "candidate" else {},
             profile=self.folders.profile(role) if self.options.profile and arm == "first" else None,
             kept_graphs=self.options.kept_graphs,
-            precompiled=precompiled,
+            precompiled=self._step.folder_for(role, self._remaining(), self._on_event),
         )
 
     def _run(self, request: RunRequest, desk: Desk) -> RunAnswer:
@@ -163,6 +161,13 @@ class CaseRun:
     def _ask(self, request: Request[A]) -> A:
         """Ask the desk for what is no run, within the case's time."""
         return self.desk.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
+
+    def _place(self) -> None:
+        """Have placements solved for, where the case asks for some and has none yet."""
+        if self.case.autoplace is not None and self.case.autoplace.plan is None:
+            logs, timeout = self.folders.logs("candidate"), self._remaining()
+            found = self._ask(PlaceRequest(case=self.case, logs=logs, timeout=timeout))
+            self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def _compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
         return self._ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
@@ -191,9 +196,8 @@ class CaseRun:
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
         self._read_first("reference")  # before a candidate runs that could rewrite it
         # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
-        is_ahead = (
-            self.options.control == "always" and self.case.candidate in PREPARED and self.case.reference not in PREPARED
-        )
+        control = self.options.control
+        is_ahead = control == "always" and self.case.candidate in PREPARED and self.case.reference not in PREPARED
         controls: dict[Role, Comparison | None] = dict.fromkeys(ROLES)
         if is_ahead:
             controls["reference"] = self._repeat("control", "reference")
@@ -206,9 +210,7 @@ class CaseRun:
         comparison = compare(recordings["reference"], recordings["candidate"], self.case)
         self.seconds.compare = time.monotonic() - began
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
-        needs_control = self.options.control == "always" or (
-            self.options.control != "never" and comparison.verdict == Verdict.DIFFERENT
-        )
+        needs_control = control == "always" or (control != "never" and comparison.verdict == Verdict.DIFFERENT)
         self._control_steps = self._steps_of_control(comparison)
         for role in ROLES if needs_control else ():
             controls[role] = controls[role] or self._repeat("control", role)
@@ -226,8 +228,7 @@ class CaseRun:
         if judgement.verdict == Verdict.DIFFERENT and first is not None:
             judgement = self._find_cause(judgement, first, recordings)
         elif judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
-            found = repeats(controls, stresses)
-            repeat = next(repeat for repeat in found if repeat.between == first.between)
+            repeat = next(repeat for repeat in repeats(controls, stresses) if repeat.between == first.between)
             judgement = self._find_noise(judgement, first, repeat, recordings)
         elif judgement.verdict == Verdict.EQUAL and self.options.deep:
             self.remarks.append(self._strangers())
@@ -245,8 +246,8 @@ class CaseRun:
 
     def _is_measurable(self, comparison: Comparison) -> bool:
         """Whether the case states a bound, and the two systems differ in nothing but values."""
-        is_bounded = self.case.bound is not None
-        return is_bounded and comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
+        is_apart = comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
+        return is_apart and self.case.bound is not None
 
     def _measure(self, comparison: Comparison) -> Closeness:
         """How close the two recordings are in value; where they should differ, at the first step that does."""
@@ -255,8 +256,7 @@ class CaseRun:
         step = first.step if first and self.case.differs_within is not None else None
         reference, candidate = (self.folders.recording(role, "first").resolve() for role in ROLES)
         assert self.case.bound is not None, "only what has a bound is measured"
-        request = ClosenessRequest(reference=reference, candidate=candidate, bound=self.case.bound, step=step)
-        found = self._ask(request)
+        found = self._ask(ClosenessRequest(reference=reference, candidate=candidate, bound=self.case.bound, step=step))
         self.seconds.closeness = time.monotonic() - began
         return found
 
@@ -376,9 +376,8 @@ class CaseRun:
         setattr(self.seconds, role, answer.seconds.steps)
         self.memory[role] = answer.peak_mib
         if changed := answer.switches_changed:
-            self.remarks.append(
-                f"{role} {getattr(self.case, role)} changed switches that bitproof had set: {', '.join(changed)}"
-            )
+            system = getattr(self.case, role)
+            self.remarks.append(f"{role} {system} changed switches that bitproof had set: {', '.join(changed)}")
         self.seconds.note("start_ranks", role, answer.seconds.start_ranks)
         self.seconds.note("record", role, answer.seconds.record)
         if graph := answer.graph:
@@ -396,5 +395,6 @@ class CaseRun:
             "kept_graph": self.graph.was_kept if self.graph else None,
             "artifact": self.graph.artifact if self.graph else None,
             "partition": Partition.of([entry.facts for entry in passes]),
+            "placed": self.placed,
             "logs": self.folders.log_files(),
         }

@@ -37,6 +37,15 @@ class CaseFolders:
         twin = role == "reference" and {self.case.reference, self.case.candidate} <= {*TRACED}
         return (self.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
 
+    def remarks_on_graphs(self) -> list[str]:
+        """What is to be said where no graph can be dumped."""
+        if {*TRACED} & {self.case.reference, self.case.candidate}:
+            return []
+        return [
+            f"--dump-graphs wrote nothing: only the passes of the systems {', '.join(TRACED)} are known, and neither "
+            f"{self.case.reference} nor {self.case.candidate} is among them"
+        ]
+
     def profile(self, role: Role) -> Path:
         """Where the ranks of one side write what their time went into."""
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()

@@ -128,7 +128,7 @@ def _run_cases(
             if options.sensitivity is None or not result.as_expected:
                 return result
             task = Sensing(
-                case=case,
+                case=result.case,
                 recording=run.recordings()["candidate"].resolve(),
                 effort=options.sensitivity,
                 extra_passes=options.extra_passes,

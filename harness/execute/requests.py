@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from harness.capture.selection import ALL
-from harness.case import Case
+from harness.case import Case, Plan
 from harness.compare.bits import ComparedBits
 from harness.disturb.stress import Stress
 from harness.execute.accounts import End, PreparedGraph
 from harness.graph.options import GraphOptions
 from harness.localize.replay import Replay
 from harness.machine.devices import Placement
-from harness.records import Artifact, Closeness, Drift
+from harness.records import Artifact, Closeness, Drift, Placed
 from harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
@@ -297,6 +297,30 @@ class PrecompileRequest(Request[PrecompileAnswer]):
         return f"precompiling {self.case.name}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlaceAnswer:
+    """The plan of a case's placements, and what is told of it."""
+
+    plan: Plan
+    placed: Placed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceRequest(Request[PlaceAnswer]):
+    """Placements for a case, solved for within `timeout` seconds. What is printed meanwhile goes to `logs`."""
+
+    answer = PlaceAnswer
+
+    case: Case
+    logs: Path
+    timeout: float
+
+    @property
+    def about(self) -> str:
+        """What fails when the request does."""
+        return "autoplace"
+
+
 AnyRequest = (
     MachineRequest
     | RunRequest
@@ -307,6 +331,7 @@ AnyRequest = (
     | SizesRequest
     | StandaloneRequest
     | PrecompileRequest
+    | PlaceRequest
 )
 
 REQUESTS: tuple[type[AnyRequest], ...] = (
@@ -319,5 +344,6 @@ REQUESTS: tuple[type[AnyRequest], ...] = (
     SizesRequest,
     StandaloneRequest,
     PrecompileRequest,
+    PlaceRequest,
 )
 """Every kind that a host answers."""

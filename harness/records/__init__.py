@@ -20,6 +20,7 @@ from harness.records.faults import (
     Score,
 )
 from harness.records.partition import Partition
+from harness.records.placed import Placed, PlacedTensor
 from harness.records.proof import (
     ProofOutcome,
     ProofVerdict,
@@ -116,6 +117,8 @@ __all__ = [
     "Partition",
     "PassReport",
     "PassSettings",
+    "Placed",
+    "PlacedTensor",
     "Probe",
     "ProofOutcome",
     "ProofVerdict",

@@ -13,6 +13,7 @@ from harness.case.shard import Shard
 from harness.checked import GROWING, That
 from harness.records.artifact import Artifact
 from harness.records.partition import Partition
+from harness.records.placed import Placed
 from harness.records.proof import ProofOutcome
 from harness.records.recording import ROLES, Key, Role
 from harness.records.sensitivity import Sensitivity
@@ -287,18 +288,17 @@ class BaselineResult:
 class CaseResult:
     """One case's line in the report. `error` holds a failure's whole text, rank traceback included.
 
-    `memory` holds each side's peak of allocated device memory during the steps, in MiB, None on a CPU.
-    `control` says what each side's two runs came to, None where it ran once; `stress` the same of a plain run and
-    one under stress, None where nothing ran under stress.
-    `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and
-    `differing_left_out` says how many more there are. `logs` are paths within the run folder.
+    `memory` holds each side's peak of allocated device memory during the steps, in MiB, None on a CPU. `control` says
+    what each side's two runs came to, None where it ran once; `stress` the same of a plain run and one under stress.
+    `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and `differing_left_out`
+    says how many more there are. `logs` are paths within the run folder.
     `options`, where they are not the report's, are those of the run that the case was merged from. `baseline` has each
     side that was held against its baseline. `remarks` are what readers must know of how much the agreement shows.
     `kept_graph` says whether the graph was one that an earlier run had traced; None where no graph was made.
     `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
     `proof` is what a proof said before the case ran, and `sensitivity` how much of the step the comparison sees, None
-    where nobody asked. `partition` tells of the candidate's two graphs, where it was divided, and `artifact` of the
-    precompiled step that its ranks read, if they did.
+    where nobody asked. `partition` tells of the candidate's two graphs, where it was divided, `artifact` of the
+    precompiled step that its ranks read, if they did, and `placed` of placements that were solved for.
     """
 
     case: Case
@@ -331,6 +331,7 @@ class CaseResult:
     sensitivity: Sensitivity | None = None
     partition: Partition | None = None
     artifact: Artifact | None = None
+    placed: Placed | None = None
 
     @property
     def where(self) -> str:

@@ -168,6 +168,9 @@ def _case_details(report: Report, result: CaseResult) -> str:
         parts.append(f"### Seconds\n\n{_table(('part', 'seconds'), rows)}")
     if result.partition:
         parts.append(f"### Partition\n\n{_table(('what', 'value'), result.partition.tell())}")
+    if result.placed:
+        parts.append(f"### Placements\n\n{_table(('what', 'value'), result.placed.tell())}")
+        parts.append(_table(("parameter", "data", "tensor", "cost in us", "bytes of a rank"), result.placed.rows()))
     if result.passes:
         headers = ("pass", "seconds", "nodes before", "nodes after")
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]

@@ -32,6 +32,7 @@ from harness.records import (
     Neighbour,
     Partition,
     PassReport,
+    Placed,
     ProofOutcome,
     Report,
     Role,
@@ -256,6 +257,7 @@ class CaseEntry:
     sensitivity: Sensitivity | None = None
     partition: Partition | None = None
     artifact: Artifact | None = None
+    placed: Placed | None = None
     case: WholeCase
 
     @staticmethod

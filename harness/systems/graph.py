@@ -1,7 +1,8 @@
-"""The systems `graph` and `joint`: the reference's own trainer, its gradients computed by the rewritten step.
+"""The systems that run a graph: the reference's own trainer, its gradients computed by the rewritten step.
 
-    graph   the step as our own tracer records it, a dim left open for chunks
-    joint   the step as ahead-of-time autograd exports it, partitioned into forward and backward
+    graph       the step as our own tracer records it, a dim left open for chunks
+    joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
+    autoplace   as graph, of a model that lies on the ranks as was solved for
 
 This module joins the reference and the graph pipeline; neither knows the other.
 
@@ -42,6 +43,7 @@ from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import Row, apply_until, build_pipeline, run_pipeline
 from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
 from harness.records import Artifact, PassReport
+from harness.systems.autoplace import placed_case
 from harness.systems.graph_key import step_part
 from reference.chunking import DIM_INDEX, chunk_modules
 from reference.data import TextStream, text_source
@@ -137,7 +139,7 @@ def trace(
     Of the case `step_part` alone is looked at. Raises TraceError.
     """
     enter("in tracing")
-    case = step_part(case)
+    case = step_part(placed_case(case))
     start = time.perf_counter()
     mesh = Mesh(rank, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"))
@@ -271,9 +273,10 @@ def step_graph(
 
     Activations that the case observes are shown where `observed` asks for that, in a graph that passes rewrote.
 
-    Of `graph` and `joint` that is the finished graph; `eager` and `eager_chunked` are traced with every size fixed.
+    Of those above that is the finished graph; `eager` and `eager_chunked` are traced with every size fixed.
     Raises what `prepare` raises, and UsageError for a system that is not known as a graph.
     """
+    case = placed_case(case)
     mesh = Mesh(0, case.parallelism)
     groups = group_table(mesh)
     case = case if observed else replace(case, observe=())
@@ -283,7 +286,9 @@ def step_graph(
         return graph, GroupTable({**groups.groups, **program.groups})
     if system not in ("eager", "eager_chunked"):
         raise UsageError(
-            f"system {system} is not known as a graph", expected="graph, joint, eager or eager_chunked", found=system
+            f"system {system} is not known as a graph",
+            expected=f"{', '.join(TRACED)}, eager or eager_chunked",
+            found=system,
         )
     model = build_sharded_model(case, mesh, torch.device("meta"))
     if system == "eager_chunked":
@@ -311,6 +316,7 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
 
 def all_trainers(case: Case) -> list[Trainer]:
     """Every rank's trainer, in this one process: state and data, for who carries what ranks send each other himself."""
+    case = placed_case(case)
     ranks = range(case.parallelism.world_size)
     return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]
 

@@ -8,13 +8,18 @@ hold the same shape (one traced graph then fits every rank). Reading the attribu
                 order on gloo) and casts the rows to the parameter's dtype; where each tensor-parallel rank has
                 a part of the gradient, sums it over those ranks first
 
+A parameter that is replicated lies whole on each rank of its group: nothing is gathered, and its gradient is summed
+over the group by an all-reduce, in the dtype of reductions and in rank order on gloo.
+
 so a module whose forward runs twice gathers twice and reduces twice, as in SimpleFSDP
 (https://arxiv.org/abs/2411.00284).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +44,8 @@ class Sharding:
 
     `part` is the part as `narrow` takes it: (dim, first, extent). The whole parameter is one part, unless
     experts (dim 0) or tensor parallelism (dim 0 or 1) split it. `is_summed`: each rank of the tensor group has the
-    whole parameter and a part of its gradient. `copies`: how many ranks hold the same rows.
+    whole parameter and a part of its gradient. `copies`: how many tensor ranks hold the same rows. `is_replicated`:
+    every rank of `group` holds all rows, and `size` is 1.
     """
 
     group: str
@@ -50,6 +56,7 @@ class Sharding:
     reduce: torch.dtype
     is_summed: bool = False
     copies: int = 1
+    is_replicated: bool = False
 
     @property
     def rows_per_rank(self) -> int:
@@ -58,7 +65,7 @@ class Sharding:
 
     def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
         """The whole parameter's rows that the rank at `coordinate` stores (fewer at the end, or none)."""
-        start = coordinate * self.rows_per_rank
+        start = 0 if self.is_replicated else coordinate * self.rows_per_rank
         return whole.narrow(*self.part)[start : start + self.rows_per_rank]
 
 
@@ -69,6 +76,8 @@ class Unshard(torch.autograd.Function):
     def forward(ctx: Any, shard: Tensor, sharding: Sharding) -> Tensor:
         """All-gather `shard` (rows_per_rank, ...) into (rows, ...)."""
         ctx.sharding = sharding
+        if sharding.is_replicated:
+            return shard.to(sharding.compute)
         full = all_gather(shard.to(sharding.compute), sharding.size, sharding.group)
         return full if full.shape[0] == sharding.rows else full.narrow(0, 0, sharding.rows)
 
@@ -80,6 +89,8 @@ class Unshard(torch.autograd.Function):
         grad = grad.to(sharding.reduce)
         if sharding.is_summed:
             grad = all_reduce(grad.contiguous(), TENSOR)
+        if sharding.is_replicated:
+            return all_reduce(grad.contiguous(), sharding.group).to(torch.float32), None
         if padding:
             grad = functional.pad(grad, [0, 0] * (grad.dim() - 1) + [0, padding])
         rows = reduce_scatter(grad.contiguous(), sharding.size, sharding.group)
@@ -95,15 +106,23 @@ def fully_shard(
     tensor_dims: Mapping[str, int | None] | None = None,
     *,
     spread: bool = False,
+    replicated: Collection[str] = (),
 ) -> None:
     """Replace every parameter of `model`, in place, by this rank's shard, holding its initial values.
 
     Parameters below a module that has an `exchange` (the routed experts) are split over the expert
     group first and sharded over the expert-FSDP group. All others are sharded over the FSDP group, those
     named in `tensor_dims` after a split over the tensor group along that dim, or, where that is None, whole, with
-    their gradients summed over the tensor group. On the meta device no values
-    are made. `spread` is as `initial_values` has it.
+    their gradients summed over the tensor group. Parameters named in `replicated` are whole on every rank of
+    the group that they would be sharded over. On the meta device no values
+    are made. `spread` is as `initial_values` has it. Raises CaseError for a name in `replicated` that no parameter has.
     """
+    if unknown := set(replicated) - dict(model.named_parameters()).keys():
+        raise CaseError(
+            "a plan places parameters that the model does not have",
+            expected="names of the model's parameters",
+            found=", ".join(sorted(unknown)),
+        )
     for prefix, module in model.named_modules():
         is_expert = hasattr(module, "exchange")
         shardings = {}
@@ -112,6 +131,8 @@ def fully_shard(
             dim = 0 if is_expert else dims.get(path)
             part = _part(parameter.shape, dim, mesh, EXPERT if is_expert else TENSOR)
             sharding = _sharding(parameter.shape, part, mesh, precision, is_expert)
+            if path in replicated:
+                sharding = replace(sharding, size=1, is_replicated=True)
             copies = mesh.size(TENSOR) if dim is None else 1
             shardings[name] = replace(sharding, is_summed=path in dims and dim is None, copies=copies)
             shard = _initial_shard(path, parameter.shape, sharding, mesh, seed, device, spread)
@@ -174,6 +195,15 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
     readers = {name: reader(name) for name in shardings}
     return type(f"Sharded{cls.__name__}", (cls,), {**readers, "shardings": shardings})
+
+
+def placement_hash(model: nn.Module) -> str:
+    """The SHA-256 of how all parameters lie, without what differs from rank to rank: which part a rank holds."""
+    told = [
+        [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
+        for name, x in shardings_of(model).items()
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def shardings_of(model: nn.Module) -> dict[str, Sharding]:

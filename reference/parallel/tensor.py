@@ -27,6 +27,7 @@ Which share is its own a rank reads from a buffer, as the rank's code must be th
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -91,29 +92,67 @@ class SumOutput(torch.autograd.Function):
         return grad, None
 
 
-def split_layers(model: nn.Module, mesh: Mesh, num_tokens: int) -> dict[str, int | None]:
+def split_layers(
+    model: nn.Module, mesh: Mesh, num_tokens: int, only: Collection[str] | None = None
+) -> dict[str, int | None]:
     """Make every attention and feed-forward layer of a decoder compute this rank's part and sum, in place.
 
     Returns the dim along which `fully_shard` must split each of their parameters, by name, None for one that stays
     whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is how many tokens a call
-    of a layer gets. Raises CaseError for a layer that cannot be split, or not evenly.
+    of a layer gets. With `only`, the layers of these names alone are split: in all others each tensor rank computes
+    everything, from whole parameters. Raises CaseError for a layer that cannot be split, or not evenly, for a name in
+    `only` that no such layer has, and for a mixture of experts that it leaves out.
     """
     size = mesh.size(TENSOR)
     if size == 1:
         return {}
+    _check_only(model, only)
     dims: dict[str, int | None] = {}
     for layer, block in model.get_submodule("layers").named_children():
         for name, module in block.named_children():
-            if not isinstance(module, RMSNorm):
-                path = f"layers.{layer}.{name}"
-                known = _known_parameters(path, module)
-                _refuse_unless_split_evenly(path, module, size, num_tokens)
-                dims |= {f"{path}.{own}": dim for own, dim in known.items()}
+            path = f"layers.{layer}.{name}"
+            if not isinstance(module, RMSNorm) and (only is None or path in only):
+                dims |= split_dims(path, module, size, num_tokens)
                 if isinstance(module, MoE):
                     coordinate = torch.tensor([mesh.coordinate(TENSOR)], device=module.expert_bias.device)
                     module.register_buffer("tensor_coordinate", coordinate, persistent=False)
                 module.__class__ = _splitting_class(type(module), size)
     return dims
+
+
+def split_dims(path: str, module: nn.Module, size: int, num_tokens: int) -> dict[str, int | None]:
+    """The dims along which a layer's parameters are split over `size` ranks, as `split_layers` returns them.
+
+    Raises CaseError for a layer that cannot be split, or not evenly.
+    """
+    known = _known_parameters(path, module)
+    _refuse_unless_split_evenly(path, module, size, num_tokens)
+    return {f"{path}.{own}": dim for own, dim in known.items()}
+
+
+def _check_only(model: nn.Module, only: Collection[str] | None) -> None:
+    layers = model.get_submodule("layers")
+    can_split = {
+        f"layers.{layer}.{name}": module
+        for layer, block in layers.named_children()
+        for name, module in block.named_children()
+        if not isinstance(module, RMSNorm)
+    }
+    if only is None:
+        return
+    if unknown := set(only) - can_split.keys():
+        raise CaseError(
+            "a plan splits layers that the model does not have",
+            expected=", ".join(can_split),
+            found=", ".join(sorted(unknown)),
+        )
+    if whole := [path for path, module in can_split.items() if isinstance(module, MoE) and path not in only]:
+        # Each tensor rank would send every token, and an expert would get it, and its gradient, once a rank.
+        raise CaseError(
+            "a mixture of experts cannot be whole on the ranks of a tensor group",
+            expected="every mixture of experts among the layers that are split, where tp > 1",
+            found=", ".join(whole),
+        )
 
 
 def _known_parameters(path: str, module: nn.Module) -> dict[str, int | None]:

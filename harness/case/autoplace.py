@@ -1,0 +1,61 @@
+"""Where a case asks for placements to be solved for, and the plan that was.
+
+A plan is part of the case: every rank gets it, every recording's manifest states it, and who likes may write one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from harness.checked import STRICT
+from harness.errors import CaseError
+
+if TYPE_CHECKING:
+    from harness.case.case import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What lies otherwise than whole layers over fully sharded parameters.
+
+    `split` names the layers that the ranks of a tensor group share, such as layers.0.attention; their parameters are
+    split over it as `reference.parallel.tensor` says. `replicated` names the parameters that every rank holds whole
+    of those among which all others are sharded. Both in the model's order.
+    """
+
+    __pydantic_config__ = STRICT
+
+    split: tuple[str, ...] = ()
+    replicated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autoplace:
+    """Placements that a linear program chooses on the mesh of the case's parallelism.
+
+    `memory_mib` bounds what a rank holds, in MiB, as the program counts it (see `harness.placement.build`). `source` is
+    where placements come from: our own program, or the package autoparallel of meta-pytorch, where it is installed.
+    `plan` is what was found; None until then.
+    """
+
+    __pydantic_config__ = STRICT
+
+    memory_mib: float
+    source: str = "solver"
+    plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_mib < math.inf or self.source not in ("solver", "autoparallel"):
+            raise CaseError(
+                "placements are asked for in an unknown way",
+                expected="a finite memory_mib > 0, and source solver or autoparallel",
+                found=f"memory_mib={self.memory_mib}, source={self.source!r}",
+            )
+
+
+def with_plan(case: Case, plan: Plan) -> Case:
+    """A case that asks for placements, with a plan of them."""
+    assert case.autoplace is not None
+    return replace(case, autoplace=replace(case.autoplace, plan=plan))

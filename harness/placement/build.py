@@ -1,0 +1,297 @@
+"""A traced step of a whole model as a program of placements.
+
+The mesh has two axes. On the axis of data every rank reads texts of its own, so of an activation there is nothing to
+choose there, and of a parameter whether its ranks share its rows, or each holds all. On the tensor axis a layer is
+whole on each rank or split between them, and each operator within a split layer has the strategies of DTensor. Layers
+of one kind are traced once, count as often as the model has them, and get the same placement.
+
+1. A node for each layer: whole, or split.
+2. A node for each parameter: on the axis of data sharded or replicated, on the tensor axis as its layer is. It costs
+   its gather, and the sum of its gradient; a rank holds its values, gradient and AdamW's two states in float32, and a
+   copy in the compute dtype that is kept for backward.
+3. A node for each operator, with its strategies; one that shares work goes with a split layer alone, and gradients that
+   autograd adds between layers follow what they add. It costs its flops and the bytes it moves; a rank holds what it
+   returns, if it runs in forward and makes no view: all of that counts as saved for backward.
+4. An edge for each tensor that one node hands to another, of DTensor's redistribute costs. A parameter is read as it
+   lies, and its gradient is brought to where the parameter lies.
+
+Left out are costs that no choice changes: the exchange of tokens between experts, and what mixtures of experts sum.
+Those are split wherever the tensor axis has several ranks, and their operators count as shared evenly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils.flop_counter import flop_registry
+
+from harness.graph.operators import is_view
+from harness.graph.origin import origin_of
+from harness.graph.trace import StepGraph
+from harness.placement.program import Choice, Matrix, Program
+from harness.placement.strategies import (
+    PARTIAL,
+    REPLICATED,
+    Strategy,
+    redistribute_cost,
+    strategies_of,
+    tensors_of,
+)
+
+FLOPS_PER_US = 400e6
+BYTES_PER_US = 2e6
+"""What a device does in a microsecond: 400 TFLOP/s and 2 TB/s, about what an H100 comes to, as DTensor's costs of
+collectives are about Ampere's and Hopper's."""
+
+STATE_BYTES = 16
+"""Of an element of a parameter: value, gradient, and AdamW's two states, float32 each."""
+
+WHOLE, SPLIT = "whole", "split"
+SHARDED = "S0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedLayer:
+    """A layer that the tensor axis may share, and what it may be; `is_opaque`, where its operators have no choice."""
+
+    name: str
+    may_be: tuple[str, ...]
+    is_opaque: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedParameter:
+    """A parameter: its whole shape, and the layer that decides where it lies on the tensor axis, if one does.
+
+    `split_dim` is the dim along which a split layer splits it, None for one that stays whole. `data_ranks` may share
+    its rows, once `parts` have divided dim 0 (of experts).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layer: str | None = None
+    split_dim: int | None = None
+    data_ranks: int = 1
+    parts: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a traced step does not tell: layers and parameters, the tensor axis, how often the model has each layer.
+
+    `times` is by the first two parts of a module's name, such as layers.0; all else is there once.
+    """
+
+    layers: Sequence[PlacedLayer]
+    parameters: Sequence[PlacedParameter]
+    tensor_ranks: int
+    times: Mapping[str, int]
+    compute: torch.dtype
+    reduce: torch.dtype
+
+    def times_of(self, module: str | None) -> int:
+        """How often the model has what a module's name stands for."""
+        return self.times.get(".".join((module or "").split(".")[:2]), 1)
+
+    def layer_of(self, module: str | None) -> PlacedLayer | None:
+        """The layer that a module is, or lies in."""
+        name = f"{module}."
+        return next((layer for layer in self.layers if name.startswith(f"{layer.name}.")), None)
+
+
+class _Source(NamedTuple):
+    """Where a tensor comes from: a node, which of its outputs, and whether it is a parameter's values as they lie."""
+
+    node: str
+    output: int
+    is_parameter: bool
+
+
+def build(step: StepGraph, scene: Scene) -> Program:
+    """The program of a step that was traced with whole parameters, in the compute dtype, on one rank's batch."""
+    builder = _Builder(scene)
+    for layer in scene.layers:
+        builder.program.add_node(layer.name, [Choice(kind) for kind in layer.may_be])
+    inputs = list(step.module.graph.find_nodes(op="placeholder"))
+    parameters = {parameter.name: parameter for parameter in scene.parameters}
+    for name, node in zip(step.parameter_names, inputs, strict=False):
+        builder.add_parameter(parameters[name], node)
+    for node in inputs[len(step.parameter_names) :]:
+        builder.add_input(node)
+    for node in step.module.graph.nodes:
+        if node.op in ("call_function", "get_attr"):
+            builder.add_operator(node)
+    outputs = cast(Sequence[Any], step.module.graph.output_node().args[0])
+    for name, gradient in zip(step.parameter_names, outputs[1:], strict=True):
+        builder.add_gradient(parameters[name], gradient)
+    return builder.program
+
+
+class _Builder:
+    def __init__(self, scene: Scene) -> None:
+        self.program = Program()
+        self._scene = scene
+        self._size = scene.tensor_ranks
+        self._sources: dict[Node, dict[int, _Source]] = {}
+        self._placements: dict[str, list[tuple[str, ...]]] = {}
+        """Of each node, by choice: where its outputs lie on the tensor axis."""
+
+    def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
+        """Step 2."""
+        times = self._scene.times_of(parameter.name)
+        layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
+        tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
+        if layer is not None and SPLIT in layer.may_be and parameter.split_dim is not None:
+            tensor.append(f"S{parameter.split_dim}")
+        choices = [(on_data, on_tensor) for on_data in (SHARDED, REPLICATED) for on_tensor in tensor]
+        self.program.add_node(parameter.name, [self._parameter_choice(parameter, *x, times) for x in choices])
+        self._placements[parameter.name] = [(on_tensor,) for _, on_tensor in choices]
+        self._sources[node] = {0: _Source(parameter.name, 0, True)}
+        if layer is not None and parameter.split_dim is not None:
+            fits = [
+                [0.0 if (kind == SPLIT) == (x != REPLICATED) else np.inf for _, x in choices] for kind in layer.may_be
+            ]
+            self.program.add_edge(layer.name, parameter.name, np.array(fits))
+
+    def _parameter_choice(self, parameter: PlacedParameter, on_data: str, on_tensor: str, times: int) -> Choice:
+        shape = list(parameter.shape)
+        shape[0] //= parameter.parts
+        if on_tensor != REPLICATED:
+            shape[int(on_tensor[1:])] //= self._size
+        ranks, scene = parameter.data_ranks, self._scene
+        rows = -(-shape[0] // ranks) if on_data == SHARDED else shape[0]
+        padded = (-(-shape[0] // ranks) * ranks, *shape[1:])
+        if on_data == SHARDED:
+            cost = redistribute_cost(padded, scene.compute, ranks, SHARDED, REPLICATED)
+            cost += redistribute_cost(padded, scene.reduce, ranks, PARTIAL, SHARDED)
+        else:
+            cost = redistribute_cost(tuple(shape), scene.reduce, ranks, PARTIAL, REPLICATED)
+        held = STATE_BYTES * rows * math.prod(shape[1:]) + scene.compute.itemsize * math.prod(shape)
+        return Choice(f"{on_data} {on_tensor}", (cost if ranks > 1 else 0.0) * times, held * times)
+
+    def add_input(self, node: Node) -> None:
+        """A buffer or what the step reads: whole on each rank of the tensor axis."""
+        self.program.add_node(node.name, [Choice(REPLICATED)])
+        self._placements[node.name] = [(REPLICATED,)]
+        self._sources[node] = {0: _Source(node.name, 0, False)}
+
+    def add_operator(self, node: Node) -> None:
+        """Step 3, and the edges of step 4 to it."""
+        result = node.meta.get("val")
+        if getattr(node.target, "__name__", "") == "getitem":
+            source = self._sources.get(cast(Node, node.args[0]), {}).get(cast(int, node.args[1]))
+            if source is not None:
+                self._sources[node] = {0: source}
+            return
+        outputs = tensors_of(result)
+        if not outputs:
+            return
+        origin, scene = origin_of(node), self._scene
+        layer, times = scene.layer_of(origin.module), scene.times_of(origin.module)
+        given = [(x, source) for x in _tensor_arguments(node) if (source := self._sources.get(x, {}).get(0))]
+        args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
+        strategies = strategies_of(node.target, args, kwargs, result, self._size) if len(given) else []
+        strategies = strategies or [Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(given))]
+        is_free = layer is not None and not layer.is_opaque and SPLIT in layer.may_be
+        if not is_free and (origin.module is not None or self._size == 1):
+            strategies = strategies[:1]
+        elif origin.module is None:
+            strategies = [x for x in strategies if not x.is_shared or set(x.outputs) == {PARTIAL} == set(x.inputs)]
+        share = self._size if layer is not None and layer.is_opaque else 1
+        is_kept = origin.direction == "forward" and not is_view(node.target)
+        work = _microseconds(node, args, kwargs, result, [x for x, _ in given])
+        choices = [
+            Choice(
+                f"{' '.join(strategy.outputs)} < {' '.join(strategy.inputs)}",
+                work * times / (self._size if strategy.is_shared else share),
+                is_kept * times * sum(self._held(x, p) for x, p in zip(outputs, strategy.outputs, strict=True)) / share,
+            )
+            for strategy in strategies
+        ]
+        self.program.add_node(node.name, choices)
+        self._placements[node.name] = [strategy.outputs for strategy in strategies]
+        lies_as_it_is = bool(given) and all(source.is_parameter for _, source in given)
+        self._sources[node] = {i: _Source(node.name, i, lies_as_it_is) for i in range(len(outputs))}
+        for place, (x, source) in enumerate(given):
+            if share > 1 and source.is_parameter:  # an opaque layer reads its parameters as they lie
+                continue
+            costs = self._costs(source, tensors_of(x.meta["val"])[0], [s.inputs[place] for s in strategies])
+            self._join(source.node, node.name, costs * times)
+        if is_free and layer is not None:
+            fits = [[np.inf if kind == WHOLE and x.is_shared else 0.0 for x in strategies] for kind in layer.may_be]
+            self.program.add_edge(layer.name, node.name, np.array(fits))
+
+    def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
+        """The sum of a gradient over the tensor axis, in the dtype of reductions, where the parameter is whole."""
+        layer = self._scene.layer_of(parameter.layer)
+        if layer is not None and layer.is_opaque:
+            return
+        source = self._sources[gradient][0]
+        placements = [on_tensor for (on_tensor,) in self._placements[parameter.name]]
+        x = gradient.meta["val"].to(self._scene.reduce)
+        costs = self._costs(source, x, placements) * self._scene.times_of(parameter.name)
+        self._join(source.node, parameter.name, costs)
+
+    def _held(self, x: Tensor, placement: str) -> float:
+        whole = x.numel() * x.element_size()
+        return whole / self._size if placement not in (REPLICATED, PARTIAL) else whole
+
+    def _costs(self, source: _Source, x: Tensor, wanted: Sequence[str]) -> Matrix:
+        """What it costs to bring a tensor from each placement that it may have to each that is wanted."""
+        shape = tuple(x.shape)
+
+        def cost(before: str, after: str) -> float:
+            if source.is_parameter:
+                return 0.0 if before == after else float("inf")
+            return redistribute_cost(shape, x.dtype, self._size, before, after)
+
+        before = [outputs[source.output] for outputs in self._placements[source.node]]
+        return np.array([[cost(p, q) for q in wanted] for p in before])
+
+    def _join(self, first: str, second: str, costs: Matrix) -> None:
+        if costs.any():
+            self.program.add_edge(first, second, costs)
+
+
+def _value(node: Node) -> Any:
+    return node.meta["val"]
+
+
+def _tensor_arguments(node: Node) -> list[Node]:
+    """The nodes of a call's tensor arguments, in order, each as often as it is handed over."""
+    found: list[Node] = []
+
+    def note(argument: Node) -> Node:
+        if isinstance(argument.meta.get("val"), Tensor):
+            found.append(argument)
+        return argument
+
+    map_arg((node.args, node.kwargs), note)
+    return found
+
+
+def _microseconds(node: Node, args: Any, kwargs: Any, result: Any, given: Sequence[Node]) -> float:
+    """The work of a call on whole tensors: its flops, and then the bytes of what it reads and returns."""
+    if is_view(node.target):
+        return 0.0
+    moved = sum(x.numel() * x.element_size() for x in (*tensors_of(result), *(n.meta["val"] for n in given)))
+    return _flops(node.target, args, kwargs, result) / FLOPS_PER_US + moved / BYTES_PER_US
+
+
+def _flops(operator: Any, args: Any, kwargs: Any, result: Any) -> float:
+    name = str(operator)
+    if "_flash_attention_for_cpu" in name:
+        # Two products of queries with keys' and values' rows in forward, five in backward.
+        query, key = (args[1], args[2]) if "backward" in name else (args[0], args[1])
+        products = 5 if "backward" in name else 2
+        return float(2 * products * query.numel() * key.shape[2])
+    count = flop_registry.get(getattr(operator, "overloadpacket", None))
+    return float(count(*args, **kwargs, out_val=result)) if count is not None else 0.0

@@ -1,0 +1,181 @@
+"""The optimum of a program, by HiGHS, through `scipy.optimize.milp`.
+
+Needs:    a program of which something can be taken; scipy, the extra `placement`.
+Promises: what is taken is optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Of
+          choices that cost the same, those listed first are preferred, so that an optimum does not hang on the solver's
+          ways.
+Refuses:  a bound that nothing keeps, with the least that something does; a machine without scipy (MachineError).
+
+1. Take what has but one choice: its edges become costs of the other end, and choices that do not go with it go.
+2. A variable of zero or one for each choice left; their sum is one for each node.
+3. A variable for each pair of choices that an edge allows; pairs with a choice add up to that choice's variable.
+4. Minimize the sum of costs, while bytes keep the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from harness.errors import MachineError, PlacementError
+from harness.placement.program import Program, Taken
+
+TIE = 1e-6
+"""Microseconds by which a choice is dearer than the one listed before it."""
+
+GAP = 1e-6
+"""The largest relative gap that an optimum may have, between what was found and what was proved."""
+
+MIB = 2.0**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimum:
+    """What is taken, how large the solver's program was once step 1 was done, and the gap that it proved."""
+
+    taken: Taken
+    num_variables: int
+    num_constraints: int
+    gap: float
+
+
+def solve(program: Program, bound: float = math.inf) -> Optimum:
+    """The cheapest that keeps the bound, in bytes of a rank. Raises PlacementError and MachineError."""
+    found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
+    if found is None:
+        least = math.ceil(least_bytes(program) / MIB * 1000) / 1000
+        raise PlacementError(
+            "no placement keeps the bound on a rank's memory",
+            expected=f"a bound of at least {least} MiB: less than that no placement takes",
+            found=f"{bound / MIB:g} MiB",
+            fix="raise autoplace.memory_mib of the case, shrink its batch or its model, or add ranks",
+        )
+    return found
+
+
+def least_bytes(program: Program) -> float:
+    """The fewest bytes of a rank that anything can be taken with."""
+    free = Program(
+        program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
+    )
+    found = _solve(free, math.inf, [[choice.bytes / MIB for choice in choices] for choices in program.nodes.values()])
+    assert found is not None, "without a bound something can always be taken"
+    return program.take(found.taken.choices).bytes
+
+
+def _solve(program: Program, bound: float, costs: list[list[float]]) -> Optimum | None:
+    """The least of `costs` and of the edges' costs; None where nothing keeps the bound."""
+    optimize, sparse = _scipy()
+    forced, kept, base = _reduced(program, costs)
+    choices = {name: kept[name] for name in program.nodes if name not in forced}
+    first: dict[str, int] = {}
+    count = 0
+    for name, left in choices.items():
+        first[name], count = count, count + len(left)
+    num_binary = count
+    objective: list[float] = [
+        base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)
+    ]
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    equals: list[float] = []
+
+    def constrain(terms: list[tuple[int, float]], right: float) -> None:
+        for column, value in terms:
+            rows.append(len(equals))
+            columns.append(column)
+            values.append(value)
+        equals.append(right)
+
+    for name, left in choices.items():
+        constrain([(first[name] + k, 1.0) for k in range(len(left))], 1.0)
+    for (a, b), matrix in program.edges.items():
+        if a in forced or b in forced:
+            continue
+        allowed = [
+            (i, j)
+            for i in range(len(kept[a]))
+            for j in range(len(kept[b]))
+            if math.isfinite(matrix[kept[a][i], kept[b][j]])
+        ]
+        pairs = {pair: count + k for k, pair in enumerate(allowed)}
+        count += len(pairs)
+        objective += [float(matrix[kept[a][i], kept[b][j]]) for i, j in pairs]
+        for i in range(len(kept[a])):
+            constrain([(column, 1.0) for pair, column in pairs.items() if pair[0] == i] + [(first[a] + i, -1.0)], 0.0)
+        for j in range(len(kept[b])):
+            constrain([(column, 1.0) for pair, column in pairs.items() if pair[1] == j] + [(first[b] + j, -1.0)], 0.0)
+    spent = sum(program.nodes[name][index].bytes for name, index in forced.items())
+    taken = dict(forced)
+    gap = 0.0
+    if count:
+        constraints = [
+            optimize.LinearConstraint(sparse.csr_array((values, (rows, columns)), (len(equals), count)), equals, equals)
+        ]
+        if math.isfinite(bound):
+            bytes_ = [program.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
+            line = sparse.csr_array([bytes_ + [0.0] * (count - num_binary)])
+            constraints.append(optimize.LinearConstraint(line, -np.inf, (bound - spent) / MIB))
+        answer = optimize.milp(
+            objective,
+            integrality=[1] * num_binary + [0] * (count - num_binary),
+            bounds=optimize.Bounds(0, 1),
+            constraints=constraints,
+            options={"mip_rel_gap": 0.0},
+        )
+        if answer.x is None:
+            return None
+        gap = float(answer.mip_gap or 0.0)
+        assert answer.status == 0 and gap <= GAP, answer.message
+        for name, left in choices.items():
+            taken[name] = left[int(np.argmax(answer.x[first[name] : first[name] + len(left)]))]
+    found = program.take({name: taken[name] for name in program.nodes})
+    if found.bytes > bound or not math.isfinite(found.cost):
+        return None
+    return Optimum(taken=found, num_variables=count, num_constraints=len(equals), gap=gap)
+
+
+def _reduced(
+    program: Program, costs: list[list[float]]
+) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
+    """Step 1: nodes with one choice, the choices left of all others, and costs with those of edges to the former."""
+    kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
+    base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))
+    edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in program.nodes}
+    for (a, b), matrix in program.edges.items():
+        edges_of[a].append((b, matrix))
+        edges_of[b].append((a, matrix.T))
+    forced: dict[str, int] = {}
+    due = [name for name, left in kept.items() if len(left) == 1]
+    while due:
+        name = due.pop(0)
+        if name in forced:
+            continue
+        forced[name] = kept[name][0]
+        for other, matrix in edges_of[name]:
+            if other in forced:
+                continue
+            row = matrix[forced[name]]
+            kept[other] = [i for i in kept[other] if math.isfinite(row[i])]
+            base[other] = [cost + float(row[i]) for i, cost in enumerate(base[other])]
+            assert kept[other], f"nothing of {other} goes with {name}"
+            if len(kept[other]) == 1:
+                due.append(other)
+    return forced, kept, base
+
+
+def _scipy() -> tuple[ModuleType, ModuleType]:
+    try:
+        from scipy import optimize, sparse
+    except ImportError as error:
+        raise MachineError(
+            "placements are solved for by scipy, which is not installed",
+            expected="scipy, the extra `placement` of bitproof",
+            found=str(error),
+            fix="pip install 'bitproof[placement]'",
+        ) from error
+    return optimize, sparse

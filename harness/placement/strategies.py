@@ -1,0 +1,183 @@
+"""What each operator can do with tensors that lie on a line of ranks, as DTensor's sharding propagator knows it.
+
+A placement is a text: "R" replicated, "S0" sharded evenly along dim 0, "P" a part of a sum, on each rank.
+
+Needs:    an operator, and fakes of its arguments and of what it returns.
+Promises: each strategy once, the one in which all is replicated first, then in the propagator's order. An operator that
+          DTensor has no rule for is replicated, but for the CPU's attention, which goes by heads, as DTensor has it for
+          other devices' kernels.
+Refuses:  nothing. Left out are uneven shards, and reductions other than sums.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from harness.torch_compat import sharding_rules, tree_leaves, tree_map_only
+
+REPLICATED, PARTIAL = "R", "P"
+BY_HEADS = "S1"
+"""How attention is shared: its tensors are (batch, heads, ...)."""
+
+_aten = torch.ops.aten
+_ATTENTION = (
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+)
+
+
+class Strategy(NamedTuple):
+    """Where an operator's outputs lie, when its inputs lie so: one placement a tensor, in the order of arguments."""
+
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks share the work: something is sharded, or the result is a part of a sum."""
+        return any(placement != REPLICATED for placement in (*self.outputs, *self.inputs))
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors among arguments or results, in order."""
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
+
+
+def strategies_of(
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, size: int
+) -> list[Strategy]:
+    """What an operator can do on `size` ranks; `args`, `kwargs` and `result` hold fakes of the whole tensors."""
+    inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
+    whole = Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(inputs))
+    if operator in _ATTENTION:
+        found = [Strategy((BY_HEADS,) * len(outputs), (BY_HEADS,) * len(inputs))]
+    elif (single := _rules().propagator.op_single_dim_strategy_funcs.get(operator)) is not None:
+        found = _of_one_dim(single, operator, args, kwargs, len(outputs))
+    elif (known := _rules().propagator.op_strategy_funcs.get(operator)) is not None:
+        found = _followed(known, operator, args, kwargs, inputs, size)
+    else:
+        found = []
+    fitting = (
+        strategy
+        for strategy in found
+        if len(strategy.outputs) == len(outputs)
+        and len(strategy.inputs) == len(inputs)
+        and _fits(strategy.outputs, outputs, size)
+        and _fits(strategy.inputs, inputs, size)
+    )
+    return list(dict.fromkeys([whole, *fitting]))
+
+
+@functools.cache
+def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, before: str, after: str) -> float:
+    """What DTensor takes it to cost to bring a tensor of this whole shape from one placement to another, in
+    microseconds; infinite where it cannot be. Unlike DTensor, we make no parts of a sum of what is whole.
+    """
+    if before == after:
+        return 0.0
+    if before == REPLICATED:
+        return float("inf") if after == PARTIAL else 0.0
+    meta = _rules().TensorMeta(torch.Size(shape), torch.empty(shape, device="meta").stride(), dtype)
+    return float(_rules().cost(_spec(meta, before, size), _spec(meta, after, size)))
+
+
+def is_sharded_evenly(x: Tensor, placement: str, size: int) -> bool:
+    """Whether a placement is one that a tensor can have on `size` ranks."""
+    if placement in (REPLICATED, PARTIAL):
+        return True
+    dim = int(placement[1:])
+    return dim < x.dim() and x.shape[dim] > 0 and x.shape[dim] % size == 0
+
+
+@functools.cache
+def _rules() -> SimpleNamespace:
+    return sharding_rules()
+
+
+def _fits(placements: Sequence[str], tensors: Sequence[Tensor], size: int) -> bool:
+    return all(p != "?" and is_sharded_evenly(x, p, size) for p, x in zip(placements, tensors, strict=True))
+
+
+def _meta(x: Tensor) -> Any:
+    return _rules().TensorMeta(x.shape, x.stride(), x.dtype)
+
+
+def _spec(meta: Any, placement: str, size: int) -> Any:
+    made = {REPLICATED: Replicate(), PARTIAL: Partial()}.get(placement) or Shard(int(placement[1:]))
+    return _rules().DTensorSpec(_rules().line(size), (made,), tensor_meta=meta)
+
+
+def _tell(placement: Any) -> str:
+    """A placement as a text, or a placeholder that stands for any kind of shard; "?" for what is left out."""
+    if type(placement) is Replicate:
+        return REPLICATED
+    if type(placement) is Partial:
+        return PARTIAL if placement.reduce_op == "sum" else "?"
+    is_shard = type(placement) is Shard or type(placement).__name__ == "_ShardingPlaceholder"
+    return f"S{placement.dim}" if is_shard and placement.dim >= 0 else "?"
+
+
+def _tell_spec(spec: Any) -> str:
+    return "?" if spec is None else _tell(spec.placements[0])
+
+
+def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
+    """A rule that itself lists strategies for a line of ranks: placements of outputs, then of inputs."""
+    metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
+    rows = [[_tell(placement) for placement in row] for row in rule.func(operator, metas, named)]
+    return [Strategy(tuple(row[:count]), tuple(row[count:])) for row in rows]
+
+
+def _followed(
+    rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
+) -> list[Strategy]:
+    """A rule that answers to where inputs lie: it is asked for each placement that all inputs can have in common.
+
+    An input that cannot have it is replicated. What the rule will not hear of, it says by raising.
+    """
+    dims = range(max((x.dim() for x in inputs), default=0))
+    found = []
+    for placement in (REPLICATED, *(f"S{dim}" for dim in dims), PARTIAL):
+
+        def strategy(x: Tensor, placement: str = placement) -> Any:
+            own = placement if is_sharded_evenly(x, placement, size) else REPLICATED
+            return _rules().OpStrategy([_rules().OpSpec(_spec(_meta(x), own, size))])
+
+        def wrapped(value: Any, strategy: Any = strategy) -> Any:
+            if isinstance(value, (list, tuple)) and value and all(isinstance(x, Tensor) for x in value):
+                return _rules().TupleStrategy([strategy(x) for x in value])
+            return tree_map_only(Tensor, strategy, value)
+
+        info = _rules().propagator.op_to_schema_info.get(operator)
+        schema = _rules().OpSchema(
+            operator, tuple(map(wrapped, args)), {k: wrapped(v) for k, v in kwargs.items()}, info
+        )
+        try:
+            answer = rule(schema)
+        except (AssertionError, IndexError, NotImplementedError, RuntimeError, ValueError):
+            continue
+        found += _strategies(answer)
+    return found
+
+
+def _strategies(answer: Any) -> list[Strategy]:
+    """What a rule answered; for several outputs it may answer with strategies of each, side by side."""
+    if isinstance(answer, _rules().TupleStrategy):
+        rows = list(zip(*(child.strategies for child in answer.children), strict=True))
+        return [
+            Strategy(tuple(_tell_spec(s.output_specs) for s in row), tuple(map(_tell_spec, row[0].input_specs or ())))
+            for row in rows
+        ]
+    found = []
+    for spec in answer.strategies:
+        outputs = spec.output_specs if isinstance(spec.output_specs, tuple) else (spec.output_specs,)
+        inputs = outputs if spec.input_specs is None else spec.input_specs
+        found.append(Strategy(tuple(map(_tell_spec, outputs)), tuple(map(_tell_spec, inputs))))
+    return found

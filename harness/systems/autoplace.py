@@ -1,0 +1,231 @@
+"""The placements of a case: its model traced whole, and a plan solved for.
+
+This module joins the reference, whose layers and parameters are placed, and the program, which knows neither.
+
+1. Find the kinds of layers, and keep one of each: the others get the same placement.
+2. Trace the step of that model on one rank's batch, with whole parameters in the compute dtype, on fake tensors.
+3. Build the program, and solve it under the case's bound; set plans written by hand beside it.
+4. Give every layer of a kind what the one that was traced got.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness.case import Case, Plan, with_plan
+from harness.errors import CaseError
+from harness.graph.trace import trace_fixed_step
+from harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, Scene, build
+from harness.placement.program import Program, Taken
+from harness.placement.solve import MIB, least_bytes, solve
+from harness.records import Placed, PlacedTensor
+from reference.layers.moe import MoE
+from reference.layers.rms_norm import RMSNorm
+from reference.models import build_model
+from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, Mesh
+from reference.parallel.tensor import split_dims
+from reference.step import StepInputs, mean_loss
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A case's program, of one layer a kind.
+
+    `kinds` has, for the number of each of these layers, the numbers of those layers of the model that it stands for.
+    """
+
+    program: Program
+    scene: Scene
+    kinds: Mapping[str, list[str]]
+
+    def names(self, name: str) -> list[str]:
+        """The model's names that a name of the traced model stands for."""
+        if not name.startswith("layers."):
+            return [name]
+        _, index, rest = name.split(".", 2)
+        return [f"layers.{own}.{rest}" for own in self.kinds[index]]
+
+
+def placed_case(case: Case) -> Case:
+    """The case with a plan: its own, or else one that is solved for. Raises what `place` raises."""
+    if case.autoplace is None or case.autoplace.plan is not None:
+        return case
+    return with_plan(case, place(case)[0])
+
+
+def place(case: Case) -> tuple[Plan, Placed]:
+    """Solve for a case's placements. A pure function of the case, and of the versions of torch and scipy.
+
+    Raises PlacementError where nothing keeps the bound, CaseError for a layer that cannot be placed at all,
+    MachineError without scipy, and TraceError.
+    """
+    assert case.autoplace is not None, "only a case that asks for placements gets some"
+    began = time.perf_counter()
+    bound = case.autoplace.memory_mib * MIB
+    traced = trace_placements(case)
+    optimum = solve(traced.program, bound)
+    taken, names = optimum.taken, traced.names
+    split = [
+        name for layer in traced.scene.layers if _is(traced, taken, layer.name, SPLIT) for name in names(layer.name)
+    ]
+    rows = [_row(traced, taken, parameter) for parameter in traced.scene.parameters]
+    whole = {
+        name
+        for row, parameter in zip(rows, traced.scene.parameters, strict=True)
+        if row.data != SHARDED
+        for name in names(parameter.name)
+    }
+    with torch.device("meta"):
+        order = [name for name, _ in build_model(case.model).named_parameters()]
+    plan = Plan(split=tuple(sorted(split, key=_by_number)), replicated=tuple(name for name in order if name in whole))
+    return plan, Placed(
+        source=case.autoplace.source,
+        cost=taken.cost,
+        bytes=round(taken.bytes),
+        bound=round(bound),
+        least=round(least_bytes(traced.program)),
+        gap=optimum.gap,
+        nodes=len(traced.program.nodes),
+        edges=len(traced.program.edges),
+        variables=optimum.num_variables,
+        constraints=optimum.num_constraints,
+        seconds=round(time.perf_counter() - began, 3),
+        sha256=plan_hash(plan),
+        split=list(plan.split),
+        parameters=rows,
+        beside={name: [found.cost, found.bytes] for name, found in by_hand(traced).items()},
+    )
+
+
+def plan_hash(plan: Plan) -> str:
+    """The SHA-256 of a plan's JSON: what ranks must agree in."""
+    return hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()
+
+
+def by_hand(traced: Traced) -> dict[str, Taken]:
+    """What plans written by hand come to, whatever the bound: FSDP alone, and with every layer split that can be."""
+    program, scene = traced.program, traced.scene
+    found = {}
+    for name, kinds in (("fsdp", (WHOLE, SPLIT)), ("fsdp and tp", (SPLIT, WHOLE))):
+        layers = {x.name: x.may_be.index(next(kind for kind in kinds if kind in x.may_be)) for x in scene.layers}
+        for parameter in scene.parameters:  # all sharded: of a parameter's choices, those come first
+            choices = program.nodes[parameter.name]
+            layer = next((x for x in scene.layers if x.name == parameter.layer), None)
+            is_split = (
+                layer is not None and layer.may_be[layers[layer.name]] == SPLIT and parameter.split_dim is not None
+            )
+            layers[parameter.name] = next(
+                i for i, x in enumerate(choices) if x.name.startswith(SHARDED) and x.name.endswith(" R") != is_split
+            )
+        fixed = solve(program.fixed(layers)).taken
+        found[name] = fixed
+    return found
+
+
+def trace_placements(case: Case) -> Traced:
+    """A case's program, built from a trace of one layer a kind."""
+    mesh, size = Mesh(0, case.parallelism), case.parallelism.tp
+    with torch.device("meta"):
+        model = build_model(case.model)
+    num_tokens = case.batch.sequences * case.batch.seq_len
+    kinds = _keep_one_of_a_kind(model)
+    compute, reduce = (getattr(torch, name) for name in (case.precision.compute, case.precision.reduce))
+    layers, parameters = _layers_and_parameters(model, mesh, size, num_tokens)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(compute)
+    shape = (case.batch.sequences, case.batch.seq_len)
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return mean_loss(model, case.model.attention, StepInputs(*tensors))
+
+    step = trace_fixed_step(
+        model,
+        loss,
+        StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
+        gradient_seed=1 / case.parallelism.data_ranks,
+        device=torch.device("cpu"),
+    )
+    scene = Scene(
+        layers=layers,
+        parameters=parameters,
+        tensor_ranks=size,
+        times={f"layers.{index}": len(own) for index, own in kinds.items()},
+        compute=compute,
+        reduce=reduce,
+    )
+    return Traced(build(step, scene), scene, kinds)
+
+
+def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
+    """Leave the model the first of all layers whose parameters have the same names and shapes."""
+    kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
+    blocks = dict(model.get_submodule("layers").named_children())
+    for index, block in blocks.items():
+        kinds.setdefault(tuple((name, x.shape) for name, x in block.named_parameters()), []).append(index)
+    model.add_module("layers", nn.ModuleList(blocks[own[0]] for own in kinds.values()))
+    return {str(number): own for number, own in enumerate(kinds.values())}
+
+
+def _layers_and_parameters(
+    model: nn.Module, mesh: Mesh, size: int, num_tokens: int
+) -> tuple[list[PlacedLayer], list[PlacedParameter]]:
+    layers: list[PlacedLayer] = []
+    dims: dict[str, int | None] = {}
+    for index, block in model.get_submodule("layers").named_children():
+        for name, module in block.named_children():
+            if isinstance(module, RMSNorm):
+                continue
+            path, is_moe = f"layers.{index}.{name}", isinstance(module, MoE)
+            may_be: tuple[str, ...] = (WHOLE,)
+            try:
+                dims |= split_dims(path, module, size, num_tokens)
+                may_be = (WHOLE,) if size == 1 else (SPLIT,) if is_moe else (WHOLE, SPLIT)
+            except CaseError:
+                if is_moe and size > 1:  # which cannot be whole there
+                    raise
+            layers.append(PlacedLayer(name=path, may_be=may_be, is_opaque=is_moe))
+    parameters = []
+    for name, parameter in model.named_parameters():
+        is_expert = ".experts." in name
+        own = next((layer.name for layer in layers if name.startswith(f"{layer.name}.")), None)
+        parameters.append(
+            PlacedParameter(
+                name=name,
+                shape=tuple(parameter.shape),
+                layer=own,
+                split_dim=dims.get(name) if size > 1 else None,
+                data_ranks=mesh.size(EXPERT_FSDP if is_expert else FSDP),
+                parts=mesh.size(EXPERT) if is_expert else 1,
+            )
+        )
+    return layers, parameters
+
+
+def _is(traced: Traced, taken: Taken, name: str, choice: str) -> bool:
+    return traced.program.nodes[name][taken.choices[name]].name == choice
+
+
+def _row(traced: Traced, taken: Taken, parameter: PlacedParameter) -> PlacedTensor:
+    choice = traced.program.nodes[parameter.name][taken.choices[parameter.name]]
+    data, tensor = choice.name.split()
+    copies = traced.names(parameter.name)
+    first, *_, last = copies if len(copies) > 1 else (*copies, *copies)
+    return PlacedTensor(
+        name=first if first == last else f"{first} to {last}",
+        copies=len(copies),
+        data=data,
+        tensor=tensor,
+        cost=choice.cost,
+        bytes=round(choice.bytes),
+    )
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return int(name.split(".")[1]), name

@@ -290,15 +290,14 @@ class CaseResult:
 
     `memory` holds each side's peak of allocated device memory during the steps, in MiB, None on a CPU. `control` says
     what each side's two runs came to, None where it ran once; `stress` the same of a plain run and one under stress.
-    `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and `differing_left_out`
-    says how many more there are. `logs` are paths within the run folder.
-    `options`, where they are not the report's, are those of the run that the case was merged from. `baseline` has each
-    side that was held against its baseline. `remarks` are what readers must know of how much the agreement shows.
-    `kept_graph` says whether the graph was one that an earlier run had traced; None where no graph was made.
-    `collectives` is where ranks met, "shared" for memory that they share: `backend` is torch's default group's.
-    `proof` is what a proof said before the case ran, and `sensitivity` how much of the step the comparison sees, None
-    where nobody asked. `partition` tells of the candidate's two graphs, where it was divided, `artifact` of the
-    precompiled step that its ranks read, if they did, and `placed` of placements that were solved for.
+    `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and `differing_left_out` says
+    how many more there are. `logs` are paths within the run folder. `options`, where not the report's, are of the run
+    that the case was merged from. `baseline` has each side that was held against its baseline. `remarks` are what
+    readers must know of how much the agreement shows. `kept_graph`: an earlier run had traced the graph; None where no
+    graph was made. `collectives`: where ranks met, "shared" for memory that they share; `backend` is torch's default
+    group's. `proof` is what a proof said before the case ran, `sensitivity` how much of the step is seen, None where
+    not asked. `partition` tells of the candidate's two graphs, where it was divided, `artifact` of the precompiled step
+    that its ranks read, and `placed` of placements that were solved for.
     """
 
     case: Case

@@ -53,7 +53,7 @@ def made_to_see(base: Case, parallelism: Parallelism) -> Case:
     Rows have positions of their own and hold ends of documents; six data ranks are no power of two, and share an
     expert, or a set of experts, by threes, so that every sum has three summands or more; of twelve experts one gets no
     token and some get more than 256; weights spread over seven powers of two; and a step computes in float32, where
-    no later rounding swallows a difference.
+    no later rounding swallows a difference. What every module returns, and its gradient, is compared too.
     """
     return replace(
         variant(base, "sight", FAMILY),
@@ -62,6 +62,7 @@ def made_to_see(base: Case, parallelism: Parallelism) -> Case:
         parallelism=parallelism,
         batch=Batch(sequences=16, seq_len=64, data="adversarial"),
         precision=Precision(compute="float32"),
+        observe=("**",),
     )
 
 

@@ -27,6 +27,7 @@ from harness.disturb.faults import CATALOGUE
 from harness.disturb.faults.strike import strike
 from harness.errors import ArtifactError, BitproofError, UsageError
 from harness.graph.allowed import ALLOWED
+from harness.graph.collector import collector_paused
 from harness.graph.plain import UnkeptError, refuse_operators
 from harness.precompile import file
 from harness.precompile.fingerprint import Fields, digest_of, fingerprint_of, refuse_other
@@ -122,6 +123,7 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
     return _describe(value, read, program)
 
 
+@collector_paused()
 def read_program(folder: Path, case: Case, system: str, device: torch.device) -> GraphProgram:
     """The program that a folder holds, for a run of a case. Determinism switches are set before.
 

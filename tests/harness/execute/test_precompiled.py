@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 import pytest
 
 from cases import CASES
-from harness.case import PRECOMPILED, Case, Pipeline
-from harness.errors import ArtifactError, CaseError, UsageError
+from harness.case import PRECOMPILED, Case, Parallelism, Pipeline
+from harness.errors import ArtifactError, CaseError, RankError, UsageError
 from harness.execute import precompiled, runs
+from harness.execute.answers import Answerer
 from harness.execute.precompiled import PrecompiledStep, check_precompiled
 from harness.execute.requests import PrecompileRequest
 from harness.machine.devices import Placement
 from harness.options import RunOptions
+from harness.systems import graph as graph_system
 from tests.harness.execute.test_requests import request
 from tests.harness.execute.test_runs import runner
+from tests.small import small
 
 CASE = CASES["precompiled_experts_seq"]
 
@@ -110,3 +114,33 @@ def test_a_step_that_is_refused_ends_the_run_and_nothing_is_traced_in_its_place(
     asked = request(tmp_path, timeout=60.0, precompiled=tmp_path)
     with runner(monkeypatch) as run, pytest.raises(ArtifactError, match="is damaged"):
         run(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_ranks_run_a_step_that_was_made_before_where_tracing_and_passes_raise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = replace(small(CASES["moe_seq"]), parallelism=Parallelism(world_size=2, ep=2), steps=1)
+    asked = request(tmp_path, case=case, timeout=300.0, case_timeout=300.0, precompiled=tmp_path / "step")
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("nothing is traced, and no pass runs")
+
+    # A stage sends descriptors 1 and 2 to its log; pytest would have what Python prints go elsewhere.
+    with open(1, "w", closefd=False) as out, open(2, "w", closefd=False) as errors:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", errors)
+        answerer = Answerer(lambda event: None)
+        try:
+            made = answerer.answer(PrecompileRequest(case=case, system="graph", out=tmp_path / "step"))
+            for name in ("trace", "finish", "prepare", "run_pipeline", "trace_joint_step"):
+                monkeypatch.setattr(graph_system, name, fail)
+            found = answerer.answer(asked)
+            with pytest.raises(RankError, match="nothing is traced"):
+                answerer.answer(replace(asked, precompiled=None))
+        finally:
+            answerer.close()
+            monkeypatch.undo()
+    assert found.graph is not None and found.graph.artifact == made.artifact
+    assert (tmp_path / "out" / "manifest.json").is_file()

@@ -10,7 +10,20 @@ import pytest
 import torch
 
 import cases
-from cases import attention, backends, bucketing, chunking, debug, joint, models, process_groups, shapes, tp_ep, unequal
+from cases import (
+    attention,
+    autoplace,
+    backends,
+    bucketing,
+    chunking,
+    debug,
+    joint,
+    models,
+    process_groups,
+    shapes,
+    tp_ep,
+    unequal,
+)
 from harness.case import Case, Parallelism, Pipeline
 from harness.case.select import select
 from harness.errors import CaseError, UsageError
@@ -273,3 +286,13 @@ def test_joint_cases_are_held_against_eager_on_eight_ranks_and_20_steps_where_th
     assert {case.parallelism.ep for case in joint.CASES if case.model.family == "deepseek_v3"} == {2, 4}
     assert {case.parallelism.tp for case in joint.CASES if case.model.family == "llama3"} == {2, 4}
     assert [case.name for case in joint.CASES if case.requires] == ["joint_llama3_regional"]
+
+
+def test_autoplace_cases_are_held_against_eager_on_four_and_eight_ranks_of_both_families():
+    for case in autoplace.CASES:
+        assert (case.reference, case.candidate, case.parallelism.tp) == ("eager", "autoplace", 2)
+        assert case.expected == ("CLOSE" if case.pipeline.backend == "inductor" else "EQUAL")
+        assert case.autoplace is not None and case.autoplace.plan is None
+    native = [case for case in autoplace.CASES if case.pipeline.backend == "fx"]
+    found = {(case.model.family, case.parallelism.world_size) for case in native}
+    assert found == {(family, ranks) for family in ("llama3", "deepseek_v3") for ranks in (4, 8)}

@@ -15,6 +15,7 @@ FLOOR = {
     "harness.errors",
     "harness.checked",
     "harness.case",
+    "harness.case.autoplace",
     "harness.case.case",
     "harness.case.observed",
     "harness.case.patterns",
@@ -26,6 +27,7 @@ FLOOR = {
     "harness.records.comparison",
     "harness.records.faults",
     "harness.records.partition",
+    "harness.records.placed",
     "harness.records.proof",
     "harness.records.recording",
     "harness.records.result",
@@ -47,7 +49,7 @@ FLOORS = (
     {"harness.options"},
     {"harness.machine"},
     {"harness.capture", "harness.evidence", "harness.graph"},
-    {"harness.disturb"},
+    {"harness.disturb", "harness.placement"},
     {"harness.compare", "harness.report", "harness.systems"},
     {"harness.history", "harness.localize", "harness.precompile", "harness.prove"},
     {"harness.sensitivity"},
@@ -202,8 +204,13 @@ def test_only_the_pipeline_imports_passes():
     assert offenders(lambda name: name not in allowed, forbidden) == []
 
 
-def test_only_the_worker_the_graph_step_and_what_tries_its_groups_know_the_reference():
-    allowed = {"harness.execute.worker", "harness.execute.gpu_checks", "harness.systems.graph"}
+def test_only_the_worker_the_graph_step_its_placements_and_what_tries_its_groups_know_the_reference():
+    allowed = {
+        "harness.execute.worker",
+        "harness.execute.gpu_checks",
+        "harness.systems.autoplace",
+        "harness.systems.graph",
+    }
     assert (
         offenders(
             lambda name: within(name, "harness") and name not in allowed,

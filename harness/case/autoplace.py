@@ -36,7 +36,7 @@ class Autoplace:
     """Placements that a linear program chooses on the mesh of the case's parallelism.
 
     `memory_mib` bounds what a rank holds, in MiB, as the program counts it (see `harness.placement.build`). `source` is
-    where placements come from: our own program, or the package autoparallel of meta-pytorch, where it is installed.
+    where placements come from: our own program, or the package autoparallel of meta-pytorch (`placement.upstream`).
     `plan` is what was found; None until then.
     """
 

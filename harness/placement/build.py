@@ -12,8 +12,8 @@ of one kind are traced once, count as often as the model has them, and get the s
 3. A node for each operator, with its strategies; one that shares work goes with a split layer alone, and gradients that
    autograd adds between layers follow what they add. It costs its flops and the bytes it moves; a rank holds what it
    returns, if it runs in forward and makes no view: all of that counts as saved for backward.
-4. An edge for each tensor that one node hands to another, of DTensor's redistribute costs. A parameter is read as it
-   lies, and its gradient is brought to where the parameter lies.
+4. An edge for each tensor that one node hands to another, of DTensor's redistribute costs: one that two nodes read
+   counts twice. A parameter is read as it lies, and its gradient is brought to where the parameter lies.
 
 Left out are costs that no choice changes: the exchange of tokens between experts, and what mixtures of experts sum.
 Those are split wherever the tensor axis has several ranks, and their operators count as shared evenly.
@@ -198,12 +198,11 @@ class _Builder:
         layer, times = scene.layer_of(origin.module), scene.times_of(origin.module)
         given = [(x, source) for x in _tensor_arguments(node) if (source := self._sources.get(x, {}).get(0))]
         args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
-        strategies = strategies_of(node.target, args, kwargs, result, self._size) if len(given) else []
-        strategies = strategies or [Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(given))]
+        strategies = [Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(given))]
         is_free = layer is not None and not layer.is_opaque and SPLIT in layer.may_be
-        if not is_free and (origin.module is not None or self._size == 1):
-            strategies = strategies[:1]
-        elif origin.module is None:
+        if given and self._size > 1 and (is_free or origin.module is None):
+            strategies = strategies_of(node.target, args, kwargs, result, self._size)
+        if origin.module is None:
             strategies = [x for x in strategies if not x.is_shared or set(x.outputs) == {PARTIAL} == set(x.inputs)]
         share = self._size if layer is not None and layer.is_opaque else 1
         is_kept = origin.direction == "forward" and not is_view(node.target)

@@ -161,7 +161,7 @@ def _followed(
         )
         try:
             answer = rule(schema)
-        except (AssertionError, IndexError, NotImplementedError, RuntimeError, ValueError):
+        except (AssertionError, LookupError, NotImplementedError, RuntimeError, ValueError):
             continue
         found += _strategies(answer)
     return found

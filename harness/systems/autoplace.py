@@ -25,6 +25,7 @@ from harness.graph.trace import trace_fixed_step
 from harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, Scene, build
 from harness.placement.program import Program, Taken
 from harness.placement.solve import MIB, least_bytes, solve
+from harness.placement.upstream import refuse_upstream
 from harness.records import Placed, PlacedTensor
 from reference.layers.moe import MoE
 from reference.layers.rms_norm import RMSNorm
@@ -67,6 +68,8 @@ def place(case: Case) -> tuple[Plan, Placed]:
     MachineError without scipy, and TraceError.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
+    if case.autoplace.source != "solver":
+        raise refuse_upstream()
     began = time.perf_counter()
     bound = case.autoplace.memory_mib * MIB
     traced = trace_placements(case)

@@ -12,6 +12,7 @@ import torch
 import cases
 from cases import (
     attention,
+    autoplace,
     backends,
     bucketing,
     chunking,
@@ -304,3 +305,13 @@ def test_joint_cases_are_held_against_eager_on_eight_ranks_over_20_steps_where_n
     assert {case.parallelism.ep for case in joint.CASES if case.model.family == "deepseek_v3"} == {2, 4}
     assert {case.parallelism.tp for case in joint.CASES if case.model.family == "llama3"} == {2, 4}
     assert [case.name for case in joint.CASES if case.requires] == ["joint_llama3_regional"]
+
+
+def test_autoplace_cases_are_held_against_eager_on_four_and_eight_ranks_of_both_families():
+    for case in autoplace.CASES:
+        assert (case.reference, case.candidate, case.parallelism.tp) == ("eager", "autoplace", 2)
+        assert case.expected == ("CLOSE" if case.pipeline.backend == "inductor" else "EQUAL")
+        assert case.autoplace is not None and case.autoplace.plan is None
+    native = [case for case in autoplace.CASES if case.pipeline.backend == "fx"]
+    found = {(case.model.family, case.parallelism.world_size) for case in native}
+    assert found == {(family, ranks) for family in ("llama3", "deepseek_v3") for ranks in (4, 8)}

@@ -10,7 +10,7 @@ from cases.chunking import moe_batch
 from harness.errors import RankError, RecordingError
 from harness.execute import answers
 from harness.execute.accounts import Done, End, PreparedGraph
-from harness.execute.answers import Answerer, finish_run, join_recording
+from harness.execute.answers import Answerer, finish_run, join_recording, refuse_other_placements
 from harness.execute.requests import (
     BitsRequest,
     ClosenessRequest,
@@ -111,3 +111,16 @@ def test_every_kind_of_request_has_its_answer(tmp_path: Path, monkeypatch: pytes
     assert answerer.answer(ClosenessRequest(**folders, bound=0.5)) == 0.5
     assert answerer.answer(DriftRequest(**folders)) == tmp_path / "b"
     assert answerer.answer(BitsRequest(**folders, name="output")) == "output"
+
+
+def test_a_rank_that_places_parameters_otherwise_is_named_and_systems_that_say_nothing_agree() -> None:
+    refuse_other_placements(["ab", "ab", "ab"])
+    refuse_other_placements([None, None])
+    with pytest.raises(RankError) as error:
+        refuse_other_placements(["ab", "ab", "cd", "cd"])
+    assert error.value.rank == 2
+    assert str(error.value) == (
+        "RankError: rank 2 placed parameters otherwise than rank 0\n  expected: placement_sha256 ab\n  found: cd"
+    )
+    with pytest.raises(RankError, match="rank 1 placed"):
+        refuse_other_placements(["ab", None])

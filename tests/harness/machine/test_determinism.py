@@ -82,7 +82,8 @@ def test_a_call_that_asks_for_graphs_of_systems_that_have_none_is_told_that_ther
     lines, folder = run("steady", "--dump-graphs")
     system = "tests.harness.toy_systems:steady"
     assert (
-        "toy: --dump-graphs wrote nothing: only the passes of the systems graph and joint are known, and neither "
-        f"{system} nor {system} is it"
+        "toy: --dump-graphs wrote nothing: only the passes of the systems graph, joint, autoplace are known, "
+        "and neither "
+        f"{system} nor {system} is among them"
     ) in lines
     assert not (folder / "graphs").exists()

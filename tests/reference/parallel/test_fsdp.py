@@ -5,7 +5,7 @@ from torch import nn
 from harness.case import Parallelism, Precision
 from harness.errors import CaseError
 from reference.init import initial_values
-from reference.parallel.fsdp import fully_shard
+from reference.parallel.fsdp import fully_shard, placement_hash
 from reference.parallel.mesh import Mesh
 from tests.ranks import on_ranks
 
@@ -148,3 +148,33 @@ def test_experts_that_ranks_cannot_share_evenly_are_refused():
         "  found: shape (3, 4)\n"
         "  fix: choose another model size, or another ep"
     )
+
+
+@pytest.mark.ranks
+def test_a_replicated_parameter_is_whole_on_every_rank_and_its_gradient_is_summed():
+    def body(mesh):
+        model = nn.ModuleDict({"part": nn.Linear(3, 5, bias=False)})
+        fully_shard(model, mesh, Precision(compute="float32"), seed=7, device=CPU, replicated=["part.weight"])
+        shard = next(model.parameters())
+        (gradient,) = torch.autograd.grad((model.part.weight * (mesh.rank + 1)).sum(), shard)
+        return [shard.tolist(), gradient.tolist(), placement_hash(model)]
+
+    answers = on_ranks(Parallelism(world_size=2, ep=1), body)
+    assert answers[0] == answers[1], "the hash says nothing of what differs from rank to rank"
+    assert answers[0][:2] == [initial_values("part.weight", (5, 3), 7).tolist(), [[3.0] * 3] * 5]
+
+
+def test_the_hash_of_placements_tells_a_replicated_parameter_from_a_sharded_one_and_no_rank_from_another():
+    def told(rank, replicated):
+        model = nn.ModuleDict({"part": nn.Linear(3, 5, bias=False)})
+        mesh = Mesh(rank, Parallelism(world_size=2, ep=1))
+        fully_shard(model, mesh, Precision(), 7, torch.device("meta"), replicated=replicated)
+        return placement_hash(model)
+
+    assert told(0, []) == told(1, []) != told(0, ["part.weight"]) == told(1, ["part.weight"])
+
+
+def test_a_plan_for_a_parameter_that_is_not_there_is_refused():
+    model = nn.ModuleDict({"part": nn.Linear(3, 5, bias=False)})
+    with pytest.raises(CaseError, match=r"a plan places parameters[^\n]*\n[^\n]*\n  found: part\.bias$"):
+        fully_shard(model, Mesh(0, Parallelism()), Precision(), 7, torch.device("meta"), replicated=["part.bias"])

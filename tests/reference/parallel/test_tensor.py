@@ -294,3 +294,22 @@ def test_gradients_are_close_to_the_unsharded_models_and_each_token_is_counted_o
         assert answer["norm"] == pytest.approx(norm, rel=1e-5), "each element counts once"
         [found] = [x for name, x in answer["buffer"].items() if name.endswith("tokens_per_expert@before_optimizer")]
         assert found == counts[mesh.coordinate("fsdp")].tolist()
+
+
+def test_a_plan_splits_the_layers_that_it_names_and_leaves_all_others_whole() -> None:
+    model = tiny("llama3")
+    dims = split_layers(model, Mesh(0, Parallelism(ep=1, tp=2)), TOKENS, ["layers.1.feed_forward"])
+    assert sorted(dims) == [f"layers.1.feed_forward.w{n}.weight" for n in (1, 2, 3)]
+    assert type(model.get_submodule("layers.1.feed_forward")).__name__ == "SplitFeedForward"
+    assert type(model.get_submodule("layers.0.feed_forward")).__name__ == "FeedForward"
+
+
+def test_a_plan_for_a_layer_that_is_not_there_or_without_its_experts_is_refused() -> None:
+    mesh = Mesh(0, Parallelism(ep=4, tp=2))
+    with pytest.raises(CaseError, match=r"a plan splits layers that the model does not have"):
+        split_layers(tiny("deepseek_v3"), mesh, TOKENS, ["layers.9.attention"])
+    with pytest.raises(
+        CaseError, match=r"cannot be whole on the ranks[^\n]*\n[^\n]*\n  found: layers.1.moe, layers.2.moe"
+    ):
+        split_layers(tiny("deepseek_v3"), mesh, TOKENS, ["layers.0.attention"])
+    assert split_layers(tiny("deepseek_v3"), mesh, TOKENS, ["layers.1.moe", "layers.2.moe"])

@@ -73,8 +73,8 @@ def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, 
         {"name": "eager_chunked", "source": "built in"},
         {"name": "graph", "source": "built in"},
         {"name": "joint", "source": "built in"},
-        {"name": "precompiled", "source": "built in"},
         {"name": "autoplace", "source": "built in"},
+        {"name": "precompiled", "source": "built in"},
         {"name": "my_loop", "source": "mine.loop:make of mine 1.0"},
     ]
     assert main(["list", "--systems"]) == 0

@@ -9,13 +9,11 @@ Nothing else is touched. What is left of CUDA is refused, so that no case runs h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
 aten = torch.ops.aten
@@ -41,7 +39,7 @@ def map_to_cpu(module: GraphModule) -> Counter[str]:
             node.args, node.kwargs = map_aggregate(node.args, replace), map_aggregate(node.kwargs, replace)
             if node.target in ATTENTION:
                 mapped[str(node.target)] += 1
-                node.target = _traced_backward(node) or ATTENTION[node.target]
+                node.target = ATTENTION[node.target]
         nested.recompile()
         if "'cuda" in nested.code:
             [line, *_] = (line for line in nested.code.splitlines() if "'cuda" in line)
@@ -123,7 +121,9 @@ def efficient_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value and bias, with one head dim."""
+    """Gradients of query, key, value and bias."""
+    if _has_two_head_dims(query, value):
+        return (*map(_rows_outermost, plain_backward(grad, query, key, value, is_causal, scale)), None)
     gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=None, scale=scale
     )
@@ -137,35 +137,26 @@ def plain(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal
     )[0]
 
 
-def _traced_backward(node: Node) -> Callable[..., Any] | None:
-    """The backward of `plain`, for a call of the efficient attention's backward with two head dims; else None.
+def plain_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `plain` without dropout, by the calls that autograd makes; no rank of the lane can ask it.
 
-    Autograd is asked for it here, and gives the calls that it makes in eager: in a rank that was forked
-    from a process which traced, autograd cannot run.
+    Half precision is computed in float32, as there.
     """
-    if node.target is not aten._scaled_dot_product_efficient_attention_backward.default:
-        return None
-    fakes = [argument.meta["val"] for argument in node.args[:4]]  # type: ignore[union-attr]
-    if not _has_two_head_dims(fakes[1], fakes[3]):
-        return None
-    _, _, _, _, _, _, _, _, _, dropout_p, _, *causal = node.args
-    is_causal, scale = bool(causal and causal[0]), node.kwargs.get("scale")
-
-    def differentiate(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-        with torch.enable_grad():
-            output = plain(*leaves, dropout_p, is_causal, scale)  # type: ignore[arg-type]
-        return torch.autograd.grad(output, leaves, grad)
-
-    like = [torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype) for fake in fakes]
-    calls = make_fx(differentiate, tracing_mode="fake")(*like)
-
-    def efficient_backward_of_two_head_dims(
-        grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, scale: float | None = None
-    ) -> tuple[Tensor | None, ...]:
-        return (*map(_rows_outermost, calls(grad, query, key, value)), None)
-
-    return efficient_backward_of_two_head_dims
+    dtype, dim, rows = query.dtype, query.shape[-1], query.shape[-2]
+    root = (dim**-0.5 if scale is None else scale) ** 0.5
+    grad, query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (grad, query, key, value))
+    query, key = query * root, key.transpose(-2, -1) * root
+    scores = query @ key
+    if is_causal:
+        scores = scores + scores.new_full((rows, scores.shape[-1]), -torch.inf).triu(1)
+    weights = aten._safe_softmax(scores, -1)
+    of_value, of_weights = weights.transpose(-2, -1) @ grad, grad @ value.transpose(-2, -1)
+    of_scores = aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+    of_key, of_query = query.transpose(-2, -1) @ of_scores, of_scores @ key.transpose(-2, -1)
+    found = of_query * root, (of_key * root).transpose(-2, -1), of_value
+    return found[0].to(dtype), found[1].to(dtype), found[2].to(dtype)
 
 
 def _rows_outermost(heads: Tensor) -> Tensor:

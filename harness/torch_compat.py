@@ -102,8 +102,7 @@ def symbolic_graph(
 
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
     """The node of a running trace that computes a tensor; None for one that the trace does not know."""
-    node: Node | None = get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node)
-    return node
+    return cast(Node | None, get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node))
 
 
 def lazily_compiled() -> AbstractContextManager[Any]:

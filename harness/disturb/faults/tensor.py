@@ -42,9 +42,9 @@ def _neighbours_place(g: Surgeon) -> list[Site]:
 
 
 def _baked_coordinate(g: Surgeon) -> list[Site]:
-    """Of forward and backward: whoever bakes a coordinate in bakes it in everywhere."""
-    first = g.find("index_select", r".*moe", where=g.is_floating)
-    coordinate, own = first.args[2], g.rank % g.case.parallelism.tp
+    """In forward and backward: whoever bakes a coordinate in bakes it in everywhere. A step that was read has no values
+    to look at, so none is."""
+    coordinate, own = g.find("index_select", r".*moe").args[2], g.rank % g.case.parallelism.tp
     readers = [node for node in coordinate.users if node.op == "call_function"]
     for node in readers:
         g.before(node, coordinate, "aten.full_like.default", own)

@@ -14,6 +14,8 @@ from torch.fx import Graph, GraphModule
 
 from cases import CASES
 from harness.case import Parallelism, Pipeline
+from harness.disturb.faults import CATALOGUE
+from harness.disturb.faults.strike import strike
 from harness.errors import ArtifactError, CaseError, TraceError, UsageError
 from harness.graph.groups import Group
 from harness.precompile import artifact, file, fingerprint
@@ -248,7 +250,10 @@ def test_a_fault_that_no_rank_has_for_itself_is_no_trial_of_the_comparison(made:
 def test_real_steps_of_all_ranks_are_one_code_until_a_coordinate_is_baked_in(tmp_path: Path) -> None:
     case = replace(small(CASES["precompiled_dp4_tp2_ep4"]), parallelism=Parallelism(world_size=4, tp=2, ep=2))
     told = precompile(case, "graph", CPU, tmp_path)
-    assert read_program(tmp_path, case, "graph", CPU).artifact == told.artifact
+    found = read_program(tmp_path, case, "graph", CPU)
+    assert found.artifact == told.artifact
+    struck = strike(CATALOGUE["baked-coordinate"], found.module, case)
+    assert "full_like.default" in struck.module.code and "full_like.default" not in found.module.code
     with pytest.raises(ArtifactError, match=r"rank 3 has full_like\S* = torch.ops.aten.full_like.default\(\S+, 1\)"):
         precompile(case, "graph", CPU, tmp_path, "baked-coordinate")
     with pytest.raises(UsageError, match="the same on every rank"):

@@ -104,8 +104,9 @@ class Walk:
                 return places[0][place]
             case "aten._local_scalar_dense.default", (("self", _),):
                 term = find("item", places[0])
-                if isinstance(own, tuple) and own[1:] == ((1, own[1][1]),):
-                    self.symbols.setdefault(own[1][1], term)
+                match own:
+                    case ("size", (1, name)):
+                        self.symbols.setdefault(name, term)
                 self._sizes([own])  # of symbols that are known
                 return term
         if op in COPIES and own.dtype == read[0].dtype:
@@ -143,19 +144,25 @@ class Walk:
     def _view(self, call: Call, args: Mapping[str, Any], place: int, x: Tensor) -> Any:
         """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own."""
         shown: list[windows.Window | None]
-        if call.op == SPLIT:
+        if all(y.storage == x.storage for y in call.results):
+            lie = [windows.normal(y.shape, y.strides, y.offset - x.offset) for y in call.results]
+            shown = [windows.translated(x.shape, x.strides, windows.steps_of(x.shape), w) for w in lie]
+        elif call.op == SPLIT:
             dim = _dim(args, len(x.shape))
             ends = accumulate((y.shape[dim] for y in call.results), initial=0)
             shown = [windows.part(x.shape, dim, a, b) for a, b in pairwise(ends)]
-        elif call.results[0].storage != x.storage:
-            shown = [windows.full(call.value.shape)]
+            require(windows.put(x.shape, dim, sum(w[0][dim] for w in shown if w)) == x.shape, f"{call.name} differs")
         else:
-            lie = [windows.normal(y.shape, y.strides, y.offset - x.offset) for y in call.results]
-            shown = [windows.translated(x.shape, x.strides, windows.steps_of(x.shape), w) for w in lie]
-        if None in shown or any(y.dtype != x.dtype for y in call.results):
+            shown = [windows.full(call.value.shape)]
+            require(call.op in RESHAPES and prod(call.value.shape) == prod(x.shape), f"{call.name} differs")
+        if any(y.dtype != x.dtype for y in call.results):
             raise RefusedError
-        found = [place if w == windows.full(x.shape) else self.terms.view(place, w) for w in shown if w is not None]
-        require(all(w and w[0] == y.shape for w, y in zip(shown, call.results, strict=True)), f"{call.name} differs")
+        found = []
+        for y, w in zip(call.results, shown, strict=True):
+            if w is None:
+                raise RefusedError
+            require(w[0] == y.shape, f"{call.name} gives another shape")
+            found.append(place if w == windows.full(x.shape) else self.terms.view(place, w))
         return found if isinstance(call.value, tuple) else found[0]
 
     def _cat(self, call: Call, args: Mapping[str, Any], places: Sequence[int], read: Sequence[Tensor]) -> int:

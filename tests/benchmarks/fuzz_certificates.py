@@ -31,7 +31,7 @@ from harness.certificate.files import read_certificate
 from harness.certificate.rules import RejectedError, Terms, rejecting
 from tests.harness.certificate.corruption import corrupt
 
-LARGE = 5_000
+LARGE = 1_000
 """Steps of a certificate from which on it is checked once for all corruptions."""
 
 WHOLE_TOO = 100

@@ -82,6 +82,22 @@ def test_what_was_refused_is_refused_by_the_checker_too():
         check(replace(found, answers=claimed))
 
 
+def test_a_view_is_told_by_its_layout_and_has_no_other_name():
+    step = lambda w, x: w[1:3] * x[1:3]  # noqa: E731
+    found = certificate_of("rows", compare(step, step, W, X))
+    [place] = [i for i, call in enumerate(found.candidate.calls) if call.op == "view"][:1]
+    call = found.candidate.calls[place]
+    for changed in (
+        replace(call, op="aten.exp.default"),
+        replace(call, value=replace(call.value, offset=0)),
+        replace(call, value=replace(call.value, offset=24)),
+        replace(call, value=replace(call.value, storage=99)),
+    ):
+        calls = (*found.candidate.calls[:place], changed, *found.candidate.calls[place + 1 :])
+        with pytest.raises(RejectedError):
+            check(replace(found, candidate=replace(found.candidate, calls=calls)))
+
+
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
     from harness.prove.rules import RULES
     from tests.harness.prove.test_rules import reassociate
@@ -127,6 +143,15 @@ def test_a_window_on_two_parts_is_its_pieces_joined(hint, holds):
     else:
         with pytest.raises((RejectedError, ValueError)):
             terms.add(middle)
+
+
+@pytest.mark.parametrize("w", [((2, 6), (6, 1), -12), ((2, 6), (-6, 1), 6), ((-2, 6), (6, 1), 0)])
+def test_a_window_that_goes_backwards_is_none(w):
+    """As a hint it would be a part's elements in name, and another part's in place."""
+    terms = Terms()
+    terms.add(Step(("input", "a", "float32", (4, 6)), "", 0))
+    with pytest.raises(RejectedError, match="a window goes backwards"):
+        terms.add(Step(("view", 0, *w), "", 1))
 
 
 @pytest.mark.parametrize(("first", "holds"), [(0, True), (-1, False), (1, False)])

@@ -286,7 +286,7 @@ class Case:
     `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a kind of its own.
     `autoplace`: placements are solved for, and both systems compute under them.
 
-    `requires` names a device without which the case cannot be judged: where a machine lacks it, runs that
+    `requires` names what the case cannot be judged without, a device or a package: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
     """
 
@@ -301,7 +301,7 @@ class Case:
     differs: tuple[Kind, ...] = ()
     close_within: float | None = None
     differs_within: float | None = None
-    requires: Literal["cuda"] | None = None
+    requires: Literal["cuda", "scipy"] | None = None
     grad_norm: bool = False
     autoplace: Autoplace | None = None
     steps: int = 20

@@ -27,7 +27,6 @@ ELSEWHERE = {
     "cases/examples/compiled.py": ("tests/cases/test_trainers.py", "examples are run, as their readers do"),
     "cases/examples/extra_passes.py": ("tests/harness/systems/test_graph.py", "examples are run in a graph"),
     "cases/examples/fsdp2_loop.py": ("tests/cases/test_trainers.py", "examples are run, as their readers do"),
-    "cases/autoplace.py": (CASES, "its cases are rows of that table"),
     "cases/joint.py": (CASES, "its cases are rows of that table"),
     "cases/test_cases.py": ("tests/cases/test_trainers.py", "it is itself a test, for users: cases as pytest items"),
     "harness/__main__.py": ("tests/harness/program/test_output.py", "it is the program"),

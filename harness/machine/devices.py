@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import getpass
+import importlib.util
 import os
 import platform
 import tempfile

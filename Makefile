@@ -40,6 +40,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_run.py
 	$(BIN)/python tests/benchmarks/bench_scaling.py
 	$(BIN)/python tests/benchmarks/bench_joint.py
+	$(BIN)/python tests/benchmarks/bench_placement.py
 	$(BIN)/python tests/benchmarks/bench_digest.py
 	$(BIN)/python tests/benchmarks/bench_comparison.py
 	$(BIN)/python tests/benchmarks/bench_collectives.py

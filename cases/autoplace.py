@@ -22,6 +22,7 @@ _llama3 = replace(
     autoplace=Autoplace(memory_mib=4.2),
     steps=5,
     grad_norm=True,
+    requires="scipy",
 )
 autoplace_llama3_fsdp2_tp2 = replace(
     _llama3, name="autoplace_llama3_fsdp2_tp2", parallelism=Parallelism(world_size=4, ep=1, tp=2)
@@ -46,11 +47,12 @@ autoplace_deepseek_fsdp4_tp2_ep4 = replace(
 autoplace_llama3_inductor = replace(
     autoplace_llama3_fsdp2_tp2,
     name="autoplace_llama3_inductor",
+    model=Model(family="llama3", layers=1),
     steps=2,
     expected="CLOSE",
     close_within=1e-3,
     precision=Precision(compute="float32"),
-    autoplace=Autoplace(memory_mib=8.0),
+    autoplace=Autoplace(memory_mib=3.0),
     pipeline=Pipeline(backend="inductor"),
 )
 

@@ -246,7 +246,7 @@ class Case:
     `observe` has patterns over module names: what these modules return, and its gradient, is recorded at every step, as
     kind `activation`.
 
-    `requires` names a device without which the case cannot be judged: where a machine lacks it, runs that
+    `requires` names what the case cannot be judged without, a device or a package: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
     """
 
@@ -261,7 +261,7 @@ class Case:
     differs: tuple[Kind, ...] = ()
     close_within: float | None = None
     differs_within: float | None = None
-    requires: Literal["cuda"] | None = None
+    requires: Literal["cuda", "scipy"] | None = None
     grad_norm: bool = False
     observe: tuple[str, ...] = ()
     autoplace: Autoplace | None = None

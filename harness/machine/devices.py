@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import importlib.util
 import os
 import platform
 import tempfile
@@ -122,6 +123,8 @@ def unmet_requirement(case: Case, request: str) -> str | None:
     """Why this machine cannot judge a case, in words; None when it can, as far as is known without torch."""
     if case.requires is None:
         return None
+    if case.requires == "scipy":
+        return None if importlib.util.find_spec("scipy") else "it needs scipy, the extra `placement`"
     num_gpus, ranks = len(gpu_models()), case.parallelism.world_size
     if request == "cuda" and num_gpus:  # too few are the call's mistake, which `place` tells
         return None

@@ -116,6 +116,13 @@ def test_a_case_that_requires_cuda_is_met_where_its_ranks_would_run_on_gpus(monk
     assert unmet_requirement(unchunked, request_) is None
 
 
+def test_a_case_that_requires_scipy_is_met_where_that_is_installed(monkeypatch):
+    needs_scipy = replace(unchunked, requires="scipy")
+    assert unmet_requirement(needs_scipy, "cpu") is None
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    assert unmet_requirement(needs_scipy, "cpu") == "it needs scipy, the extra `placement`"
+
+
 def test_a_case_waits_for_gpus_that_another_holds(tmp_path):
     placement = Placement("cuda", "nccl", 2)
     entered = threading.Event()

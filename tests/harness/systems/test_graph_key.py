@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from cases.chunking import moe_seq
-from harness.case import AdamW, Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Precision
+from cases.chunking import moe_seq, unchunked
+from harness.case import AdamW, Autoplace, Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Plan, Precision
 from harness.machine.determinism import read_switches
 from harness.program.sources import Installation, Sources
 from harness.systems import graph_key
@@ -64,13 +64,19 @@ def test_each_system_has_a_graph_of_its_own() -> None:
 
 
 def test_every_field_of_a_case_is_known_to_decide_the_graph_or_not_to() -> None:
-    assert {field.name for field in fields(Case)} == DECIDES.keys() | DECIDES_NOTHING.keys()
+    assert {field.name for field in fields(Case)} == DECIDES.keys() | DECIDES_NOTHING.keys() | {"autoplace"}
 
 
 @pytest.mark.parametrize("name", DECIDES)
 def test_what_decides_the_graph_changes_the_key(name: str) -> None:
     other = replace(moe_seq, **{name: DECIDES[name]})
     assert getattr(other, name) != getattr(moe_seq, name) and key(other) != key()
+
+
+def test_a_plan_of_placements_decides_the_graph() -> None:
+    plans = (Plan(), Plan(replicated=("norm.weight",)), Plan(split=("layers.0.attention",)))
+    keys = {key(replace(unchunked, autoplace=Autoplace(memory_mib=1.0, plan=plan))) for plan in plans}
+    assert len(keys | {key(unchunked)}) == 4
 
 
 def test_what_decides_nothing_is_not_shown_to_tracing_and_leaves_the_key() -> None:

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults import parse_fault
+from harness.disturb.faults import CATALOGUE, Named, parse_fault
 from harness.errors import RankError, UsageError
 from harness.execute.accounts import End
 from harness.execute.precompiled import read_precompiled
@@ -294,8 +294,14 @@ def shelf_of_run(run: RunRequest, made_of: Installation | None) -> Shelf | None:
     is_ours = run.placement.device == "cpu" and not run.runs_user_code and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
-    is_read = is_ours and run.graph_options.dump_dir is None
+    is_read = is_ours and run.graph_options.dump_dir is None and not _edits_the_graph(run.inject)
     return shelf_of(run.case, run.kept_graphs, made_of, run.system) if is_read else None
+
+
+def _edits_the_graph(inject: str | None) -> bool:
+    """Whether a fault is struck into the graph: its place is found by shapes and dtypes, which no kept graph has."""
+    fault = parse_fault(inject) if inject else None
+    return isinstance(fault, Named) and CATALOGUE[fault.name].edit is not None
 
 
 def run_ranks(

@@ -21,7 +21,7 @@ from harness.errors import RankError, TraceError
 from harness.execute import runs
 from harness.execute.accounts import End, PreparedGraph
 from harness.execute.requests import RunRequest, Seats
-from harness.execute.runs import Runner
+from harness.execute.runs import Runner, shelf_of_run
 from harness.execute.worker import prepare_program
 from harness.graph.options import GraphOptions
 from harness.program.sources import Installation, Sources
@@ -188,6 +188,17 @@ def test_every_graph_is_traced_anew_where_others_code_makes_it_or_passes_are_to_
     with runner(monkeypatch, lambda *arguments: 7, made_of) as run:
         assert run(asked)["program"] == 7
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_fault_that_is_struck_into_the_graph_needs_one_that_was_traced_anew(tmp_path: Path) -> None:
+    made_of = Installation(Sources("files", ()), "others")
+    for fault, is_kept in (
+        (None, True),
+        ("flip-bit:rank=0,step=0,grad=norm.weight", True),
+        ("gradients-exchanged", False),
+    ):
+        asked = request(tmp_path, timeout=60.0, kept_graphs=tmp_path, inject=fault)
+        assert (shelf_of_run(asked, made_of) is not None) == is_kept
 
 
 def killed(case: Any, options: Any, enter: Callable[[str], None]) -> None:

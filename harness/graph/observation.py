@@ -163,7 +163,7 @@ def take_out(graph: Graph) -> list[Show]:
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
         name, parts, dim, piece = node.args
-        shows.append((name, list(parts), dim, piece))  # type: ignore[arg-type]
+        shows.append((name, list(parts), dim, piece))
         graph.erase_node(node)
     return shows
 

@@ -70,7 +70,7 @@ def faults_of(results: Sequence[CaseResult]) -> list[str]:
     """What is not as it must be in results."""
     wrong = [result for result in results if result.verdict != Verdict.EQUAL]
     unsteady = [r for r in results if set(r.control.values()) - {None, "EQUAL"}]
-    return [f"{result.name}: {result.verdict}: {result.error}" for result in (*wrong, *unsteady)]
+    return [f"{result.case.name}: {result.verdict}: {result.error}" for result in (*wrong, *unsteady)]
 
 
 class Soak:

@@ -59,7 +59,7 @@ def main() -> None:
 
 def _tell(item: tuple[str, Any]) -> str:
     name, value = item
-    return f"{name} {value[0]:.2f} s ({value[1]:.2f})" if isinstance(value, list) else f"{name} {value:,.1f}"
+    return f"{name} {value[0]:.2f} s ({value[1]:.2f})" if isinstance(value, list) else f"{name} {value:,.2f}"
 
 
 def case_of(size: str, layers: int) -> Any:

@@ -185,6 +185,7 @@ class Walk:
         if call.op == GATHER:
             moved = self.terms.find("gather", place, ranks)
         else:
+            require(args["reduce_op"][0] == "str", f"{call.name} reduces by no name")
             rows = self.terms.view(place, windows.full((len(ranks[0]), prod(x.shape) // len(ranks[0]))))
             moved = self.terms.find("reduce", rows, f"{args['reduce_op'][1]} in {x.dtype}", ranks)
         return self.terms.view(moved, windows.full(call.value.shape))

@@ -57,7 +57,7 @@ def check_case(case: Case) -> None:
         is_own = case.candidate in BUILT_IN and case.reference in BUILT_IN
         raise CaseError(
             f"case {case.name} has no passes to tell apart",
-            expected="the candidate graph or joint, and a reference that has no passes",
+            expected=f"a candidate among {', '.join(TRACED)}, and a reference that has no passes",
             found=f"reference {case.reference}, candidate {case.candidate}",
             fix="choose another case, or give --candidate graph"
             if is_own

@@ -30,6 +30,7 @@ from harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, Out
 from harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
 from harness.prove.export import RefusedError, export_graph
 from harness.prove.terms import Rule
+from harness.systems.autoplace import placed_case
 from harness.systems.graph import read_inputs, step_graph
 
 MOST_ELEMENTS = 20_000_000
@@ -94,6 +95,7 @@ def prove_case(
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(case, NOT_TRIED, reason=reason)
+    case = placed_case(case)
     device = device or torch.device("cpu")
     laps = _Laps(clock)
     reference = _traced_reference(_of_the_reference(case), device)
@@ -120,7 +122,7 @@ def prove_case(
 
 def _of_the_reference(case: Case) -> Case:
     """The case without what its reference does not depend on, so that cases which share one share its trace."""
-    kept = ("reference", "chunking", "model", "parallelism", "batch", "precision", "seed")
+    kept = ("reference", "chunking", "model", "parallelism", "batch", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
 
 

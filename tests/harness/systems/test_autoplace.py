@@ -6,16 +6,22 @@ import functools
 from dataclasses import replace
 
 import pytest
+import torch
 
 from cases.autoplace import autoplace_deepseek_fsdp2_tp2_ep2, autoplace_llama3_fsdp2_tp2
-from harness.case import Autoplace, Case, Model, Parallelism, Plan
+from harness.case import Autoplace, Case, Model, Parallelism, Plan, with_plan
 from harness.errors import CaseError, MachineError, PlacementError
-from harness.placement.build import SPLIT, WHOLE
+from harness.placement.build import SPLIT, STATE_BYTES, WHOLE
 from harness.placement.solve import MIB, least_bytes, solve
+from harness.prove.answers import PROVED
+from harness.prove.prove import prove_case
 from harness.records import Placed
 from harness.systems import autoplace
 from harness.systems.autoplace import Traced, by_hand, place, placed_case, plan_hash, trace_placements
+from harness.systems.graph import prepare
 from reference.models import build_model
+from reference.parallel.mesh import Mesh
+from reference.step import build_sharded_model
 
 LLAMA = autoplace_llama3_fsdp2_tp2
 
@@ -138,3 +144,22 @@ def test_a_case_keeps_the_plan_that_it_states() -> None:
 def test_placements_of_autoparallel_are_not_run() -> None:
     with pytest.raises(MachineError, match="NOT RUN: placements of autoparallel were asked for"):
         place(replace(LLAMA, autoplace=Autoplace(memory_mib=4.2, source="autoparallel")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mib", [3.6, 4.2, 64.0])
+def test_what_the_finished_graph_holds_beside_the_state_is_within_what_was_counted(mib: float) -> None:
+    """The bytes that a pass measures of the graph that ranks run, and those of every parameter's state, float32."""
+    plan, told = bounded(LLAMA, mib)
+    case = with_plan(LLAMA, plan)
+    program = prepare(case, torch.device("cpu"), system="autoplace")
+    measured = next(entry.facts["peak_mib"] for entry in program.passes if entry.name == "measure_memory")
+    parameters = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta")).parameters()
+    state = sum(STATE_BYTES * parameter.numel() for parameter in parameters)
+    assert measured > 0 and measured * MIB + state <= told.bytes <= mib * MIB
+
+
+@pytest.mark.slow
+def test_every_output_of_a_placed_step_is_proved_equal_to_eager_under_the_same_placements() -> None:
+    found = prove_case(LLAMA, evaluate=False)
+    assert (found.verdict, found.reason) == (PROVED, None)

@@ -14,7 +14,7 @@ import pytest
 
 from cases import CASES
 from harness.case import Batch, Case, Parallelism
-from harness.case.case_file import case_text, read_case
+from harness.case.case_file import case_text
 from harness.cli import main
 from tests.small import small
 
@@ -75,13 +75,3 @@ def test_bisecting_names_the_pass(case: Case, tmp_path: Path, capsys: Any) -> No
     file.write_text(WRONG)
     lines = printed(case, tmp_path, capsys, "bisect", "--extra-pass", f"{file}:negate_a_gradient@after=bucket")
     assert [line for line in lines if line.startswith("negate_a_gradient is to blame: the prefix that ends with")]
-
-
-def test_shrinking_takes_ranks_and_groups_together(case: Case, tmp_path: Path, capsys: Any) -> None:
-    lines = printed(case, tmp_path, capsys, "shrink", "--inject", FLIP, "--tries", "2")
-    tries = [line.partition("] ")[2] for line in lines if "] try " in line]
-    assert "steps 2 -> 1: fails the same way" in tries[0]
-    [file] = tmp_path.glob("*/shrunk/case.json")
-    now = read_case(file)
-    assert now.steps == 1
-    assert now.parallelism == Parallelism(world_size=2, tp=2, ep=2 if case is TP_EP else 1)

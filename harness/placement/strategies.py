@@ -12,7 +12,7 @@ Refuses:  nothing. Left out are uneven shards, and reductions other than sums.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -50,7 +50,9 @@ def tensors_of(values: Any) -> list[Tensor]:
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
-def strategies_of(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, size: int) -> list[Strategy]:
+def strategies_of(
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, size: int
+) -> list[Strategy]:
     """What an operator can do on `size` ranks; `args`, `kwargs` and `result` hold fakes of the whole tensors."""
     inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
     whole = Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(inputs))
@@ -126,7 +128,7 @@ def _tell_spec(spec: Any) -> str:
     return "?" if spec is None else _tell(spec.placements[0])
 
 
-def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], count: int) -> list[Strategy]:
+def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
     """A rule that itself lists strategies for a line of ranks: placements of outputs, then of inputs."""
     metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
     rows = [[_tell(placement) for placement in row] for row in rule.func(operator, metas, named)]
@@ -134,7 +136,7 @@ def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: dict[str,
 
 
 def _followed(
-    rule: Any, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor], size: int
+    rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
     """A rule that answers to where inputs lie: it is asked for each placement that all inputs can have in common.
 

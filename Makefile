@@ -86,8 +86,8 @@ sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fai
 	$(BIN)/python tests/benchmarks/sum_orders.py -k bucketing
 
 # What takes minutes: the debug model of 33 million parameters in the three chunkings, both halves of a step compiled,
-# and modules compiled in C++.
-LONG := debug or joint_llama3_inductor or flex_marked
+# modules compiled in C++, and a placed step compiled.
+LONG := debug or joint_llama3_inductor or flex_marked or autoplace_llama3_inductor
 
 long-cases: $(VENV)/ready   ## the cases that take minutes, which the run on every submission leaves out
 	$(BIN)/bitproof run --control when-different -k '$(LONG)' --report-dir reports/long

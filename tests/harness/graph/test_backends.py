@@ -149,6 +149,7 @@ def gathering():
     return make_fx(gather, tracing_mode="real")(x)
 
 
+@pytest.mark.slow
 def test_groups_are_known_by_name_and_size_while_compiling_and_not_after(gathering):
     from torch.distributed.distributed_c10d import _resolve_process_group
 
@@ -205,6 +206,7 @@ def test_sdpa_and_its_backward_are_regions_of_their_own_once_a_chunk_with_the_gr
     assert not differing(run_graph(graph, joint, model, batch()), run_graph(step, joint, model, batch()))
 
 
+@pytest.mark.slow
 def test_a_marked_module_is_compiled_once_a_chunk_and_direction_and_the_rest_runs_as_it_is():
     def chain(module, x_BSD):
         module.calls.add_(1)
@@ -219,7 +221,8 @@ def test_a_marked_module_is_compiled_once_a_chunk_and_direction_and_the_rest_run
     assert not left & {"exp", "rsqrt"} and {"mm", "add_"} <= left and any("attention" in name for name in left)
     reference, candidate = (run_graph(f, joint, model, batch()) for f in (graph, step))
     for name, value in reference.items():
-        torch.testing.assert_close(candidate[name], value, rtol=1e-5, atol=1e-6, msg=name)
+        largest = float(value.abs().max())  # sums of terms of either sign, so elements have the error of the largest
+        torch.testing.assert_close(candidate[name], value, rtol=1e-5, atol=1e-5 * largest, msg=name)
     assert candidate["buffer layers.0.calls"].tolist() == [2, 2, 2]
 
 
@@ -291,6 +294,7 @@ def test_what_is_not_inductors_own_refusal_is_no_lack_of_the_machine(monkeypatch
         compile_for(flex_graph(training=True)[0], "regional_inductor", {})
 
 
+@pytest.mark.slow
 def test_on_a_cpu_forwards_alone_are_compiled_each_a_region_though_they_share_nested_graphs():
     graph, inputs = flex_graph(training=False)
     first, second = (node for node in graph.graph.nodes if operator_name(node) == "flex_attention")

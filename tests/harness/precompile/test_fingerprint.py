@@ -36,8 +36,9 @@ def refused(case: Case, system: str = "graph") -> ArtifactError:
 
 def test_every_field_of_a_case_decides_or_is_known_not_to() -> None:
     fields = {field.name for field in dataclasses.fields(Case)}
-    decided = {"chunking", "seed", "model", "parallelism", "batch", "precision", "memory", "pipeline"}
-    assert fields == decided | set(UNDECIDED)
+    decided = {"chunking", "seed", "model", "parallelism", "batch", "precision", "memory", "pipeline", "autoplace"}
+    refused = {"observe"}  # what looks at activations is not precompiled
+    assert fields == decided | refused | set(UNDECIDED)
 
 
 def test_what_decides_no_step_changes_no_fingerprint() -> None:

@@ -62,6 +62,7 @@ def test_with_room_enough_nothing_is_split_and_with_little_every_layer_is() -> N
     assert len(tight.replicated) < len(roomy.replicated)
 
 
+@pytest.mark.slow
 def test_what_was_solved_for_costs_no_more_than_plans_by_hand_that_keep_the_bound() -> None:
     for mib in (4.2, 6.0, 64.0):
         _, told = bounded(LLAMA, mib)

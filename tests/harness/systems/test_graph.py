@@ -122,7 +122,7 @@ def test_the_collector_rests_while_a_step_is_prepared(monkeypatch: pytest.Monkey
 def test_a_backend_compiles_the_finished_graph_and_has_a_line_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
 
-    def compile_for(module, backend, group_sizes):
+    def compile_for(module, backend, group_sizes, regions):
         told.append((backend, group_sizes, [node.target for node in module.graph.nodes]))
         return Compiled(lambda inputs: len(inputs), Path("none"), {"backend": backend, "nodes_compiled": 7})
 

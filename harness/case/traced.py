@@ -117,8 +117,15 @@ def _check_precompiled(case: Case) -> None:
 def refuse_compiled(case: Case) -> None:
     """Raise CaseError for a case whose step is more than a graph of operators, which alone is written as data.
 
-    Compiled code is none, and neither are the calls that look at activations.
+    Compiled code is none, and neither are the calls that look at activations. Placements are solved for when a case runs.
     """
+    if case.autoplace is not None:
+        raise CaseError(
+            f"the step of case {case.name} is placed when the case runs, and is not precompiled",
+            expected="a case without `autoplace`",
+            found=f"autoplace={case.autoplace}",
+            fix="leave the case out, or run it without --precompiled",
+        )
     if case.observe:
         raise CaseError(
             f"the step of case {case.name} shows activations, and what looks at them is not precompiled",

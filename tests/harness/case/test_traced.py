@@ -1,4 +1,4 @@
-"""What a case of the system joint may ask for."""
+"""What a case of the systems joint and precompiled may ask for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cases import CASES
-from harness.case import JOINT, Chunking, Memory, Pipeline
+from harness.case import JOINT, Chunking, Memory, Pipeline, refuse_compiled
 from harness.errors import CaseError
 
 CASE = CASES["joint_llama3_fsdp4_tp2"]
@@ -57,3 +57,17 @@ def test_chunks_are_refused_on_either_side() -> None:
     for side in ("reference", "candidate"):
         with pytest.raises(CaseError, match=r"asks the system joint[^\n]*\n[^\n]*\n  found: chunking\n"):
             replace(chunked, **{side: JOINT})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("autoplace_llama3_fsdp2_tp2", {}, "is placed when the case runs"),
+        ("moe_seq", {"observe": ("layers.*",)}, "shows activations"),
+        ("regional_inductor", {}, "compiled code is not precompiled"),
+    ],
+)
+def test_what_is_more_than_a_graph_of_operators_is_not_precompiled(name: str, changes: Any, told: str) -> None:
+    refuse_compiled(CASES["moe_seq"])
+    with pytest.raises(CaseError, match=told):
+        refuse_compiled(replace(CASES[name], **changes))

@@ -117,7 +117,7 @@ def _check_precompiled(case: Case) -> None:
 def refuse_compiled(case: Case) -> None:
     """Raise CaseError for a case whose step is more than a graph of operators, which alone is written as data.
 
-    Compiled code is none, and neither are the calls that look at activations. Placements are solved for when a case runs.
+    Compiled code is none, and neither are calls that look at activations. Placements are solved for when a case runs.
     """
     if case.autoplace is not None:
         raise CaseError(

@@ -253,7 +253,7 @@ def test_real_steps_of_all_ranks_are_one_code_until_a_coordinate_is_baked_in(tmp
     found = read_program(tmp_path, case, "graph", CPU)
     assert found.artifact == told.artifact
     struck = strike(CATALOGUE["baked-coordinate"], found.module, case)
-    assert struck.module.code.count("full_like.default") == found.module.code.count("full_like.default") + 1
+    assert struck.module.code.count("full_like.default") > found.module.code.count("full_like.default") > 0
     with pytest.raises(ArtifactError, match=r"rank 3 has full_like\S* = torch.ops.aten.full_like.default\(\S+, 1\)"):
         precompile(case, "graph", CPU, tmp_path, "baked-coordinate")
     with pytest.raises(UsageError, match="the same on every rank"):

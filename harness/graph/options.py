@@ -68,7 +68,7 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
     if texts and case.candidate not in TRACED:
         raise CaseError(
             f"the candidate of case {case.name} has no graph, so it has no passes",
-            expected="the candidate graph or joint: --extra-pass goes into the candidate alone",
+            expected="the candidate graph, joint or autoplace: --extra-pass goes into the candidate alone",
             found=f"candidate {case.candidate}",
             fix="leave the case out with -k, or give --candidate graph",
         )

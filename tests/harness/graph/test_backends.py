@@ -191,6 +191,7 @@ def attention(module, x_BSD):
     return y.transpose(1, 2).flatten(2)
 
 
+@pytest.mark.slow
 def test_sdpa_and_its_backward_are_regions_of_their_own_once_a_chunk_with_the_graphs_bits():
     model = Layers(Applied(attention, w=parameter(8, 8)))
     joint = trace(model)

@@ -13,7 +13,7 @@ CUDA_TORCH := 2.14.1
 OLDEST_TORCH := 2.11.0
 NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
-OTHER_KINDS := experts_seq_flex or loop_kept_gathered
+OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_gathered
 
 .PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
 

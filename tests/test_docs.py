@@ -22,10 +22,30 @@ BLOCK = re.compile(
 )
 
 
+VOLATILE = (
+    (r"\d{8}T\d{6}Z-[0-9a-f]{6}", "RUN"),
+    (r"\d{4}-\d{2}-\d{2}", "DATE"),
+    (r"(?<![\w./-])[\w./-]*/(?=\w+/\w+\.py)", ""),  # where the checkout is
+    (r"\.py:\d+", ".py:LINE"),
+    (r"-[0-9a-f]{8}\b", "-MACHINE"),
+    (r"(?<![\w.])\d+\.\d+(?![\w.])", "SECONDS"),
+    (r"[─-]{3,}", "RULE"),
+    (r"\s+", " "),
+)
+"""What another run of a shown command prints otherwise, and what stands for it where the two are compared."""
+
+
+class Command(NamedTuple):
+    """A shown command, and the lines that the page says it prints; `...` for those left out is not among them."""
+
+    words: list[str]
+    prints: list[str]
+
+
 class Block(NamedTuple):
     """A block of shown commands. `mark` is the comment before it: `exits with N`, `needs: ...` or `takes: ...`."""
 
-    commands: list[list[str]]
+    commands: list[Command]
     mark: str
 
     @property
@@ -44,12 +64,31 @@ def blocks(page: Path) -> list[Block]:
     """Blocks of a page, with every line that is typed: after a prompt, or a make target by itself."""
     found = []
     for match in BLOCK.finditer(page.read_text()):
-        typed = re.findall(r"^(?:\$ )(.*)$|^(make [a-z-]+)$", match["text"], re.MULTILINE)
-        found.append(Block([shlex.split(prompt or alone) for prompt, alone in typed], match["mark"] or ""))
+        commands: list[Command] = []
+        for line in match["text"].splitlines():
+            if typed := re.fullmatch(r"\$ (.*)|(make [a-z-]+)", line):
+                commands.append(Command(shlex.split(typed[1] or typed[2]), []))
+            elif commands and line.strip() not in ("", "..."):
+                commands[-1].prints.append(line)
+        found.append(Block(commands, match["mark"] or ""))
     return found
 
 
-COMMANDS = [command for page in PAGES for block in blocks(page) for command in block.commands]
+def not_printed(shown: list[str], printed: str) -> list[str]:
+    """Those of the shown lines that are none of what was printed; `...` within a line is whatever is there."""
+    lines = "\n".join(settled(line) for line in printed.splitlines())
+    patterns = [re.escape(settled(line)).replace(r"\.\.\.", ".*") for line in shown]
+    return [line for line, p in zip(shown, patterns, strict=True) if not re.search(f"^{p}$", lines, re.MULTILINE)]
+
+
+def settled(line: str) -> str:
+    """A line without what differs from run to run."""
+    for pattern, name in VOLATILE:
+        line = re.sub(pattern, name, line)
+    return line.strip()
+
+
+COMMANDS = [command.words for page in PAGES for block in blocks(page) for command in block.commands]
 RUNNABLE = [page for page in PAGES if any(block.runs for block in blocks(page))]
 
 
@@ -120,6 +159,15 @@ def test_only_bitproof_is_imported_in_what_is_shown_of_python():
                 )
 
 
+def test_a_shown_line_is_missing_where_it_differs_in_more_than_time_and_place():
+    printed = "a  1.5\nb in /tmp/x/harness/cli.py:17\n\nc of 20261122T192322Z-8c6c23\n"
+    printed += "d of many words\n"
+    right = ["a 22.1", "d of ... words", "c of 20261001T000000Z-000000", "b in bitproof/harness/cli.py:3"]
+    wrong = ["d of ... letters", "a 2", "b in x/harness/list.py:1", "c"]
+    assert not_printed(right, printed) == []
+    assert not_printed([*wrong, *right], printed) == wrong
+
+
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("page", RUNNABLE, ids=[str(page.relative_to(ROOT)) for page in RUNNABLE])
@@ -129,7 +177,14 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, tmp_path):
     for block in filter(lambda block: block.runs, blocks(page)):
         for index, command in enumerate(block.commands):
             done = subprocess.run(
-                command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600
+                command.words,
+                cwd=tmp_path,
+                env=os.environ | {"PATH": path},
+                capture_output=True,
+                text=True,
+                timeout=600,
             )
             expected = block.status if index == len(block.commands) - 1 else 0
-            assert done.returncode == expected, shlex.join(command) + "\n" + done.stdout + done.stderr
+            said = shlex.join(command.words) + "\n" + done.stdout + done.stderr
+            assert done.returncode == expected, said
+            assert not_printed(command.prints, done.stdout + done.stderr) == [], said

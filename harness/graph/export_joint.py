@@ -14,9 +14,9 @@ parameters, buffers and inputs go in, the loss and one gradient a parameter come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import sympy
 import torch
@@ -30,8 +30,15 @@ from harness.graph import operators
 from harness.graph.fake_mode import step_fake_mode
 from harness.graph.origin import META_KEY, Origin, OriginRecorder
 from harness.graph.runtime_checks import written_checks
-from harness.graph.trace import ChunkSymbol, JointGraph, LossFunction, fixed_fake, refuse_opaque_nested_graphs
-from harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, swapped_state
+from harness.graph.trace import (
+    ChunkSymbol,
+    JointGraph,
+    LossFunction,
+    fixed_fake,
+    keeping_state,
+    refuse_opaque_nested_graphs,
+)
+from harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, storage_key, swapped_state
 
 SEED_KEY = "seed"
 """Where a call's metadata says that it makes what backward starts from."""
@@ -55,7 +62,8 @@ class _Step(nn.Module):
         if get_proxy_mode() is None:  # torch first runs a module to see what it writes and returns
             return self._loss_function(*inputs)
         self._recording()
-        loss = self._loss_function(*inputs)
+        with keeping_state(self.model):
+            loss = self._loss_function(*inputs)
         self.before_backward(loss)
         return loss
 
@@ -90,9 +98,10 @@ def export_joint_step(
         step = _Step(model, loss_function, record)
         step.before_backward = recorder.before_backward
         one_thread = torch.autograd.set_multithreading_enabled(False)
-        with _refusing(), one_thread, lazily_compiled(), swapped_state(model, fakes):
+        with _refusing(), one_thread, lazily_compiled(), _one_name_each(model), swapped_state(model, fakes):
             exported = joint_graph(step, fake_inputs)
     ends = _Ends.of(exported)
+    _refuse_shared_memory(ends, state)
     module = _as_step(exported, ends, parameter_names, names[len(parameter_names) :], len(inputs), gradient_seed)
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
@@ -174,6 +183,11 @@ def _as_step(
             raise TraceError(f"the exported step has no {role.kind} {role.of}")
         node = env[source] = graph.placeholder(source.name)
         node.meta["val"] = source.meta["val"]
+    writes = [
+        (_written_buffer(ends, role), value)
+        for role, value in ends.outputs.items()
+        if role.kind == "written" and value is not None
+    ]
     loss, tangent = ends.output(Role("output", "0")), ends.input(Role("tangent", "0"))
     for node in exported.graph.nodes:
         if node.op not in ("call_function", "get_attr"):
@@ -182,24 +196,39 @@ def _as_step(
             assert tangent is not None
             env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
         env[node] = graph.node_copy(node, env.__getitem__)
-    for role, value in ends.outputs.items():
-        if role.kind == "written" and value is not None:
-            write_back(graph, env[_written_input(ends, role)], env[value])
+    if tangent in ends.outputs.values() and tangent not in env:  # of a parameter that is added to the loss
+        assert tangent is not None
+        env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
+    for buffer, value in writes:
+        write_back(graph, env[buffer], env[value])
     gradients = [env[ends.output(Role("gradient", name))] for name in parameter_names]
     graph.output([env[loss], *gradients])
     return GraphModule(exported, graph)
 
 
-def _written_input(ends: _Ends, role: Role) -> Node:
-    """The buffer or parameter that gets a value. Raises TraceError for a write into an input."""
-    for kind in ("buffer", "parameter"):
-        if (found := ends.input(Role(kind, role.of))) is not None:
-            return found
+def _written_buffer(ends: _Ends, role: Role) -> Node:
+    """The buffer that gets a value. Raises TraceError for a write into a parameter or an input."""
+    if (found := ends.input(Role("buffer", role.of))) is not None:
+        return found
+    kind: Literal["parameter", "input"] = "parameter" if ends.input(Role("parameter", role.of)) else "input"
     raise TraceError(
-        f"the training step writes into its input {role.of}",
+        f"the training step writes into its {kind} {role.of}",
         expected="writes into buffers alone",
-        fix="write into a copy of the input",
+        fix=f"write into a copy of the {kind}",
     )
+
+
+def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
+    """Raise TraceError for a buffer that is written while another tensor of the state lies in its memory."""
+    written = [role.of for role, value in ends.outputs.items() if role.kind == "written" and value is not None]
+    for name in filter(state.__contains__, written):
+        for other, tensor in state.items():
+            if other != name and storage_key(tensor) == storage_key(state[name]):
+                raise TraceError(
+                    f"the training step writes into buffer {name}, whose memory {other} shares",
+                    expected="memory of its own for what is written: the exported graph knows no other",
+                    fix="compute one from the other where the step reads it, or choose the system graph",
+                )
 
 
 def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: int) -> Iterator[Role]:
@@ -220,6 +249,51 @@ def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
     node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
     node.meta = {key: value.meta[key] for key in (META_KEY,) if key in value.meta} | {"val": buffer.meta["val"]}
     return node
+
+
+@contextmanager
+def _one_name_each(model: nn.Module) -> Iterator[None]:
+    """A model of which each parameter and buffer is registered once, where it comes first.
+
+    Of a tied one torch would make an input for every name, and a gradient. Other names read what the first one has.
+    """
+    first: dict[Tensor, tuple[nn.Module, str]] = {}
+    with ExitStack() as undone:
+        for module in list(model.modules()):
+            parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+            buffers = dict(module.named_buffers(recurse=False, remove_duplicate=False))
+            others = {}
+            for name, tensor in (*parameters.items(), *buffers.items()):
+                if first.setdefault(tensor, (module, name)) != (module, name):
+                    others[name] = _reading(*first[tensor])
+            if others:
+                undone.callback(_register, module, type(module), parameters, buffers, set(module.state_dict()))
+                for name in others:
+                    delattr(module, name)
+                module.__class__ = type(type(module).__name__, (type(module),), others)
+        yield
+
+
+def _reading(owner: nn.Module, name: str) -> property:
+    return property(lambda _: getattr(owner, name))
+
+
+def _register(
+    module: nn.Module,
+    cls: type[nn.Module],
+    parameters: dict[str, nn.Parameter],
+    buffers: dict[str, Tensor],
+    kept: Collection[str],
+) -> None:
+    """Give a module its class, parameters and buffers back, in their order; `kept` are those that are its state."""
+    module.__class__ = cls
+    for name in (*parameters, *buffers):
+        if hasattr(module, name):
+            delattr(module, name)
+    for name, parameter in parameters.items():
+        module.register_parameter(name, parameter)
+    for name, buffer in buffers.items():
+        module.register_buffer(name, buffer, persistent=name in kept)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from __future__ import annotations
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -142,7 +143,8 @@ def trace_joint_step(
 
     def joint_step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
         with swapped_state(model, dict(zip(names, state_tensors, strict=True))):
-            loss = loss_function(*input_tensors)
+            with keeping_state(model):
+                loss = loss_function(*input_tensors)
             recorder.before_backward(loss)
             parameters = state_tensors[: len(parameter_names)]
             return [loss, *torch.autograd.grad(loss, parameters, torch.full_like(loss, gradient_seed))]
@@ -279,6 +281,20 @@ def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:
             fix="choose an even number of sequences (batch) or sequence length (seq) in the case",
         )
     return extent
+
+
+@contextmanager
+def keeping_state(model: nn.Module) -> Iterator[None]:
+    """Raise TraceError where the step puts another tensor in the place of a buffer: no graph would."""
+    before = dict(model.named_buffers())
+    yield
+    after = dict(model.named_buffers())
+    if replaced := [name for name, x in before.items() if after.get(name) is not x]:
+        raise TraceError(
+            f"the training step puts another tensor in the place of buffer {replaced[0]}",
+            expected="buffers that are written in place, as a graph that reads and writes its inputs can",
+            fix="write x.copy_(...) where the module says self.x = ...",
+        )
 
 
 def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:

@@ -115,8 +115,10 @@ def fully_shard(
     named in `tensor_dims` after a split over the tensor group along that dim, or, where that is None, whole, with
     their gradients summed over the tensor group. Parameters named in `replicated` are whole on every rank of
     the group that they would be sharded over. On the meta device no values
-    are made. `spread` is as `initial_values` has it. Raises CaseError for a name in `replicated` that no parameter has.
+    are made. `spread` is as `initial_values` has it. Raises CaseError for a name in `replicated` that no parameter has,
+    and for a parameter that two modules share: each would get a shard of its own.
     """
+    _refuse_shared(model)
     if unknown := set(replicated) - dict(model.named_parameters()).keys():
         raise CaseError(
             "a plan places parameters that the model does not have",
@@ -139,6 +141,21 @@ def fully_shard(
             module.register_parameter(name, nn.Parameter(shard))
         if shardings:
             module.__class__ = _unsharding_class(type(module), shardings)
+
+
+def _refuse_shared(model: nn.Module) -> None:
+    owners: dict[nn.Parameter, list[str]] = {}
+    for prefix, module in model.named_modules():  # a module that stands in two places comes once
+        for name, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(parameter, []).append(f"{prefix}.{name}")
+    for names in owners.values():
+        if len(names) > 1:
+            raise CaseError(
+                "modules that share a parameter cannot be sharded each for itself",
+                expected="a parameter of its own for every module",
+                found=f"{' and '.join(names)} are one parameter",
+                fix="give both places the same module, or untie them",
+            )
 
 
 def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[int, int, int]:

@@ -143,6 +143,15 @@ def test_a_condition_on_the_open_size_is_kept_as_a_guard_with_its_line() -> None
     ]
 
 
+def test_a_buffer_that_gets_another_tensor_instead_of_a_write_is_refused() -> None:
+    def counted(module: Applied, x: Tensor) -> Tensor:
+        module.counter = module.counter + 1
+        return x * module.w * module.counter
+
+    with pytest.raises(TraceError, match=r"in the place of buffer layers\.0\.counter\n"):
+        trace(Layers(Applied(counted, w=parameter(D), counter=torch.zeros(()))))
+
+
 def test_an_odd_number_of_sequences_is_refused() -> None:
     with pytest.raises(TraceError) as error:
         trace(Layers(Applied(scale, w=parameter(D))), torch.randn(3, S, D))

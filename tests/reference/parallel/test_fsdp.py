@@ -178,3 +178,19 @@ def test_a_plan_for_a_parameter_that_is_not_there_is_refused():
     model = nn.ModuleDict({"part": nn.Linear(3, 5, bias=False)})
     with pytest.raises(CaseError, match=r"a plan places parameters[^\n]*\n[^\n]*\n  found: part\.bias$"):
         fully_shard(model, Mesh(0, Parallelism()), Precision(), 7, torch.device("meta"), replicated=["part.bias"])
+
+
+def test_one_parameter_of_two_modules_is_refused_and_one_module_in_two_places_is_not():
+    model = nn.ModuleDict({"first": nn.Linear(3, 3, bias=False), "last": nn.Linear(3, 3, bias=False)})
+    model.last.weight = model.first.weight
+    with pytest.raises(CaseError) as error:
+        fully_shard(model, Mesh(0, Parallelism(world_size=1, ep=1)), Precision(), 7, torch.device("meta"))
+    assert str(error.value) == (
+        "CaseError: modules that share a parameter cannot be sharded each for itself\n"
+        "  expected: a parameter of its own for every module\n"
+        "  found: first.weight and last.weight are one parameter\n"
+        "  fix: give both places the same module, or untie them"
+    )
+    model.last = model.first
+    fully_shard(model, Mesh(0, Parallelism(world_size=1, ep=1)), Precision(), 7, torch.device("meta"))
+    assert [name for name, _ in model.named_parameters()] == ["first.weight"]

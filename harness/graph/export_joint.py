@@ -286,7 +286,7 @@ def _register(
     kept: Collection[str],
 ) -> None:
     """Give a module its class, parameters and buffers back, in their order; `kept` are those that are its state."""
-    module.__class__ = cls
+    module.__class__ = nn.Module  # whose names no property of a subclass stands in the way of
     for name in (*parameters, *buffers):
         if hasattr(module, name):
             delattr(module, name)
@@ -294,6 +294,7 @@ def _register(
         module.register_parameter(name, parameter)
     for name, buffer in buffers.items():
         module.register_buffer(name, buffer, persistent=name in kept)
+    module.__class__ = cls
 
 
 @contextmanager

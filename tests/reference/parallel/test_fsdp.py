@@ -180,17 +180,35 @@ def test_a_plan_for_a_parameter_that_is_not_there_is_refused():
         fully_shard(model, Mesh(0, Parallelism()), Precision(), 7, torch.device("meta"), replicated=["part.bias"])
 
 
-def test_one_parameter_of_two_modules_is_refused_and_one_module_in_two_places_is_not():
-    model = nn.ModuleDict({"first": nn.Linear(3, 3, bias=False), "last": nn.Linear(3, 3, bias=False)})
+def tied():
+    model = nn.ModuleDict({"first": nn.Linear(3, 4, bias=False), "last": nn.Linear(3, 4, bias=False)})
     model.last.weight = model.first.weight
-    with pytest.raises(CaseError) as error:
-        fully_shard(model, Mesh(0, Parallelism(world_size=1, ep=1)), Precision(), 7, torch.device("meta"))
-    assert str(error.value) == (
-        "CaseError: modules that share a parameter cannot be sharded each for itself\n"
-        "  expected: a parameter of its own for every module\n"
-        "  found: first.weight and last.weight are one parameter\n"
-        "  fix: give both places the same module, or untie them"
-    )
+    return model
+
+
+def shard(model, tensor_dims=None):
+    mesh = Mesh(0, Parallelism(world_size=2, ep=1, tp=2))
+    fully_shard(model, mesh, Precision(compute="float32"), 7, CPU, tensor_dims)
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def test_a_parameter_of_two_modules_is_one_shard():
+    found = shard(tied())
+    assert found.keys() == {"first.weight", "last.weight"} and found["first.weight"] is found["last.weight"]
+    assert torch.equal(found["last.weight"], initial_values("first.weight", (4, 3), 7))
+
+
+def test_a_module_in_two_places_is_sharded_once():
+    model = tied()
     model.last = model.first
-    fully_shard(model, Mesh(0, Parallelism(world_size=1, ep=1)), Precision(), 7, torch.device("meta"))
-    assert [name for name, _ in model.named_parameters()] == ["first.weight"]
+    found = shard(model, {"first.weight": 0})
+    assert found["first.weight"] is found["last.weight"] and found["last.weight"].shape == (2, 3)
+
+
+def test_a_parameter_of_two_modules_that_are_split_in_different_ways_is_refused():
+    with pytest.raises(CaseError) as error:
+        shard(tied(), {"first.weight": 0})
+    assert str(error.value).startswith(
+        "CaseError: last.weight cannot be one parameter with first.weight, as the ranks share the two in different "
+        "ways\n  expected: Sharding(group='fsdp', size=1, part=(0, 0, 2), rows=2, "
+    )

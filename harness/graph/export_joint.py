@@ -14,7 +14,7 @@ parameters, buffers and inputs go in, the loss and one gradient a parameter come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, cast
 
@@ -48,24 +48,55 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 
 
 class _Step(nn.Module):
-    """A model and its loss, which calls it, as one module. `recording` is entered where torch traces for the graph."""
+    """A model and its loss, which calls it, as one module. `recording` is entered where torch traces for the graph.
+
+    A tied parameter or buffer has one name, its first, where torch asks for all: it would take each for an input of its
+    own, with a gradient of its own. Under its other names the model then reads what it has under the first.
+    """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
         super().__init__()
         self.model = model
         self._loss_function = loss_function
         self._recording = recording
+        self._first_names = _tied(model)
         self.before_backward: Callable[[Tensor], None] = lambda loss: None
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """The loss."""
-        if get_proxy_mode() is None:  # torch first runs a module to see what it writes and returns
-            return self._loss_function(*inputs)
-        self._recording()
-        with keeping_state(self.model):
-            loss = self._loss_function(*inputs)
+        now = _state_of(self.model)
+        with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
+            if get_proxy_mode() is None:  # torch first runs a module to see what it writes and returns
+                return self._loss_function(*inputs)
+            self._recording()
+            with keeping_state(self.model):
+                loss = self._loss_function(*inputs)
         self.before_backward(loss)
         return loss
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each once."""
+        return super().named_parameters(prefix, recurse)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each once."""
+        return super().named_buffers(prefix, recurse)
+
+
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """The other names of tied parameters and buffers, each with the first."""
+    first: dict[Tensor, str] = {}
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    found = {name: first.setdefault(tensor, name) for name, tensor in every}
+    return {name: owner for name, owner in found.items() if name != owner}
 
 
 def export_joint_step(
@@ -83,7 +114,7 @@ def export_joint_step(
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = _state_of(model)
     names = list(state)
     parameter_names = [name for name, _ in model.named_parameters()]
     fakes = {name: fixed_fake(fake_mode, x, device) for name, x in state.items()}
@@ -98,7 +129,7 @@ def export_joint_step(
         step = _Step(model, loss_function, record)
         step.before_backward = recorder.before_backward
         one_thread = torch.autograd.set_multithreading_enabled(False)
-        with _refusing(), one_thread, lazily_compiled(), _one_name_each(model), swapped_state(model, fakes):
+        with _refusing(), one_thread, lazily_compiled(), swapped_state(model, fakes):
             exported = joint_graph(step, fake_inputs)
     ends = _Ends.of(exported)
     _refuse_shared_memory(ends, state)
@@ -249,52 +280,6 @@ def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
     node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
     node.meta = {key: value.meta[key] for key in (META_KEY,) if key in value.meta} | {"val": buffer.meta["val"]}
     return node
-
-
-@contextmanager
-def _one_name_each(model: nn.Module) -> Iterator[None]:
-    """A model of which each parameter and buffer is registered once, where it comes first.
-
-    Of a tied one torch would make an input for every name, and a gradient. Other names read what the first one has.
-    """
-    first: dict[Tensor, tuple[nn.Module, str]] = {}
-    with ExitStack() as undone:
-        for module in list(model.modules()):
-            parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-            buffers = dict(module.named_buffers(recurse=False, remove_duplicate=False))
-            others = {}
-            for name, tensor in (*parameters.items(), *buffers.items()):
-                if first.setdefault(tensor, (module, name)) != (module, name):
-                    others[name] = _reading(*first[tensor])
-            if others:
-                undone.callback(_register, module, type(module), parameters, buffers, set(module.state_dict()))
-                for name in others:
-                    delattr(module, name)
-                module.__class__ = type(type(module).__name__, (type(module),), others)
-        yield
-
-
-def _reading(owner: nn.Module, name: str) -> property:
-    return property(lambda _: getattr(owner, name))
-
-
-def _register(
-    module: nn.Module,
-    cls: type[nn.Module],
-    parameters: dict[str, nn.Parameter],
-    buffers: dict[str, Tensor],
-    kept: Collection[str],
-) -> None:
-    """Give a module its class, parameters and buffers back, in their order; `kept` are those that are its state."""
-    module.__class__ = nn.Module  # whose names no property of a subclass stands in the way of
-    for name in (*parameters, *buffers):
-        if hasattr(module, name):
-            delattr(module, name)
-    for name, parameter in parameters.items():
-        module.register_parameter(name, parameter)
-    for name, buffer in buffers.items():
-        module.register_buffer(name, buffer, persistent=name in kept)
-    module.__class__ = cls
 
 
 @contextmanager

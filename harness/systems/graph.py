@@ -162,6 +162,7 @@ def trace(
             gradient_seed=seed,
             device=device,
             observe=case.observe,
+            is_cut=case.chunking is not None,
         )
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     layout = tuple(Layout.of(name, state[name]) for name in (*joint.parameter_names, *joint.buffer_names))

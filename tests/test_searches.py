@@ -27,7 +27,10 @@ JOINT = replace(
 )
 FLIP = "flip-bit:rank=1,step=0,grad=layers.0.attention.wo.weight"
 DEBUG = replace(
-    small(CASES["blocks_batch_debug"]), steps=1, parallelism=Parallelism(world_size=2), batch=replace(BATCH, seq_len=8)
+    small(CASES["blocks_batch_debug"]),
+    steps=1,
+    parallelism=Parallelism(world_size=2),
+    batch=Batch(sequences=4, seq_len=8),
 )
 WRONG = '''
 import torch

@@ -153,7 +153,8 @@ def trace(
     if system == JOINT:
         joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
     else:
-        dim = DIM_INDEX[case.chunking.dim if case.chunking else "batch"]
+        whole = "batch" if case.batch.sequences > 1 else "seq"  # an open dim is taken to have more than one row
+        dim = DIM_INDEX[case.chunking.dim if case.chunking else whole]
         joint = trace_joint_step(
             model,
             loss_function,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 
@@ -106,7 +107,7 @@ class Tied(nn.Module):
 
 def test_a_tied_parameter_is_one_input_and_has_one_gradient() -> None:
     model = Layers(Tied())
-    joint = export(model)
+    joint = export(copy.deepcopy(model))
     assert joint.parameter_names == ["layers.0.first.weight", "layers.0.last.bias"]
     assert joint.buffer_names == ["layers.0.table"]
     assert differing(run_eager(model, batch()), run_graph(joint.module, joint, model, batch())) == []

@@ -75,7 +75,7 @@ cuda-wheel-lane: .venv-torch-$(CUDA_TORCH)/ready  ## the same of some cases, on 
 	.venv-torch-$(CUDA_TORCH)/bin/python tests/cuda_lane/run.py -k '$(CASES) or blocks_batch_offload' --devices 0,7 --steps 1 --report-dir reports/cuda-wheel-lane
 
 cuda-kernels: $(VENV)/ready .triton/ready  ## what Inductor and Triton generate for GPUs, to machine code for three kinds of them
-	PYTHONPATH=.triton $(BIN)/python tests/cuda_lane/kernels.py --cases regional_inductor,experts_seq_flex_regional,joint_llama3_regional
+	PYTHONPATH=.triton $(BIN)/python tests/cuda_lane/kernels.py --cases regional_inductor,experts_seq_flex_regional,halves_flex_regional
 
 # In a folder of its own: no run is to find Triton there, and no manifest to name it.
 .triton/ready: constraints.txt

@@ -32,6 +32,8 @@ def _flex(case: Case) -> Case:
     return replace(case, name=name, model=model, batch=Batch(data="pydoc_lines"))
 
 
+joint_llama3_flex_fsdp2_tp4, joint_llama3_flex_fsdp4_tp2 = map(_flex, (joint_llama3_fsdp2_tp4, joint_llama3_fsdp4_tp2))
+
 _deepseek = replace(_llama3, model=Model())
 joint_deepseek_ep2 = replace(_deepseek, name="joint_deepseek_ep2", parallelism=Parallelism(ep=2))
 joint_deepseek_ep4 = replace(_deepseek, name="joint_deepseek_ep4", parallelism=Parallelism(ep=4))
@@ -48,24 +50,13 @@ joint_llama3_inductor = replace(
     pipeline=Pipeline(bucket=True, backend="inductor"),
 )
 
-# Of both graphs FlexAttention's operators alone are compiled, which Inductor does on CUDA.
-joint_llama3_regional = replace(
-    _flex(joint_llama3_fsdp4_tp2),
-    name="joint_llama3_regional",
-    steps=2,
-    expected="CLOSE",
-    close_within=0.5,
-    requires="cuda",
-    pipeline=Pipeline(bucket=True, backend="regional_inductor"),
-)
-
 CASES = (
     joint_llama3_fsdp2_tp4,
     joint_llama3_fsdp4_tp2,
     joint_llama3_recomputed,
-    *map(_flex, (joint_llama3_fsdp2_tp4, joint_llama3_fsdp4_tp2)),
+    joint_llama3_flex_fsdp2_tp4,
+    joint_llama3_flex_fsdp4_tp2,
     joint_deepseek_ep2,
     joint_deepseek_ep4,
     joint_llama3_inductor,
-    joint_llama3_regional,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
-from cases.joint import joint_llama3_fsdp4_tp2
+from cases.joint import joint_llama3_flex_fsdp4_tp2, joint_llama3_fsdp4_tp2
 from harness.case import Batch, Case, Model, Parallelism, Pipeline, Precision
 
 FAMILY = "regional"
@@ -65,10 +65,23 @@ halves_regional = replace(
     pipeline=Pipeline(bucket=True, backend="regional_inductor"),
 )
 
+# Of both halves FlexAttention's operators alone are compiled, which Inductor does on CUDA. It never ran either.
+halves_flex_regional = replace(
+    joint_llama3_flex_fsdp4_tp2,
+    name="halves_flex_regional",
+    family=FAMILY,
+    steps=2,
+    expected="CLOSE",
+    close_within=0.5,
+    requires="cuda",
+    pipeline=Pipeline(bucket=True, backend="regional_inductor"),
+)
+
 CASES = (
     *map(_regional, _BASES),
     *map(_in_eager, _BASES),
     experts_seq_flex_regional,
     experts_seq_flex_marked,
     halves_regional,
+    halves_flex_regional,
 )

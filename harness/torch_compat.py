@@ -184,26 +184,25 @@ def role_of(descriptor: Any) -> Role:
     return Role("other", str(descriptor))
 
 
-def divided(module: GraphModule, num_outputs: int, num_static: int, *, by: str) -> tuple[GraphModule, GraphModule]:
+def divided(
+    module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
+) -> tuple[GraphModule, GraphModule]:
     """A joint graph's forward and backward; `by` is "min_cut" or "default", torch's two ways to choose what is saved.
 
     The first `num_outputs` outputs are forward's, inputs of a name with "tangents" in it are backward's. The first
-    `num_static` inputs live on in any case. Calls are kept together with their names and metadata; calls of both
-    graphs have one name in both. The module's own graph is used up.
+    `num_static` inputs live on in any case. Calls are kept with their names and metadata; those of both graphs have one
+    name in both. `cse`: calls that look the same may become one. The module's own graph is used up.
     """
     from torch._functorch import config, partitioners
 
-    ways: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
-        "min_cut": partitioners.min_cut_rematerialization_partition,
-        "default": partitioners.default_partition,
-    }
-    settings = {name: value for name, value in _PARTITION_SETTINGS.items() if hasattr(config, name)}
+    way = partitioners.min_cut_rematerialization_partition if by == "min_cut" else partitioners.default_partition
+    settings = {name: value for name, value in (_PARTITION_SETTINGS | {"cse": cse}).items() if hasattr(config, name)}
     with cast(Any, config).patch(settings):
         static = list(range(num_static))
-        return ways[by](module, [], num_fwd_outputs=num_outputs, static_lifetime_input_indices=static)
+        return way(module, [], num_fwd_outputs=num_outputs, static_lifetime_input_indices=static)
 
 
-_PARTITION_SETTINGS = {"cse": True, "activation_memory_budget": 1.0, "unsafe_allow_optimization_of_collectives": False}
+_PARTITION_SETTINGS = {"activation_memory_budget": 1.0, "unsafe_allow_optimization_of_collectives": False}
 """The partitioners' settings that could be set otherwise by the environment or by others of this process."""
 
 

@@ -1,4 +1,4 @@
-"""The searches on steps of another kind: split over tensor and expert ranks, and exported as a joint graph.
+"""The searches on steps of another kind: split over tensor and expert ranks, exported as a joint graph, of debug size.
 
 A small case of each, from the command to what it prints. What searches do is tested where they stand; here, that such
 steps are searched as any other.
@@ -14,7 +14,7 @@ import pytest
 
 from cases import CASES
 from harness.case import Batch, Case, Parallelism
-from harness.case.case_file import case_text
+from harness.case.case_file import case_text, read_case
 from harness.cli import main
 from tests.small import small
 
@@ -26,6 +26,12 @@ JOINT = replace(
     small(CASES["joint_llama3_recomputed"]), steps=2, parallelism=Parallelism(world_size=4, tp=2, ep=1), batch=BATCH
 )
 FLIP = "flip-bit:rank=1,step=0,grad=layers.0.attention.wo.weight"
+DEBUG = replace(
+    small(CASES["blocks_batch_debug"]),
+    steps=1,
+    parallelism=Parallelism(world_size=2),
+    batch=Batch(sequences=4, seq_len=8),
+)
 WRONG = '''
 import torch
 from torch.fx import GraphModule
@@ -75,3 +81,22 @@ def test_bisecting_names_the_pass(case: Case, tmp_path: Path, capsys: Any) -> No
     file.write_text(WRONG)
     lines = printed(case, tmp_path, capsys, "bisect", "--extra-pass", f"{file}:negate_a_gradient@after=bucket")
     assert [line for line in lines if line.startswith("negate_a_gradient is to blame: the prefix that ends with")]
+
+
+def test_shrinking_keeps_the_system_and_what_is_wrong(case: Case, tmp_path: Path, capsys: Any) -> None:
+    lines = printed(case, tmp_path, capsys, "shrink", "--inject", FLIP, "--tries", "2")
+    assert "it fails: DIFFERENT, first in a grad, by bitwise_xor_.Scalar (update)" in lines
+    assert any("try 1: steps 2 -> 1: fails the same way" in line for line in lines)
+    small_case = read_case(tmp_path / "latest" / "shrunk" / "case.json")
+    assert (small_case.steps, small_case.candidate) == (1, case.candidate)
+
+
+@pytest.mark.parametrize(
+    ("fault", "blamed"),
+    [
+        ("chunk-1-takes-the-first-half", "to blame: "),
+        ("gradient-of-chunk-1-forgotten", "to blame: "),
+    ],
+)
+def test_a_chunk_that_the_debug_model_loses_is_blamed(fault: str, blamed: str, tmp_path: Path, capsys: Any) -> None:
+    assert blamed in "\n".join(printed(DEBUG, tmp_path, capsys, "localize", "--inject", fault))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import errors
-from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, RankError, bounded
+from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, CaseError, RankError, bounded
 
 # What gloo, NCCL, torch's stores and `harness.shared_memory` say when a peer went away.
 _LOST_PEER = re.compile(
@@ -42,7 +42,7 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException) -> Failure:
-    """A rank that raised, seen from inside it."""
+    """A rank that raised, seen from inside it. What is wrong with the case is told without the way there."""
     name, text = type(error).__name__, _message_of(error)
     found = bounded(text.partition("\n")[0], MAX_FOUND)
     return Failure(
@@ -50,7 +50,7 @@ def failure_of_exception(rank: int, error: BaseException) -> Failure:
         time=time.monotonic(),
         what="raised",
         found=found if found.startswith(name) else f"{name}: {found}",
-        details=traceback_of(error),
+        details=str(error) if isinstance(error, CaseError) else traceback_of(error),
         secondary=isinstance(error, (RuntimeError, OSError)) and bool(_LOST_PEER.search(text)),
     )
 

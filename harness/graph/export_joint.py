@@ -14,9 +14,9 @@ parameters, buffers and inputs go in, the loss and one gradient a parameter come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import sympy
 import torch
@@ -30,8 +30,15 @@ from harness.graph import operators
 from harness.graph.fake_mode import step_fake_mode
 from harness.graph.origin import META_KEY, Origin, OriginRecorder
 from harness.graph.runtime_checks import written_checks
-from harness.graph.trace import ChunkSymbol, JointGraph, LossFunction, fixed_fake, refuse_opaque_nested_graphs
-from harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, swapped_state
+from harness.graph.trace import (
+    ChunkSymbol,
+    JointGraph,
+    LossFunction,
+    fixed_fake,
+    keeping_state,
+    refuse_opaque_nested_graphs,
+)
+from harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, storage_key, swapped_state
 
 SEED_KEY = "seed"
 """Where a call's metadata says that it makes what backward starts from."""
@@ -41,23 +48,55 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 
 
 class _Step(nn.Module):
-    """A model and its loss, which calls it, as one module. `recording` is entered where torch traces for the graph."""
+    """A model and its loss, which calls it, as one module. `recording` is entered where torch traces for the graph.
+
+    A tied parameter or buffer has one name, its first, where torch asks for all: it would take each for an input of its
+    own, with a gradient of its own. Under its other names the model then reads what it has under the first.
+    """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
         super().__init__()
         self.model = model
         self._loss_function = loss_function
         self._recording = recording
+        self._first_names = _tied(model)
         self.before_backward: Callable[[Tensor], None] = lambda loss: None
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """The loss."""
-        if get_proxy_mode() is None:  # torch first runs a module to see what it writes and returns
-            return self._loss_function(*inputs)
-        self._recording()
-        loss = self._loss_function(*inputs)
+        now = _state_of(self.model)
+        with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
+            if get_proxy_mode() is None:  # torch first runs a module to see what it writes and returns
+                return self._loss_function(*inputs)
+            self._recording()
+            with keeping_state(self.model):
+                loss = self._loss_function(*inputs)
         self.before_backward(loss)
         return loss
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each once."""
+        return super().named_parameters(prefix, recurse)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each once."""
+        return super().named_buffers(prefix, recurse)
+
+
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """The other names of tied parameters and buffers, each with the first."""
+    first: dict[Tensor, str] = {}
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    found = {name: first.setdefault(tensor, name) for name, tensor in every}
+    return {name: owner for name, owner in found.items() if name != owner}
 
 
 def export_joint_step(
@@ -75,7 +114,7 @@ def export_joint_step(
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = _state_of(model)
     names = list(state)
     parameter_names = [name for name, _ in model.named_parameters()]
     fakes = {name: fixed_fake(fake_mode, x, device) for name, x in state.items()}
@@ -93,6 +132,7 @@ def export_joint_step(
         with _refusing(), one_thread, lazily_compiled(), swapped_state(model, fakes):
             exported = joint_graph(step, fake_inputs)
     ends = _Ends.of(exported)
+    _refuse_shared_memory(ends, state)
     module = _as_step(exported, ends, parameter_names, names[len(parameter_names) :], len(inputs), gradient_seed)
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
@@ -174,6 +214,11 @@ def _as_step(
             raise TraceError(f"the exported step has no {role.kind} {role.of}")
         node = env[source] = graph.placeholder(source.name)
         node.meta["val"] = source.meta["val"]
+    writes = [
+        (_written_buffer(ends, role), value)
+        for role, value in ends.outputs.items()
+        if role.kind == "written" and value is not None
+    ]
     loss, tangent = ends.output(Role("output", "0")), ends.input(Role("tangent", "0"))
     for node in exported.graph.nodes:
         if node.op not in ("call_function", "get_attr"):
@@ -182,24 +227,39 @@ def _as_step(
             assert tangent is not None
             env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
         env[node] = graph.node_copy(node, env.__getitem__)
-    for role, value in ends.outputs.items():
-        if role.kind == "written" and value is not None:
-            write_back(graph, env[_written_input(ends, role)], env[value])
+    if tangent in ends.outputs.values() and tangent not in env:  # of a parameter that is added to the loss
+        assert tangent is not None
+        env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
+    for buffer, value in writes:
+        write_back(graph, env[buffer], env[value])
     gradients = [env[ends.output(Role("gradient", name))] for name in parameter_names]
     graph.output([env[loss], *gradients])
     return GraphModule(exported, graph)
 
 
-def _written_input(ends: _Ends, role: Role) -> Node:
-    """The buffer or parameter that gets a value. Raises TraceError for a write into an input."""
-    for kind in ("buffer", "parameter"):
-        if (found := ends.input(Role(kind, role.of))) is not None:
-            return found
+def _written_buffer(ends: _Ends, role: Role) -> Node:
+    """The buffer that gets a value. Raises TraceError for a write into a parameter or an input."""
+    if (found := ends.input(Role("buffer", role.of))) is not None:
+        return found
+    kind: Literal["parameter", "input"] = "parameter" if ends.input(Role("parameter", role.of)) else "input"
     raise TraceError(
-        f"the training step writes into its input {role.of}",
+        f"the training step writes into its {kind} {role.of}",
         expected="writes into buffers alone",
-        fix="write into a copy of the input",
+        fix=f"write into a copy of the {kind}",
     )
+
+
+def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
+    """Raise TraceError for a buffer that is written while another tensor of the state lies in its memory."""
+    written = [role.of for role, value in ends.outputs.items() if role.kind == "written" and value is not None]
+    for name in filter(state.__contains__, written):
+        for other, tensor in state.items():
+            if other != name and storage_key(tensor) == storage_key(state[name]):
+                raise TraceError(
+                    f"the training step writes into buffer {name}, whose memory {other} shares",
+                    expected="memory of its own for what is written: the exported graph knows no other",
+                    fix="compute one from the other where the step reads it, or choose the system graph",
+                )
 
 
 def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: int) -> Iterator[Role]:

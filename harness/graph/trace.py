@@ -17,7 +17,8 @@ from __future__ import annotations
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -123,15 +124,16 @@ def trace_joint_step(
     gradient_seed: float,
     device: torch.device,
     observe: Sequence[str] = (),
+    is_cut: bool = True,
 ) -> JointGraph:
     """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
 
-    `inputs` are tensors that all have the size n along `chunk_dim`, n even. The model may live on the
+    `inputs` are tensors that all have the size n along `chunk_dim`, n even where it `is_cut`. The model may live on the
     meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts
     from `gradient_seed`. What modules return that fit `observe`, and its gradients, is marked: see observation.py.
     Raises TraceError, naming the line that could not be traced, and CaseError for a pattern that fits no module.
     """
-    extent = _common_extent(inputs, chunk_dim)
+    extent = _common_extent(inputs, chunk_dim, is_cut)
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = list(state)
@@ -142,7 +144,8 @@ def trace_joint_step(
 
     def joint_step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
         with swapped_state(model, dict(zip(names, state_tensors, strict=True))):
-            loss = loss_function(*input_tensors)
+            with keeping_state(model):
+                loss = loss_function(*input_tensors)
             recorder.before_backward(loss)
             parameters = state_tensors[: len(parameter_names)]
             return [loss, *torch.autograd.grad(loss, parameters, torch.full_like(loss, gradient_seed))]
@@ -269,9 +272,9 @@ def _refusal(what: str, dim: str, error: Exception) -> TraceError:
     )
 
 
-def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:
+def _common_extent(inputs: Sequence[Tensor], dim: int, is_cut: bool) -> int:
     extents = {x.shape[dim] for x in inputs}
-    if len(extents) != 1 or (extent := extents.pop()) % 2:
+    if len(extents) != 1 or (extent := extents.pop()) % (2 if is_cut else 1):
         raise TraceError(
             f"the inputs cannot be chunked along dim {dim}",
             expected="one even size, common to all inputs",
@@ -279,6 +282,20 @@ def _common_extent(inputs: Sequence[Tensor], dim: int) -> int:
             fix="choose an even number of sequences (batch) or sequence length (seq) in the case",
         )
     return extent
+
+
+@contextmanager
+def keeping_state(model: nn.Module) -> Iterator[None]:
+    """Raise TraceError where the step puts another tensor in the place of a buffer: no graph would."""
+    before = dict(model.named_buffers())
+    yield
+    after = dict(model.named_buffers())
+    if replaced := [name for name, x in before.items() if after.get(name) is not x]:
+        raise TraceError(
+            f"the training step puts another tensor in the place of buffer {replaced[0]}",
+            expected="buffers that are written in place, as a graph that reads and writes its inputs can",
+            fix="write x.copy_(...) where the module says self.x = ...",
+        )
 
 
 def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
@@ -292,7 +309,7 @@ def _fake_input(
     fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
 ) -> FakeTensor:
     placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")  # a real tensor; on a GPU it would need the GPU
-    bounds = max(extent // 2, 1), extent
+    bounds = max(extent // 2, 1), max(extent, 2)  # a dim of one size is not open
     fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
     if device.type == "cpu":
         return fake

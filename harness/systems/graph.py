@@ -153,7 +153,8 @@ def trace(
     if system == JOINT:
         joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
     else:
-        dim = DIM_INDEX[case.chunking.dim if case.chunking else "batch"]
+        whole = "batch" if case.batch.sequences > 1 else "seq"  # an open dim is taken to have more than one row
+        dim = DIM_INDEX[case.chunking.dim if case.chunking else whole]
         joint = trace_joint_step(
             model,
             loss_function,
@@ -162,6 +163,7 @@ def trace(
             gradient_seed=seed,
             device=device,
             observe=case.observe,
+            is_cut=case.chunking is not None,
         )
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     layout = tuple(Layout.of(name, state[name]) for name in (*joint.parameter_names, *joint.buffer_names))

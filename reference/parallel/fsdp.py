@@ -115,8 +115,12 @@ def fully_shard(
     named in `tensor_dims` after a split over the tensor group along that dim, or, where that is None, whole, with
     their gradients summed over the tensor group. Parameters named in `replicated` are whole on every rank of
     the group that they would be sharded over. On the meta device no values
-    are made. `spread` is as `initial_values` has it. Raises CaseError for a name in `replicated` that no parameter has.
+    are made. `spread` is as `initial_values` has it. A parameter of several modules is one shard, with the initial
+    values of its first name. Raises CaseError for a name in `replicated` that no parameter has, and for a parameter
+    that its modules would lay out differently.
     """
+    tied = _tied_parameters(model)
+    shards: dict[str, tuple[Sharding, nn.Parameter]] = {}
     if unknown := set(replicated) - dict(model.named_parameters()).keys():
         raise CaseError(
             "a plan places parameters that the model does not have",
@@ -134,11 +138,30 @@ def fully_shard(
             if path in replicated:
                 sharding = replace(sharding, size=1, is_replicated=True)
             copies = mesh.size(TENSOR) if dim is None else 1
-            shardings[name] = replace(sharding, is_summed=path in dims and dim is None, copies=copies)
-            shard = _initial_shard(path, parameter.shape, sharding, mesh, seed, device, spread)
-            module.register_parameter(name, nn.Parameter(shard))
+            sharding = replace(sharding, is_summed=path in dims and dim is None, copies=copies)
+            first = tied.get(path, path)
+            if first not in shards:
+                shard = _initial_shard(path, parameter.shape, sharding, mesh, seed, device, spread)
+                shards[first] = sharding, nn.Parameter(shard)
+            if shards[first][0] != sharding:
+                raise CaseError(
+                    f"{path} cannot be one parameter with {first}, as the ranks share the two in different ways",
+                    expected=str(shards[first][0]),
+                    found=str(sharding),
+                    fix="untie them",
+                )
+            shardings[name] = sharding
+            module.register_parameter(name, shards[first][1])
         if shardings:
             module.__class__ = _unsharding_class(type(module), shardings)
+
+
+def _tied_parameters(model: nn.Module) -> dict[str, str]:
+    """The names of parameters that a module has from another one, each with the parameter's first name."""
+    first: dict[nn.Parameter, str] = {}
+    every = model.named_parameters(remove_duplicate=False)
+    found = {name: first.setdefault(parameter, name) for name, parameter in every}
+    return {name: owner for name, owner in found.items() if name != owner}
 
 
 def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[int, int, int]:

@@ -273,8 +273,10 @@ def test_each_chunking_is_compiled_by_regions_in_the_graph_and_in_eager_with_equ
         assert (eager.chunking, eager.candidate) == (plain.chunking, "reference.compiled_attention:eager_chunked")
         assert graph.expected == eager.expected == "EQUAL"
         assert not graph.pipeline.regions and graph.model.attention == eager.model.attention == "sdpa"
-    on_cuda, marked, halves = regional.CASES[6:]
+    on_cuda, marked, halves, halves_on_cuda = regional.CASES[6:]
     assert (halves.candidate, halves.pipeline.backend, halves.expected) == ("joint", "regional_inductor", "EQUAL")
+    assert (halves_on_cuda.candidate, halves_on_cuda.pipeline.backend) == ("joint", "regional_inductor")
+    assert (halves_on_cuda.model.attention, halves_on_cuda.requires) == ("flex", "cuda")
     assert (on_cuda.requires, on_cuda.pipeline.regions, marked.requires) == ("cuda", (), None)
     assert on_cuda.model == marked.model and marked.model.attention == "flex"
     assert {pattern_of(name) for name, _ in build_model(marked.model).named_modules()} >= set(marked.pipeline.regions)
@@ -304,7 +306,7 @@ def test_joint_cases_are_held_against_eager_on_eight_ranks_over_20_steps_where_n
         assert case.steps == (2 if is_compiled else 20)
     assert {case.parallelism.ep for case in joint.CASES if case.model.family == "deepseek_v3"} == {2, 4}
     assert {case.parallelism.tp for case in joint.CASES if case.model.family == "llama3"} == {2, 4}
-    assert [case.name for case in joint.CASES if case.requires] == ["joint_llama3_regional"]
+    assert not [case.name for case in joint.CASES if case.requires], "`-k joint` is judged on any machine"
 
 
 def test_autoplace_cases_are_held_against_eager_on_four_and_eight_ranks_of_both_families():

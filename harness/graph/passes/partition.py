@@ -60,7 +60,9 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
     joint = _joint_form(module, writes, seed)
     num_joint = len(joint.graph.nodes)
     num_state = len(graph.find_nodes(op="placeholder"))
-    forward, backward = divided(joint, 1 + len(writes), num_state, by=by)
+    # torch's merging of equal calls knows some random draws, not all: two of `randn_like` would become one.
+    draws = any(operators.is_random(node) for node in joint.graph.nodes)
+    forward, backward = divided(joint, 1 + len(writes), num_state, by=by, cse=not draws)
     written, saved, recomputed = _as_one(module, forward, backward, writes, seed)
     context.facts.update(
         by=by,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import MAX_TRACEBACK
+from harness.errors import MAX_TRACEBACK, CaseError
 from harness.execute.failures import Failure, blame, failure_of_exception, failure_of_exit, traceback_of
 
 
@@ -56,6 +56,12 @@ def raise_far_down(depth, text):
         raise ValueError(text)
 
     go_on(depth)
+
+
+def test_a_case_that_does_not_fit_is_told_in_full_and_without_a_traceback():
+    error = CaseError("too many heads", expected="2", fix="choose 2")
+    failure = failure_of_exception(3, error)
+    assert (failure.found, failure.details) == ("CaseError: too many heads", str(error))
 
 
 def test_a_message_of_megabytes_is_shortened_and_every_frame_stays():

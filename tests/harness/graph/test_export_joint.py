@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 
@@ -12,10 +13,21 @@ from torch.fx import GraphModule
 
 from harness.errors import TraceError
 from harness.graph import export_joint, operators
-from harness.graph.export_joint import SEED_KEY
+from harness.graph.export_joint import SEED_KEY, export_joint_step
 from harness.graph.origin import Origin, origin_of
 from harness.torch_compat import joint_graph
-from tests.harness.graph.graphs import Applied, Layers, batch, differing, parameter, run_eager, run_graph, verify
+from tests.harness.graph.graphs import (
+    CPU,
+    SEED,
+    Applied,
+    Layers,
+    batch,
+    differing,
+    parameter,
+    run_eager,
+    run_graph,
+    verify,
+)
 from tests.harness.graph.joint_graphs import Counting, export
 
 
@@ -78,6 +90,43 @@ def test_calls_know_their_module_and_direction() -> None:
     assert origin_of(seed) == Origin(None, "backward") and seed.args[1] == 0.125
 
 
+class Tied(nn.Module):
+    """Two layers of one weight, of which the first stands in two places, and a buffer of two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+        self.last.weight = self.first.weight
+        self.again = self.first
+        self.register_buffer("table", torch.full((8,), 3.0))
+        self.register_buffer("same", self.table, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.again(self.first(x).sin()).tanh()) * self.table + self.same
+
+
+def test_a_tied_parameter_is_one_input_and_has_one_gradient() -> None:
+    model = Layers(Tied())
+    joint = export(copy.deepcopy(model))
+    assert joint.parameter_names == ["layers.0.first.weight", "layers.0.last.bias"]
+    assert joint.buffer_names == ["layers.0.table"]
+    assert differing(run_eager(model, batch()), run_graph(joint.module, joint, model, batch())) == []
+
+
+def offset_of(model: nn.Module) -> Tensor:
+    [found] = model.parameters()
+    return found
+
+
+def test_a_parameter_whose_gradient_is_what_backward_starts_from_gets_it() -> None:
+    model = Layers(Applied(lambda self, x: x, offset=parameter()))
+    offset = offset_of(model)
+    x = batch()
+    joint = export_joint_step(model, lambda x: offset_of(model) + x.sum(), [x], gradient_seed=SEED, device=CPU)
+    loss, gradient = joint.module(offset.detach(), x)
+    assert torch.equal(loss, offset.detach() + x.sum()) and gradient.item() == SEED
+
+
 def unused(self: Applied, x: Tensor) -> Tensor:
     return x * self.used
 
@@ -86,6 +135,25 @@ def writing(self: Applied, x: Tensor) -> Tensor:
     y = x.clone() * self.w
     x.zero_()
     return y
+
+
+def updating(self: Applied, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.w.mul_(0.5)
+    return x * self.w
+
+
+def replacing(self: Applied, x: Tensor) -> Tensor:
+    self.count = self.count + 1
+    return x * self.w * self.count
+
+
+def writing_what_is_shared(self: Applied, x: Tensor) -> Tensor:
+    self.whole.add_(1)
+    return x * self.w * self.part.sum()
+
+
+WHOLE = torch.ones(4)
 
 
 def branching(self: Applied, x: Tensor) -> Tensor:
@@ -107,6 +175,24 @@ def branching(self: Applied, x: Tensor) -> Tensor:
             "TraceError: the training step writes into its input 0\n"
             "  expected: writes into buffers alone\n"
             "  fix: write into a copy of the input",
+        ),
+        (
+            lambda: Layers(Applied(updating, w=parameter(8))),
+            "TraceError: the training step writes into its parameter layers.0.w\n"
+            "  expected: writes into buffers alone\n"
+            "  fix: write into a copy of the parameter",
+        ),
+        (
+            lambda: Layers(Applied(replacing, w=parameter(8), count=torch.zeros(()))),
+            "TraceError: the training step puts another tensor in the place of buffer layers.0.count\n"
+            "  expected: buffers that are written in place, as a graph that reads and writes its inputs can\n"
+            "  fix: write x.copy_(...) where the module says self.x = ...",
+        ),
+        (
+            lambda: Layers(Applied(writing_what_is_shared, w=parameter(8), whole=WHOLE, part=WHOLE[1:3])),
+            "TraceError: the training step writes into buffer layers.0.whole, whose memory layers.0.part shares\n"
+            "  expected: memory of its own for what is written: the exported graph knows no other\n"
+            "  fix: compute one from the other where the step reads it, or choose the system graph",
         ),
         (
             lambda: Layers(Applied(branching, w=parameter(8))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import sympy
 import torch
@@ -12,6 +14,7 @@ from harness.errors import TraceError
 from harness.graph.trace import Guard, trace_joint_step
 from tests.harness.graph.graphs import (
     CPU,
+    SEED,
     Applied,
     B,
     D,
@@ -19,12 +22,14 @@ from tests.harness.graph.graphs import (
     S,
     assert_as_eager,
     batch,
+    chunked,
     differing,
     line_of,
     listing,
     mean_square,
     parameter,
     run_eager,
+    run_graph,
     trace,
 )
 
@@ -143,6 +148,15 @@ def test_a_condition_on_the_open_size_is_kept_as_a_guard_with_its_line() -> None
     ]
 
 
+def test_a_buffer_that_gets_another_tensor_instead_of_a_write_is_refused() -> None:
+    def counted(module: Applied, x: Tensor) -> Tensor:
+        module.counter = module.counter + 1
+        return x * module.w * module.counter
+
+    with pytest.raises(TraceError, match=r"in the place of buffer layers\.0\.counter\n"):
+        trace(Layers(Applied(counted, w=parameter(D), counter=torch.zeros(()))))
+
+
 def test_an_odd_number_of_sequences_is_refused() -> None:
     with pytest.raises(TraceError) as error:
         trace(Layers(Applied(scale, w=parameter(D))), torch.randn(3, S, D))
@@ -152,6 +166,15 @@ def test_an_odd_number_of_sequences_is_refused() -> None:
         "  found: (3, 6, 8)\n"
         "  fix: choose an even number of sequences (batch) or sequence length (seq) in the case"
     )
+
+
+@pytest.mark.parametrize("extent", [1, 3])
+def test_an_odd_number_of_sequences_that_stay_whole_is_traced(extent: int) -> None:
+    model = Layers(Applied(scale, w=parameter(D), counter=torch.zeros(3)))
+    x = torch.randn(extent, S, D)
+    options: Any = {"chunk_dim": 0, "gradient_seed": SEED, "device": CPU, "is_cut": False}
+    joint = trace_joint_step(model, mean_square(model), [x], **options)
+    assert differing(run_graph(chunked(joint, None), joint, model, x), run_eager(model, x)) == []
 
 
 def test_inputs_of_differing_sizes_are_refused() -> None:

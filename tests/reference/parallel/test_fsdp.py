@@ -178,3 +178,37 @@ def test_a_plan_for_a_parameter_that_is_not_there_is_refused():
     model = nn.ModuleDict({"part": nn.Linear(3, 5, bias=False)})
     with pytest.raises(CaseError, match=r"a plan places parameters[^\n]*\n[^\n]*\n  found: part\.bias$"):
         fully_shard(model, Mesh(0, Parallelism()), Precision(), 7, torch.device("meta"), replicated=["part.bias"])
+
+
+def tied():
+    model = nn.ModuleDict({"first": nn.Linear(3, 4, bias=False), "last": nn.Linear(3, 4, bias=False)})
+    model.last.weight = model.first.weight
+    return model
+
+
+def shard(model, tensor_dims=None):
+    mesh = Mesh(0, Parallelism(world_size=2, ep=1, tp=2))
+    fully_shard(model, mesh, Precision(compute="float32"), 7, CPU, tensor_dims)
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def test_a_parameter_of_two_modules_is_one_shard():
+    found = shard(tied())
+    assert found.keys() == {"first.weight", "last.weight"} and found["first.weight"] is found["last.weight"]
+    assert torch.equal(found["last.weight"], initial_values("first.weight", (4, 3), 7))
+
+
+def test_a_module_in_two_places_is_sharded_once():
+    model = tied()
+    model.last = model.first
+    found = shard(model, {"first.weight": 0})
+    assert found["first.weight"] is found["last.weight"] and found["last.weight"].shape == (2, 3)
+
+
+def test_a_parameter_of_two_modules_that_are_split_in_different_ways_is_refused():
+    with pytest.raises(CaseError) as error:
+        shard(tied(), {"first.weight": 0})
+    assert str(error.value).startswith(
+        "CaseError: last.weight cannot be one parameter with first.weight, as the ranks share the two in different "
+        "ways\n  expected: Sharding(group='fsdp', size=1, part=(0, 0, 2), rows=2, "
+    )

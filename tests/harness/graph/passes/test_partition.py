@@ -91,6 +91,21 @@ def test_a_buffer_that_backward_does_not_read_is_written_with_forward() -> None:
     assert differing(run_eager(model, batch()), run_graph(found.module, found.joint, model, batch())) == []
 
 
+def noisy(self: Applied, x: Tensor) -> Tensor:
+    y = x * self.w
+    return y * torch.randn_like(x) + y.sin() * torch.randn_like(x)
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_two_equal_draws_of_random_numbers_stay_two(by: str) -> None:
+    model = Layers(Applied(noisy, w=parameter(8)))
+    found = partitioned(model, by)
+    torch.manual_seed(3)
+    eager = run_eager(model, batch())
+    torch.manual_seed(3)
+    assert differing(eager, run_graph(found.module, found.joint, model, batch())) == []
+
+
 def test_a_step_that_our_own_tracer_recorded_has_no_start_of_backward_to_cut_at() -> None:
     joint = trace(Layers(Applied(lambda self, x: x * self.w, w=parameter(8))))
     before = listing(joint.module)

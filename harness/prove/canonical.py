@@ -37,7 +37,6 @@ class Canonicalizer:
         self.table = table
         self.graph = graph
         self.side = side
-        self.groups = dict(graph.groups)
         self.values: list[Any] = []
         self.refused: dict[int, RefusedError] = {}
         self.symbols = Symbols(table)
@@ -63,12 +62,13 @@ class Canonicalizer:
         return int(self.values[index])
 
     def written_inputs(self) -> list[int]:
-        """The graph's inputs that hold something else when all has run."""
-        inputs = [index for index, call in enumerate(self.graph.calls) if call.op == "input"]
+        """The graph's inputs that hold something else when all has run, and its constants."""
+        inputs = [index for index, call in enumerate(self.graph.calls) if call.op in ("input", "constant")]
         return [i for i in inputs if self.memory.is_stale(i) or self.values[i] != self._input(self.graph.calls[i])]
 
     def _input(self, call: Call) -> int:
-        return self.table.make(("input", call.name, call.value.dtype, call.value.shape))
+        told = call.name if call.op == "input" else dict(call.args)["digest"][1]
+        return self.table.make((call.op, told, call.value.dtype, call.value.shape))
 
     @functools.cached_property
     def computed(self) -> set[int]:
@@ -89,12 +89,12 @@ class Canonicalizer:
             raise refuse(call, f"{call.op} is not understood")
         if call.writes:
             return self._write(index, call, args)
-        if call.op == "input":
+        if call.op in ("input", "constant"):
             return self._input(call)
-        if call.op == "constant":
-            return self.table.make(("constant", args["digest"][1], call.value.dtype, call.value.shape))
         if call.op == "getitem":
             held, place = self.values[args["0"][1]], args["1"]
+            if not isinstance(held, list) or not isinstance(place, int):
+                raise refuse(call, "a part of a tensor that no operator takes")
             return held[place]
         if awaited is not None:
             self.memory.land(awaited)
@@ -213,10 +213,10 @@ class Canonicalizer:
         return self.table.view(reduced, whole(call.value.shape))
 
     def _ranks(self, call: Call, args: Arguments) -> Any:
-        name = args["group_name"][1]
-        if name not in self.groups:
-            raise refuse(call, f"a collective in process group {name}, which is not in the table of groups")
-        return self.groups[name]
+        kind, told = args["group_name"]
+        if kind != "ranks":
+            raise refuse(call, f"a collective in process group {told}, which is not in the table of groups")
+        return told
 
     def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
         arguments = self._arguments(call, given, layouts=True)
@@ -246,12 +246,7 @@ class Canonicalizer:
     # -- arguments and sizes --------------------------------------------------------------------------
 
     def _arguments(self, call: Call, given: tuple[tuple[str, Any], ...], *, layouts: bool) -> Any:
-        named = dict(given)
-        ranks = ("ranks", self._ranks(call, named)) if call.op in operators.COLLECTIVES else None
-        return tuple(
-            (name, ranks if ranks and name == "group_name" else self._argument(call, value, layouts))
-            for name, value in given
-        )
+        return tuple((name, self._argument(call, value, layouts)) for name, value in given)
 
     def _argument(self, call: Call, value: Any, layouts: bool) -> Any:
         match value:

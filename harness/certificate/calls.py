@@ -75,14 +75,14 @@ class Walk:
         require(len(found) == len(self.inputs) + len(self.graph.outputs), "a name stands for two outputs")
         return {name: (self._known(index), before) for name, (index, before) in found.items()}
 
-    def _known(self, index: int, awaited: int | None = None) -> Any:
+    def _known(self, index: int, awaited: int = -1) -> Any:
         """The value of a call; None where it is refused, was overwritten, or is on its way and not `awaited`."""
         require(0 <= index < len(self.values), f"call {index} is read before it runs")
         return None if index in self.stale or (index in self.flying and index != awaited) else self.values[index]
 
     def _derive(self, index: int, call: Call, args: Mapping[str, Any]) -> Any:
         op, own, find = call.op, call.value, self.terms.find
-        awaited = call.reads[0] if op in WAITS else None
+        awaited = call.reads[0] if op in WAITS else -1
         places = [self._known(read, awaited) for read in call.reads]
         read = [self.graph.calls[index].value for index in call.reads]
         is_known = op in UNDERSTOOD or not (op in REFUSED or op.startswith(("_c10d_functional.", "higher_order.")))
@@ -93,8 +93,7 @@ class Walk:
             return self._opaque(call, args)
         if op in LAUNCHES:
             self.flying[index] = {own.storage, read[0].storage}
-        if awaited is not None:
-            self.flying.pop(awaited, None)
+        self.flying.pop(awaited, None)
         match op, call.args:
             case ("input", ()) | ("constant", (("digest", ("str", _)),)):
                 require(call.name not in self.inputs, f"{call.name} is two inputs")

@@ -15,6 +15,8 @@ from harness.certificate.data import Certificate
 from harness.certificate.rules import ROOTS, Terms, rejecting, require
 
 SIDES = ("reference", "candidate")
+BUCKETS = "ascending ranks"
+"""What the assumption says in any words that rule reduce_of_cat rests on."""
 
 
 def check(certificate: Certificate) -> Counter[str]:
@@ -24,6 +26,8 @@ def check(certificate: Certificate) -> Counter[str]:
         for step in certificate.steps:
             terms.add(step)
         check_calls(certificate, terms)
+        is_told = any(BUCKETS in text for text in certificate.assumptions)
+        require(is_told or all(x.rule != "reduce_of_cat" for x in certificate.steps), f"it assumes {BUCKETS} untold")
     return Counter(verdict for _, verdict in certificate.answers)
 
 

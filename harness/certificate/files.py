@@ -16,14 +16,14 @@ from typing import Any
 from harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor
 from harness.certificate.rules import rejecting, require
 
-PARTS = ("certificate", "reference", "candidate", "steps")
-MAIN, SUMS = "certificate.json", "SHA256SUMS"
+FILES = ("certificate.json", "reference.json", "candidate.json", "steps.json")
+MAIN, SUMS = FILES[0], "SHA256SUMS"
 
 
 def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
     """Read the files. Raises RejectedError; unless `sealed`, digests may be wrong, which is for tests."""
     with rejecting():
-        main, reference, candidate, steps = (_load(folder / f"{name}.json") for name in PARTS)
+        main, reference, candidate, steps = (_load(folder / name) for name in FILES)
         require(main["format"] == FORMAT, f"a certificate of another format than {FORMAT}")
         others = {*sums_of(folder).splitlines()} ^ {*(folder / SUMS).read_text().splitlines()} if sealed else ()
         require(not others, f"not what was certified: {', '.join(sorted({line[66:] for line in others}))}")
@@ -34,8 +34,7 @@ def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
 
 def sums_of(folder: Path) -> str:
     """The digests of the files."""
-    contents = {f"{name}.json": (folder / f"{name}.json").read_bytes() for name in PARTS}
-    return "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items())
+    return "".join(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in FILES)
 
 
 def _load(file: Path) -> Any:

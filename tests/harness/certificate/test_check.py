@@ -186,6 +186,15 @@ def test_neighbours_are_one_window_where_the_hint_says(first, holds):
             terms.add(joined)
 
 
+def test_an_assumption_that_a_rule_rests_on_must_be_told(certificate):
+    others = tuple(text for text in certificate.assumptions if "ascending ranks" not in text)
+    assert len(others) == len(certificate.assumptions) - 1
+    with pytest.raises(RejectedError, match="it assumes ascending ranks untold"):
+        check(replace(certificate, assumptions=others))
+    plain = certificate_of("plain", compare(lambda w, x: w + x, lambda w, x: x + w, W, X))
+    assert check(replace(plain, assumptions=())) == {"PROVED": 1}
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_certificate_with_one_change_is_rejected(certificate, seed):
     chance = random.Random(seed)

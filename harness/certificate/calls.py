@@ -16,9 +16,10 @@ from harness.certificate.rules import Terms, require
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 CAST = "aten._to_copy.default"
-ARITHMETIC = {"aten.add.Tensor": "add", "aten.sub.Tensor": "sub", "aten.mul.Tensor": "mul", "aten.neg.default": "neg"}
-EXACT = {CAST: "cast", **ARITHMETIC}
-COPIES = (CAST, "aten.clone.default", "aten.contiguous.default", "bitproof.offload.default", "bitproof.reload.default")
+ARITHMETIC = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "neg": "default"}
+EXACT = {CAST: "cast"} | {f"aten.{name}{_}.{end}": name for name, end in ARITHMETIC.items() for _ in ("", "_")}
+LAUNCHED = ("bitproof.offload.default", "bitproof.reload.default")
+COPIES = (CAST, "aten.clone.default", "aten.contiguous.default", "aten.copy_.default", *LAUNCHED)
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 SPLIT = "aten.split_with_sizes_copy.default"
 WAITS = ("_c10d_functional.wait_tensor.default", "bitproof.wait_offload.default", "bitproof.wait_reload.default")
@@ -27,7 +28,7 @@ REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 EXCHANGE = "_c10d_functional.all_to_all_single.default"
 COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
 SHOWING = ("view", SPLIT, *RESHAPES, *WAITS)
-LAUNCHES = (*COLLECTIVES, *COPIES[3:])
+LAUNCHES = (*COLLECTIVES, *LAUNCHED)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
 UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -86,11 +87,11 @@ class Walk:
         places = [self._known(read, awaited) for read in call.reads]
         read = [self.graph.calls[index].value for index in call.reads]
         is_known = op in UNDERSTOOD or not (op in REFUSED or op.startswith(("_c10d_functional.", "higher_order.")))
-        if None in places or not is_known or args.get("group_name", ("ranks",))[0] != "ranks":
+        is_known &= args.get("group_name", ("ranks",))[0] == "ranks" and "non_blocking" not in args
+        if None in places or not is_known:
             raise RefusedError
         if call.writes:
             self._check_write(call, args)
-            return self._opaque(call, args)
         if op in LAUNCHES:
             self.flying[index] = {own.storage, read[0].storage}
         self.flying.pop(awaited, None)
@@ -108,10 +109,8 @@ class Walk:
             case "aten._local_scalar_dense.default", (("self", _),):
                 self._name((own,), lambda _: ("item", places[0]))
                 return find("item", places[0])
-        if op in COPIES and own.dtype == read[0].dtype:
-            if "non_blocking" in args:
-                raise RefusedError
-            return places[0]
+        if op in COPIES and (own.dtype, own.shape) == (read[-1].dtype, read[-1].shape):
+            return places[-1]
         if _is_exact(call, read):
             operands = (
                 place if x.shape == own.shape else self.terms.view(place, windows.repeated(x.shape, own.shape))
@@ -125,7 +124,7 @@ class Walk:
             return self._collective(call, args, places[0], read[0])
         elif op.split(".")[-2:][0] in UNWRITTEN:
             return self._opaque(call, {}) if 0 in own.shape else find("fresh", self.side, index, own.dtype, own.shape)
-        elif call.results and read and isinstance(read[0], Tensor):
+        elif call.results and read and isinstance(read[0], Tensor) and not call.writes:
             is_open = not all(x.is_closed for x in (read[0], *call.results))
             if op in SHOWING or (is_open and all(x.storage == read[0].storage for x in call.results)):
                 return self._view(call, args, None if is_open else places[0], read[0])
@@ -187,7 +186,10 @@ class Walk:
     def _opaque(self, call: Call, args: Mapping[str, Any]) -> Any:
         if call.random:
             args = {**args, "generator": ("value", self.terms.find(*self.generator))}
-        found = self._results(call, "op", call.op, args)
+        told, read = call.op, [self.graph.calls[index].value for index in call.reads]
+        if told in EXACT and len(read) == len(args) and {x.dtype for x in read} <= {*FLOATS, "int64", "int32"}:
+            told = told.replace("_.", ".")  # each element is converted and rounded once, wherever the result lies
+        found = self._results(call, "op", told, args)
         if call.random:
             self.generator = "draws", found if isinstance(found, int) else found[0]
         return found

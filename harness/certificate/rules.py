@@ -104,10 +104,8 @@ class Terms:
 
     def as_window(self, place: int) -> tuple[int, Window]:
         """A term as a window on another: a view's own, or else the whole of it."""
-        match self.terms[place]:
-            case ("view", base, shape, strides, offset):
-                return base, (shape, strides, offset)
-        return place, windows.full(self.shape(place))
+        term = self.terms[place]
+        return (term[1], term[2:]) if term[0] == "view" else (place, windows.full(self.shape(place)))
 
 
 def view_of_whole(t: Terms, term: Term) -> int | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from harness.certificate.check import SIDES
@@ -87,6 +88,8 @@ class Canonicalizer:
         is_higher_order = call.op.startswith("higher_order.")
         if call.op in operators.REFUSED or (is_higher_order and call.op not in operators.HIGHER_ORDER):
             raise refuse(call, f"{call.op} is not understood")
+        if "non_blocking" in args:
+            raise refuse(call, "a copy to another device that nothing waits for")
         if call.writes:
             return self._write(index, call, args)
         if call.op in ("input", "constant"):
@@ -129,8 +132,6 @@ class Canonicalizer:
         read = args[operators.COPIES[call.op]][1]
         if call.value.dtype != self.graph.calls[read].value.dtype:
             return self._exact(call, args)
-        if "non_blocking" in args:
-            raise refuse(call, "a copy to another device that nothing waits for")
         return self.values[read]
 
     def _view(self, call: Call, read: int) -> Any:
@@ -278,10 +279,19 @@ class Canonicalizer:
 
     def _write(self, index: int, call: Call, args: Arguments) -> Any:
         target = self.memory.written(call, args)
-        value = self._opaque(call, call.args)
+        value = self._left(call, args, [self.graph.calls[read].value for read in call.reads])
         for owner in self.memory.overwrite(index, target):
             self.values[owner] = value
         return value
+
+    def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
+        """What a call leaves in the memory that it writes."""
+        if call.op == operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
+            return self.values[call.reads[-1]]
+        is_plain = len(read) == len(args) and {x.dtype for x in read} <= operators.FLOATS | operators.WHOLE
+        if call.op in operators.IN_PLACE and is_plain:
+            return self._exact(replace(call, op=operators.IN_PLACE[call.op]), args)
+        return self._opaque(call, call.args)
 
     def _refuse_unreadable(self, index: int, reader: Call) -> None:
         if index in self.refused:

@@ -45,7 +45,7 @@ def whole(w, x):
     both = gathered(torch.cat([narrow.float().view(-1), copied.view(-1)])).view(2, -1)
     ys, ws = aten.split_with_sizes_copy(both, [24, 24], 1)
     loss = (ys.view(8, 6).t() @ ws.view(8, 6)).sum(0)
-    w.add_(x * w)
+    w.copy_(w + x * w)
     rows = reduced(torch.cat([y.view(2, -1), (w - x).view(2, -1)], 1)).view(-1)
     return loss, rows[:12].view(2, 6), rows[12:].view(2, 6), torch.rand_like(w) * x
 
@@ -195,7 +195,7 @@ def test_an_assumption_that_a_rule_rests_on_must_be_told(certificate):
     assert check(replace(plain, assumptions=())) == {"PROVED": 1}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_certificate_with_one_change_is_rejected(certificate, seed):
     chance = random.Random(seed)
     for _ in range(25):

@@ -6,8 +6,7 @@ all tensors that it reads. A call that cannot be derived has no term, and so has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -17,8 +16,10 @@ from harness.certificate.rules import Terms, require
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 CAST = "aten._to_copy.default"
-EXACT = {"aten.add.Tensor": "add", "aten.sub.Tensor": "sub", "aten.mul.Tensor": "mul", "aten.neg.default": "neg"}
-COPIES = (CAST, "aten.clone.default", "aten.contiguous.default", "bitproof.offload.default", "bitproof.reload.default")
+ARITHMETIC = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "neg": "default"}
+EXACT = {CAST: "cast"} | {f"aten.{name}{_}.{end}": name for name, end in ARITHMETIC.items() for _ in ("", "_")}
+LAUNCHED = ("bitproof.offload.default", "bitproof.reload.default")
+COPIES = (CAST, "aten.clone.default", "aten.contiguous.default", "aten.copy_.default", *LAUNCHED)
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 SPLIT = "aten.split_with_sizes_copy.default"
 WAITS = ("_c10d_functional.wait_tensor.default", "bitproof.wait_offload.default", "bitproof.wait_reload.default")
@@ -27,7 +28,7 @@ REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 EXCHANGE = "_c10d_functional.all_to_all_single.default"
 COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
 SHOWING = ("view", SPLIT, *RESHAPES, *WAITS)
-LAUNCHES = (*COLLECTIVES, *COPIES[3:])
+LAUNCHES = (*COLLECTIVES, *LAUNCHED)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
 UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -42,11 +43,11 @@ class Walk:
     """One graph, walked from its first call to its last. `values` are the places of terms, None for what is refused."""
 
     def __init__(self, terms: Terms, graph: Graph, side: str) -> None:
-        self.terms, self.graph, self.side, self.groups = terms, graph, side, dict(graph.groups)
+        self.terms, self.graph, self.side = terms, graph, side
         self.values: list[Any] = []
         self.stale: set[int] = set()  # calls whose values were overwritten, in part or with what is not known
         self.flying: dict[int, set[int]] = {}  # a launch, and the storages that it writes and reads
-        self.inputs: dict[str, tuple[int, int]] = {}  # their calls, and the terms that they come with
+        self.inputs: dict[str, tuple[int, int]] = {}  # and constants: their calls, and the terms that they come with
         self.symbols: dict[str, int] = {}
         self.owners: dict[int, tuple[int, ...]] = {}  # by storage, the calls whose values lie there
         self.generator: Term = ("seed",)
@@ -62,65 +63,60 @@ class Walk:
         if call.writes or (value is None and call.op.startswith("higher_order.")):
             self._overwrite(call, value)
         self.values.append(value)
+        for x, place in zip(_listed(call.value), _listed(value), strict=False):
+            is_right = place is None or not isinstance(x, Tensor) or self.terms.shapes[place] in (None, x.shape)
+            require(is_right, f"{call.name} gives another shape")
         for x in call.results:
             self.owners[x.storage] = (*self.owners.get(x.storage, ()), index)
 
-    def readable(self, index: int, awaited: int | None = None) -> Any:
-        """The value of a call. Raises RefusedError where it is not known, or on its way and not `awaited`."""
-        require(0 <= index < len(self.values), f"call {index} is read before it runs")
-        if self.values[index] is None or index in self.stale or (index in self.flying and index != awaited):
-            raise RefusedError
-        return self.values[index]
+    def outputs(self) -> dict[str, tuple[Any, int]]:
+        """What is returned, and what inputs hold in the end: the terms then, and those at the start (-1 for none)."""
+        found = {f"written {name}": place for name, place in self.inputs.items()}
+        found |= {name: (index, -1) for name, index in self.graph.outputs}
+        require(len(found) == len(self.inputs) + len(self.graph.outputs), "a name stands for two outputs")
+        return {name: (self._known(index), before) for name, (index, before) in found.items()}
 
-    def is_written(self, name: str) -> bool:
-        """Whether an input holds something else by now."""
-        index, term = self.inputs[name]
-        return index in self.stale or self.values[index] != term
+    def _known(self, index: int, awaited: int = -1) -> Any:
+        """The value of a call; None where it is refused, was overwritten, or is on its way and not `awaited`."""
+        require(0 <= index < len(self.values), f"call {index} is read before it runs")
+        return None if index in self.stale or (index in self.flying and index != awaited) else self.values[index]
 
     def _derive(self, index: int, call: Call, args: Mapping[str, Any]) -> Any:
         op, own, find = call.op, call.value, self.terms.find
-        awaited = call.reads[0] if op in WAITS else None
-        places = [self.readable(read, awaited) for read in call.reads]
+        awaited = call.reads[0] if op in WAITS else -1
+        places = [self._known(read, awaited) for read in call.reads]
         read = [self.graph.calls[index].value for index in call.reads]
-        if op in REFUSED or (op.startswith(("_c10d_functional.", "higher_order.")) and op not in UNDERSTOOD):
+        is_known = op in UNDERSTOOD or not (op in REFUSED or op.startswith(("_c10d_functional.", "higher_order.")))
+        is_known &= args.get("group_name", ("ranks",))[0] == "ranks" and "non_blocking" not in args
+        if None in places or not is_known:
             raise RefusedError
         if call.writes:
             self._check_write(call, args)
-            return self._opaque(call, args)
         if op in LAUNCHES:
             self.flying[index] = {own.storage, read[0].storage}
-        if awaited is not None:
-            self.flying.pop(awaited, None)
+        self.flying.pop(awaited, None)
         match op, call.args:
-            case "input", ():
+            case ("input", ()) | ("constant", (("digest", ("str", _)),)):
                 require(call.name not in self.inputs, f"{call.name} is two inputs")
-                term = find("input", call.name, own.dtype, own.shape)
-                self.inputs[call.name] = index, term
-                return term
-            case "constant", (("digest", ("str", digest)),):
-                return find("constant", digest, own.dtype, own.shape)
-            case "getitem", (_, ("1", place)):
+                told = args["digest"][1] if args else call.name
+                self.inputs[call.name] = index, find(op, told, own.dtype, own.shape)
+                return self.inputs[call.name][1]
+            case "getitem", (("0", _), ("1", place)):
+                if not isinstance(places[0], list):
+                    raise RefusedError
                 require(own == read[0][place], f"{call.name} is not what it takes")
                 return places[0][place]
             case "aten._local_scalar_dense.default", (("self", _),):
-                term = find("item", places[0])
-                match own:
-                    case ("size", (1, name)):
-                        self.symbols.setdefault(name, term)
-                self._sizes([own])  # of symbols that are known
-                return term
-        if op in COPIES and own.dtype == read[0].dtype:
-            require(own.shape == read[0].shape, f"{call.name} copies what has another shape")
-            if "non_blocking" in args:
-                raise RefusedError
-            return places[0]
+                self._name((own,), lambda _: ("item", places[0]))
+                return find("item", places[0])
+        if op in COPIES and (own.dtype, own.shape) == (read[-1].dtype, read[-1].shape):
+            return places[-1]
         if _is_exact(call, read):
-            name = "cast" if op == CAST else EXACT[op]
             operands = (
                 place if x.shape == own.shape else self.terms.view(place, windows.repeated(x.shape, own.shape))
                 for place, x in zip(places, read, strict=True)
             )
-            return find("exact", name, own.dtype, own.device, tuple(operands))
+            return find("exact", EXACT[op], own.dtype, own.device, tuple(operands))
         if op in ("aten.cat.default", "aten.stack.default"):
             if all(x.dtype == own.dtype and _is_closed(x.shape) for x in read):
                 return self._cat(call, args, places, read)
@@ -128,109 +124,91 @@ class Walk:
             return self._collective(call, args, places[0], read[0])
         elif op.split(".")[-2:][0] in UNWRITTEN:
             return self._opaque(call, {}) if 0 in own.shape else find("fresh", self.side, index, own.dtype, own.shape)
-        elif call.results and read and isinstance(read[0], Tensor):
+        elif call.results and read and isinstance(read[0], Tensor) and not call.writes:
             is_open = not all(x.is_closed for x in (read[0], *call.results))
-            if op in SHOWING or (is_open and read[0].storage == call.results[0].storage):
-                return self._open_view(call, args) if is_open else self._view(call, args, places[0], read[0])
+            if op in SHOWING or (is_open and all(x.storage == read[0].storage for x in call.results)):
+                return self._view(call, args, None if is_open else places[0], read[0])
         return self._opaque(call, args)
 
     # -- what moves elements ------------------------------------------------------------------------
 
-    def _open_view(self, call: Call, args: Mapping[str, Any]) -> Any:
-        if call.op not in RESHAPES:
+    def _view(self, call: Call, args: Mapping[str, Any], place: int | None, x: Tensor) -> Any:
+        """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own. Where
+        a size depends on data (`place` is None then) the operator's name says what is shown."""
+        if any(y.dtype != x.dtype for y in call.results):
+            raise RefusedError
+        if place is None and call.op in RESHAPES:
+            return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})
+        if place is None:
             return self._results(call, "move", call.op, args)
-        return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})
-
-    def _view(self, call: Call, args: Mapping[str, Any], place: int, x: Tensor) -> Any:
-        """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own."""
-        shown: list[windows.Window | None]
         if all(y.storage == x.storage for y in call.results):
-            lie = [windows.normal(y.shape, y.strides, y.offset - x.offset) for y in call.results]
+            lie = (windows.normal(y.shape, y.strides, y.offset - x.offset) for y in call.results)
             shown = [windows.translated(x.shape, x.strides, windows.steps_of(x.shape), w) for w in lie]
         elif call.op == SPLIT:
             dim = _dim(args, len(x.shape))
-            ends = accumulate((y.shape[dim] for y in call.results), initial=0)
-            shown = [windows.part(x.shape, dim, a, b) for a, b in pairwise(ends)]
-            require(windows.put(x.shape, dim, sum(w[0][dim] for w in shown if w)) == x.shape, f"{call.name} differs")
+            shown = [*windows.parts(x.shape, dim, (y.shape[dim] for y in call.results))]
         else:
-            shown = [windows.full(call.value.shape)]
-            require(call.op in RESHAPES and prod(call.value.shape) == prod(x.shape), f"{call.name} differs")
-        if any(y.dtype != x.dtype for y in call.results):
+            require(call.op in RESHAPES, f"{call.name} shows nothing")
+            return self._whole(place, call.value.shape)
+        if None in shown:
             raise RefusedError
-        found = []
-        for y, w in zip(call.results, shown, strict=True):
-            if w is None:
-                raise RefusedError
-            require(w[0] == y.shape, f"{call.name} gives another shape")
-            found.append(place if w == windows.full(x.shape) else self.terms.view(place, w))
+        found = [place if w == windows.full(x.shape) else self.terms.view(place, w) for w in shown if w]
         return found if isinstance(call.value, tuple) else found[0]
 
+    def _whole(self, place: int, shape: Sequence[int]) -> int:
+        """All elements of a term in their order, in another shape."""
+        require(prod(shape) == prod(self.terms.shape(place)), f"{shape} is not as many elements as there are")
+        return self.terms.view(place, windows.full(shape))
+
     def _cat(self, call: Call, args: Mapping[str, Any], places: Sequence[int], read: Sequence[Tensor]) -> int:
-        rank = len(call.value.shape)
-        dim, parts = _dim(args, rank), list(places)
+        dim, rank = _dim(args, len(call.value.shape)), len(call.value.shape)
         if call.op == "aten.stack.default":
-            each = ((*x.shape[:dim], 1, *x.shape[dim:]) for x in read)
-            parts = [self.terms.view(place, windows.full(shape)) for place, shape in zip(places, each, strict=True)]
-        elif rank > 1:  # `cat` passes over empty vectors, whatever the shape of the others
-            parts = [place for place, x in zip(places, read, strict=True) if x.shape != (0,)]
-        found = self.terms.find("cat", tuple(parts), dim)
-        require(self.terms.shape(found) == call.value.shape, f"{call.name} gives another shape")
-        return found
+            shapes = ((*x.shape[:dim], 1, *x.shape[dim:]) for x in read)
+            return self.terms.find("cat", tuple(map(self._whole, places, shapes)), dim)
+        # `cat` passes over empty vectors, whatever the shape of the others
+        parts = (place for place, x in zip(places, read, strict=True) if rank == 1 or x.shape != (0,))
+        return self.terms.find("cat", tuple(parts), dim)
 
     def _collective(self, call: Call, args: Mapping[str, Any], place: int, x: Tensor) -> int:
-        ranks = self._argument(args["group_name"], "group_name")[1]
+        ranks, size = args["group_name"][1], args["group_size"]
         lies_in_order = _is_closed(x.shape) and windows.normal(x.shape, x.strides, 0) == windows.full(x.shape)
-        if not lies_in_order or args["group_size"] != len(ranks[0]):
+        if not lies_in_order or size != len(ranks[0]):
             raise RefusedError
         if call.op == GATHER:
-            moved = self.terms.find("gather", place, ranks)
-        else:
-            require(args["reduce_op"][0] == "str", f"{call.name} reduces by no name")
-            rows = self.terms.view(place, windows.full((len(ranks[0]), prod(x.shape) // len(ranks[0]))))
-            moved = self.terms.find("reduce", rows, f"{args['reduce_op'][1]} in {x.dtype}", ranks)
-        return self.terms.view(moved, windows.full(call.value.shape))
+            return self._whole(self.terms.find("gather", place, ranks), call.value.shape)
+        require(args["reduce_op"][0] == "str", f"{call.name} reduces by no name")
+        rows = self._whole(place, (size, prod(x.shape) // size))
+        reduced = self.terms.find("reduce", rows, f"{args['reduce_op'][1]} in {x.dtype}", ranks)
+        return self._whole(reduced, call.value.shape)
 
     # -- what is equal only of equal arguments ------------------------------------------------------
 
     def _opaque(self, call: Call, args: Mapping[str, Any]) -> Any:
         if call.random:
             args = {**args, "generator": ("value", self.terms.find(*self.generator))}
-        found = self._results(call, "op", call.op, args)
+        told, read = call.op, [self.graph.calls[index].value for index in call.reads]
+        if told in EXACT and len(read) == len(args) and {x.dtype for x in read} <= {*FLOATS, "int64", "int32"}:
+            told = told.replace("_.", ".")  # each element is converted and rounded once, wherever the result lies
+        found = self._results(call, "op", told, args)
         if call.random:
             self.generator = "draws", found if isinstance(found, int) else found[0]
         return found
 
     def _results(self, call: Call, kind: str, op: str, args: Mapping[str, Any]) -> Any:
-        several = call.value if isinstance(call.value, tuple) else (call.value,)
+        several = _listed(call.value)
         if not call.results or not all(isinstance(x, Tensor | None) for x in several):
             raise RefusedError
-        arguments = tuple((name, self._argument(value, name, kind == "op")) for name, value in args.items())
+        arguments = tuple((name, self._argument(value, kind == "op")) for name, value in args.items())
         if op == EXCHANGE:
             self._name_rows(call.value.shape[0], *args["output_split_sizes"][1:])
-        shapes = [x.shape if x is not None and _is_closed(x.shape) else None for x in several]
+        told = [x and (x.dtype, x.shape if _is_closed(x.shape) else None) for x in several]
         is_one = isinstance(call.value, Tensor)
-        told = (call.value.dtype, shapes[0]) if is_one else (None, None)
-        term = self.terms.find(kind, op, arguments, *told)
-        for place, size in enumerate(n for x in call.results for n in x.shape):
-            match size:
-                case ("size", (1, name)) if name not in self.symbols:
-                    self.symbols[name] = self.terms.find("extent", term, place)
-        self._sizes(n for x in call.results for n in (*x.shape, *x.strides, x.offset))  # of symbols that are known
-        if is_one:
-            return term
-        return [
-            None if x is None else self.terms.find("out", term, place, x.dtype, shape)
-            for place, (x, shape) in enumerate(zip(several, shapes, strict=True))
-        ]
+        term = self.terms.find(kind, op, arguments, *(told[0] if is_one else (None, None)))
+        self._name((n for x in call.results for n in x.shape), lambda place: ("extent", term, place))
+        self._sizes(n for x in call.results for n in (*x.strides, x.offset))  # of symbols that are known
+        return term if is_one else [x and self.terms.find("out", term, i, *x) for i, x in enumerate(told)]
 
-    def _name_rows(self, rows: Size, first: Size, *others: Size) -> None:
-        """Among more than two ranks rows that arrive are the first split, and one symbol for all others."""
-        own = first[1:] if isinstance(first, tuple) else ((first,),) * (first != 0)
-        for product in rows[1:] if isinstance(rows, tuple) else ():
-            if product[0] == 1 and product[1:][0] not in self.symbols and {*rows[1:]} == {*own, product}:
-                self.symbols[product[1]] = self.terms.find("rows", self._sizes(others))
-
-    def _argument(self, value: Any, name: str = "", layouts: bool = True) -> Any:
+    def _argument(self, value: Any, layouts: bool) -> Any:
         match value:
             case ("node", index):
                 x, place = self.graph.calls[index].value, self.values[index]
@@ -238,44 +216,56 @@ class Walk:
                     raise RefusedError
                 if not layouts:
                     return ("value", place)
-                [offset] = self._sizes((x.offset,))
-                lead = offset * BYTES.get(x.dtype, 1) % 64 if isinstance(offset, int) else offset
+                lead = x.offset * BYTES.get(x.dtype, 1) % 64 if isinstance(x.offset, int) else self._size(x.offset)
                 return ("tensor", place, x.dtype, x.device, self._sizes(x.shape), self._sizes(x.strides), lead)
             case ("list", *items):
-                return ("list", *(self._argument(item, "", layouts) for item in items))
+                return ("list", *(self._argument(item, layouts) for item in items))
             case ("size", *_):
-                return self._sizes((value,))[0]
-            case ("str", group) if name == "group_name":
-                if group not in self.groups:
-                    raise RefusedError
-                return ("ranks", self.groups[group])
+                return self._size(value)
         return value
 
+    # -- sizes that depend on data --------------------------------------------------------------------
+
+    def _name(self, sizes: Iterable[Size], brings: Callable[[int], Term]) -> None:
+        """Name symbols that are new by what brings them: a number read, or a call's result with its place there."""
+        for place, size in enumerate(sizes):
+            match size:
+                case ("size", (1, name)) if name not in self.symbols:
+                    self.symbols[name] = self.terms.find(*brings(place))
+            self._size(size)
+
+    def _name_rows(self, rows: Size, first: Size, *others: Size) -> None:
+        """Among more than two ranks rows that arrive are the first split, and one symbol for all others."""
+        own = first[1:] if isinstance(first, tuple) else ((first,),) * (first != 0)
+        for n, *names in rows[1:] if isinstance(rows, tuple) else ():
+            if n == 1 and names[0] not in self.symbols and {*rows[1:]} == {*own, (n, *names)}:
+                self.symbols[names[0]] = self.terms.find("rows", self._sizes(others))
+
+    def _size(self, size: Size) -> Size:
+        """A size with each symbol's term for its name."""
+        if isinstance(size, int):
+            return size
+        if any(name not in self.symbols for _, *names in size[1:] for name in names):
+            raise RefusedError
+        named = ((n, *sorted(self.symbols[name] for name in names)) for n, *names in size[1:])
+        return ("size", *sorted(named, key=lambda product: (product[1:], product[0])))
+
     def _sizes(self, sizes: Iterable[Size]) -> tuple[Size, ...]:
-        """Sizes with each symbol's term for its name."""
-        found: list[Size] = []
-        for size in sizes:
-            if not isinstance(size, int):
-                if any(name not in self.symbols for _, *names in size[1:] for name in names):
-                    raise RefusedError
-                named = ((n, *sorted(self.symbols[name] for name in names)) for n, *names in size[1:])
-                size = ("size", *sorted(named, key=lambda product: (product[1:], product[0])))
-            found.append(size)
-        return tuple(found)
+        return tuple(map(self._size, sizes))
 
     # -- memory -------------------------------------------------------------------------------------
 
     def _check_write(self, call: Call, args: Mapping[str, Any]) -> None:
-        """A write must be of all of `self` as it lies, to memory that nobody else is reading or walks twice."""
+        """A write must be of all of `self` as it lies, to memory that nobody else is reading or walks twice, and that
+        is no part of the graph itself, which the next step would find changed."""
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise RefusedError
         target = self.graph.calls[args["self"][1]].value
-        others = (read for name, value in args.items() if name != "self" for read in nodes_in(value))
-        is_torn = any(
-            x.storage == target.storage and x != target for read in others for x in self.graph.calls[read].results
-        )
+        others = (self.graph.calls[i] for name, value in args.items() if name != "self" for i in nodes_in(value))
+        is_torn = any(x.storage == target.storage and x != target for other in others for x in other.results)
         is_flying = any(target.storage in storages for storages in self.flying.values())
-        if target != call.value or is_torn or is_flying or _overlaps(target):
+        is_kept = any(self.graph.calls[owner].op == "constant" for owner in self.owners[target.storage])
+        if target != call.value or is_torn or is_flying or is_kept or _overlaps(target):
             raise RefusedError
 
     def _overwrite(self, call: Call, value: int | None) -> None:
@@ -294,13 +284,17 @@ def _is_exact(call: Call, read: Sequence[Any]) -> bool:
     """Whether a call computes exactly: an operator that does, of tensors alone, on one device, of one dtype but for a
     cast's."""
     own = call.value
-    if call.op != CAST and call.op not in EXACT:
+    if call.op not in EXACT:
         return False
     dtypes = FLOATS if call.op == CAST else {own.dtype} & {*FLOATS}
     return [name for name, _ in call.args] == ["self", "other"][: len(read)] and all(
         x.device == own.device and x.dtype in dtypes and (x.shape == own.shape or _is_closed(x.shape + own.shape))
         for x in (own, *read)
     )
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else (value,)
 
 
 def _dim(args: Mapping[str, Any], rank: int) -> int:

@@ -4,6 +4,7 @@ Everything nests tuples of numbers and texts, so that it is JSON as it stands. A
 
     a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
     ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
+    ("ranks", (rank, ...), ...)                   a process group: of each of its instances the ranks in order
 
 and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, each of which
 an earlier call defines. Terms are referred to by their place among all steps, symbols within terms too. A term is
@@ -32,7 +33,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 
 Term = tuple[Any, ...]
 Size = Any
@@ -86,12 +87,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Graph:
-    """Calls in the order in which they run, inputs first; outputs, and process groups by name: of each instance its
-    ranks in the group's order."""
+    """Calls in the order in which they run, inputs first, and which of them give the outputs, by name."""
 
     calls: tuple[Call, ...]
     outputs: tuple[tuple[str, int], ...]
-    groups: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,23 +104,15 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was concluded of one output. `terms` are its places on either side, -1 for none."""
-
-    output: str
-    verdict: str
-    terms: tuple[int, int] = (-1, -1)
-
-
-@dataclass(frozen=True)
 class Certificate:
-    """All that a checker needs, and for readers the case, what is assumed, and where it was made."""
+    """All that a checker needs: `answers` are outputs with their verdicts. For readers the case, what is assumed, and
+    where it was made."""
 
     case: str
     reference: Graph
     candidate: Graph
     steps: tuple[Step, ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[tuple[str, str], ...]
     assumptions: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 

@@ -1,6 +1,6 @@
-"""Certificates on disk: four JSON files, with the digests of three in the fourth. Reading them executes nothing.
+"""Certificates on disk: four JSON files, and their SHA-256 as `sha256sum` writes them. Reading executes nothing.
 
-certificate.json    the case, answers, assumptions, the environment, and the other files' SHA-256
+certificate.json    the case, answers, assumptions, the environment
 reference.json      one graph, a call a line
 candidate.json      the other
 steps.json          terms, rules and hints, a line each
@@ -13,56 +13,46 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Step, Tensor
+from harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor
 from harness.certificate.rules import rejecting, require
 
-MAIN = "certificate.json"
-PARTS = ("reference", "candidate", "steps")
+FILES = ("certificate.json", "reference.json", "candidate.json", "steps.json")
+MAIN, SUMS = FILES[0], "SHA256SUMS"
 
 
 def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
-    """Read the four files. Raises RejectedError; unless `sealed`, digests may be wrong, which is for tests."""
+    """Read the files. Raises RejectedError; unless `sealed`, digests may be wrong, which is for tests."""
     with rejecting():
-        main, *graphs, steps = (_load(folder / f"{name}.json") for name in ("certificate", *PARTS))
+        main, reference, candidate, steps = (_load(folder / name) for name in FILES)
         require(main["format"] == FORMAT, f"a certificate of another format than {FORMAT}")
-        for name in PARTS if sealed else ():
-            digest = hashlib.sha256((folder / f"{name}.json").read_bytes()).hexdigest()
-            require(main["sha256"][name] == digest, f"{name}.json is not the file that was certified")
-        reference, candidate = map(_graph, graphs)
-        return Certificate(
-            main["case"],
-            reference,
-            candidate,
-            tuple(Step(term, rule, equals, tuple(hint)) for term, rule, equals, *hint in steps),
-            tuple(Answer(output, verdict, (one, two)) for output, verdict, one, two in main["answers"]),
-            main["assumptions"],
-            main["environment"],
-        )
+        others = {*sums_of(folder).splitlines()} ^ {*(folder / SUMS).read_text().splitlines()} if sealed else ()
+        require(not others, f"not what was certified: {', '.join(sorted({line[66:] for line in others}))}")
+        about = main["assumptions"], main["environment"]
+        rows = tuple(Step(*step) for step in steps)
+        return Certificate(main["case"], _graph(reference), _graph(candidate), rows, main["answers"], *about)
+
+
+def sums_of(folder: Path) -> str:
+    """The digests of the files."""
+    return "".join(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in FILES)
 
 
 def _load(file: Path) -> Any:
-    """A file's content: arrays as tuples, and neither fractions nor truth values, which no part of it has."""
-    return _frozen(json.loads(file.read_text(), parse_float=_refused, parse_constant=_refused))
-
-
-def _refused(text: str) -> Any:
-    raise ValueError(f"the number {text}")
+    return _frozen(json.loads(file.read_text()))
 
 
 def _frozen(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a truth value")
+    """Arrays as tuples, and neither fractions nor truth values, which no part of a certificate has."""
+    if isinstance(value, bool | float):
+        raise ValueError(f"the value {value}")
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _graph(value: Any) -> Graph:
-    calls = tuple(
-        Call(name, op, args, _value(result), writes, bool(random), place)
-        for name, op, args, result, writes, random, place in value["calls"]
-    )
-    return Graph(calls, value["outputs"], value["groups"])
+    calls = ((name, op, args, _value(result), *rest) for name, op, args, result, *rest in value["calls"])
+    return Graph(tuple(Call(*call) for call in calls), value["outputs"])
 
 
 def _value(value: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
 from math import prod
 
 from harness.certificate import windows
@@ -34,8 +33,6 @@ def rejecting() -> Iterator[None]:
     """Whatever goes wrong within is what is wrong with a certificate."""
     try:
         yield
-    except KeyError as error:
-        raise RejectedError(f"there is no {error}") from error
     except (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise RejectedError(f"{type(error).__name__}: {error}") from error
 
@@ -53,23 +50,21 @@ class Terms:
 
     def add(self, step: Step) -> None:
         """Check one step: its term is new, made of terms in their last form, and equals what its rule says."""
-        place, term, roots = len(self.terms), step.term, frozenset[str]()
+        place, term, below = len(self.terms), step.term, terms_in(step.term)
         require(term not in self.places, f"step {place} has a term that has one already")
-        if term[0] == "input":
-            roots = frozenset(kind for kind in ROOTS if term[1].startswith(kind))
-        for below in terms_in(term):
-            require(0 <= below < place and self.equals[below] == below, f"step {place} reads no last form: {below}")
-            roots |= self.roots[below]
+        is_last = all(0 <= x < place and self.equals[x] == x for x in below)
+        require(is_last, f"step {place} reads no last form")
         if step.rule:
             require(step.rule.split("_")[0] == term[0], f"step {place} applies {step.rule} to {term[0]}")
             found = RULES[step.rule](self, term, *step.hint)
             require(found is not None and found == step.equals, f"step {place} does not follow by {step.rule}")
         else:
             require(step.equals == place and not step.hint, f"step {place} rewrites its term by no rule")
+        own = {kind for kind in ROOTS if term[0] == "input" and term[1].startswith(kind)}
         self.shapes.append(self._shape(term))
+        self.roots.append(frozenset(own.union(*(self.roots[x] for x in below))))
         self.terms.append(term)
         self.equals.append(step.equals)
-        self.roots.append(roots)
         self.places[term] = place
 
     def find(self, *term: object) -> int:
@@ -92,8 +87,10 @@ class Terms:
 
     def _shape(self, term: Term) -> tuple[int, ...] | None:
         match term:
-            case ("view", _, shape, strides, offset):
-                require(min((*shape, *strides, offset)) >= 0, "a window goes backwards")
+            case ("view", base, *w):
+                is_inside = windows.within(windows.full(self.shape(base)), (*w,)) == (*w,)
+                require(is_inside, "a window shows what is not there, or has another form")
+                return w[0]
             case ("cat", parts, dim):
                 return windows.put(self.shape(parts[0]), dim, sum(self.shape(x)[dim] for x in parts))
             case ("exact", _, _, _, operands):
@@ -102,15 +99,13 @@ class Terms:
                 return (len(ranks[0]), *self.shape(below))
             case ("reduce", below, _, _):
                 return self.shape(below)[1:]
-        shape = term[-1] if term[0] != "view" else term[2]
+        shape = term[-1]
         return shape if isinstance(shape, tuple) and all(type(n) is int for n in shape) else None
 
     def as_window(self, place: int) -> tuple[int, Window]:
         """A term as a window on another: a view's own, or else the whole of it."""
-        match self.terms[place]:
-            case ("view", base, shape, strides, offset):
-                return base, (shape, strides, offset)
-        return place, windows.full(self.shape(place))
+        term = self.terms[place]
+        return (term[1], term[2:]) if term[0] == "view" else (place, windows.full(self.shape(place)))
 
 
 def view_of_whole(t: Terms, term: Term) -> int | None:
@@ -134,13 +129,12 @@ def view_of_same_order(t: Terms, term: Term) -> int | None:
 def view_of_cat(t: Terms, term: Term, pieces: Sequence[tuple[int, Window]], along: int | None = None) -> int | None:
     """A window on one part, or one on each of several in turn along a dim. Pieces (a part and the window on it) are
     the hint: seen from the whole, one after the other, they must be the window."""
-    kind, parts, dim = t.terms[term[1]]
-    if kind != "cat" or (along is None) != (len(pieces) == 1):
+    if t.terms[term[1]][0] != "cat" or (along is None) != (len(pieces) == 1):
         return None
-    starts, joined = _starts(t, parts, dim), None
+    parts, slots, joined = t.terms[term[1]][1], _slots(t, term[1]), None
     for number, w in pieces:
         require(number in range(len(parts)), f"there is no part {number}")
-        here = windows.within(windows.part(t.shape(term[1]), dim, *starts[number : number + 2]), w)
+        here = windows.within(slots[number], w)
         joined = here if joined is None or here is None or along is None else windows.follows(joined, here, along)
         if joined is None:
             return None
@@ -148,8 +142,10 @@ def view_of_cat(t: Terms, term: Term, pieces: Sequence[tuple[int, Window]], alon
     return None if joined != term[2:] else shown[0] if along is None else t.find("cat", shown, along)
 
 
-def _starts(t: Terms, parts: Sequence[int], dim: int) -> list[int]:
-    return list(accumulate((t.shape(x)[dim] for x in parts), initial=0))
+def _slots(t: Terms, place: int) -> list[Window]:
+    """Where in a concatenation each of its parts stands."""
+    _, parts, dim = t.terms[place]
+    return windows.parts(t.shape(place), dim, (t.shape(x)[dim] for x in parts))
 
 
 def cat_of_nothing(t: Terms, term: Term) -> int | None:
@@ -199,10 +195,8 @@ def exact_in_order(t: Terms, term: Term) -> int | None:
 def exact_of_cat(t: Terms, term: Term) -> int | None:
     """The operator on each part of its first concatenation, and on what stands there in its other operands."""
     place = next(x for x in term[4] if t.terms[x][0] == "cat")
-    _, parts, dim = t.terms[place]
-    starts = _starts(t, parts, dim)
-    here = [windows.part(t.shape(place), dim, a, b) for a, b in pairwise(starts)]
-    return t.find("cat", tuple(t.find(*term[:4], tuple(t.view(x, w) for x in term[4])) for w in here), dim)
+    pieces = (tuple(t.view(x, w) for x in term[4]) for w in _slots(t, place))
+    return t.find("cat", tuple(t.find(*term[:4], operands) for operands in pieces), t.terms[place][2])
 
 
 def of_exact(t: Terms, term: Term) -> int | None:
@@ -218,23 +212,18 @@ def gather_of_view(t: Terms, term: Term) -> int | None:
     return t.view(t.find("gather", base, term[2]), everywhere) if base != term[1] else None
 
 
-def gather_of_cat(t: Terms, term: Term) -> int | None:
-    """Gathered parts, the ranks a new first dim."""
+def of_cat(t: Terms, term: Term) -> int | None:
+    """Parts gathered, the ranks a new first dim; or columns reduced, each by itself, and the first dim gone: under the
+    assumption of ascending ranks, element by element."""
     kind, *rest = t.terms[term[1]]
-    return t.find("cat", t.each(term, rest[0]), rest[1] + 1) if kind == "cat" else None
-
-
-def reduce_of_cat(t: Terms, term: Term) -> int | None:
-    """Each part's columns reduced: under the assumption of ascending ranks, element by element."""
-    kind, *rest = t.terms[term[1]]
-    return t.find("cat", t.each(term, rest[0]), 0) if kind == "cat" and rest[1] == 1 else None
+    if kind != "cat" or (term[0], rest[1]) == ("reduce", 0):
+        return None
+    return t.find("cat", t.each(term, rest[0]), rest[1] + (1 if term[0] == "gather" else -1))
 
 
 RULES: dict[str, Callable[..., int | None]] = {
-    **{rule.__name__: rule for rule in (view_of_whole, view_of_view, view_of_same_order, view_of_cat)},
+    **{rule.__name__: rule for rule in (view_of_whole, view_of_view, view_of_same_order, view_of_cat, gather_of_view)},
     **{rule.__name__: rule for rule in (cat_of_nothing, cat_of_cat, cat_of_neighbours, exact_in_order, exact_of_cat)},
-    **{rule.__name__: rule for rule in (gather_of_view, gather_of_cat, reduce_of_cat)},
-    "view_of_exact": of_exact,
-    "gather_of_exact": of_exact,
+    **{"view_of_exact": of_exact, "gather_of_exact": of_exact, "gather_of_cat": of_cat, "reduce_of_cat": of_cat},
 }
 """Each rule by its name, which begins with the kind of term that it is about."""

@@ -6,8 +6,8 @@ A window shows, at index i, element number offset + sum(i_k * stride_k). Its one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from math import prod
 
 Shape = Sequence[int]
@@ -31,9 +31,10 @@ def full(shape: Shape) -> Window:
     return normal(shape, steps_of(shape), 0)
 
 
-def part(shape: Shape, dim: int, start: int, end: int) -> Window:
-    """The elements of a tensor from one index along `dim` to another."""
-    return normal(put(shape, dim, end - start), steps_of(shape), start * steps_of(shape)[dim])
+def parts(shape: Shape, dim: int, sizes: Iterable[int]) -> list[Window]:
+    """The parts of a tensor with these sizes along `dim`, one after the other."""
+    steps, ends = steps_of(shape), accumulate(sizes, initial=0)
+    return [normal(put(shape, dim, end - start), steps, start * steps[dim]) for start, end in pairwise(ends)]
 
 
 def repeated(shape: Shape, result: Shape) -> Window:

@@ -362,7 +362,7 @@ def write_standalone(case: Case, options: GraphOptions, step: int, head: str) ->
         set_determinism(case.seed)
         graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)
         sides[role] = Side.of(graph, list(tokens[0]))
-        partitions |= {name: group.partition for name, group in groups.groups.items()}
+        partitions |= groups.partitions()
     scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
     return write_standalone(scene)
 

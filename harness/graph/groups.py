@@ -52,6 +52,10 @@ class GroupTable:
             self.derived.append(name)
         return name
 
+    def partitions(self) -> dict[str, Partition]:
+        """The ranks of every instance of each group, by name."""
+        return {name: group.partition for name, group in self.groups.items()}
+
     def made(self) -> Mapping[str, Group]:
         """The groups that ranks must make, in order."""
         return {name: self.groups[name] for name in self.derived}

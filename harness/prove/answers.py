@@ -88,7 +88,9 @@ def _reads_of(table: Table) -> list[int]:
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, tuple[int | None, int | None]]]:
     """Every output's name, and the call that gives it on either side; None where a side has no such output."""
     returned = [dict(side.graph.outputs) for side in sides]
-    inputs = [{call.name: i for i, call in enumerate(side.graph.calls) if call.op == "input"} for side in sides]
+    inputs = [
+        {call.name: i for i, call in enumerate(side.graph.calls) if call.op in ("input", "constant")} for side in sides
+    ]
     written = [
         {f"written {side.graph.calls[i].name}": side.graph.calls[i].name for i in side.written_inputs()}
         for side in sides

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from harness.certificate.check import SIDES
@@ -37,7 +38,6 @@ class Canonicalizer:
         self.table = table
         self.graph = graph
         self.side = side
-        self.groups = dict(graph.groups)
         self.values: list[Any] = []
         self.refused: dict[int, RefusedError] = {}
         self.symbols = Symbols(table)
@@ -63,12 +63,13 @@ class Canonicalizer:
         return int(self.values[index])
 
     def written_inputs(self) -> list[int]:
-        """The graph's inputs that hold something else when all has run."""
-        inputs = [index for index, call in enumerate(self.graph.calls) if call.op == "input"]
+        """The graph's inputs that hold something else when all has run, and its constants."""
+        inputs = [index for index, call in enumerate(self.graph.calls) if call.op in ("input", "constant")]
         return [i for i in inputs if self.memory.is_stale(i) or self.values[i] != self._input(self.graph.calls[i])]
 
     def _input(self, call: Call) -> int:
-        return self.table.make(("input", call.name, call.value.dtype, call.value.shape))
+        told = call.name if call.op == "input" else dict(call.args)["digest"][1]
+        return self.table.make((call.op, told, call.value.dtype, call.value.shape))
 
     @functools.cached_property
     def computed(self) -> set[int]:
@@ -87,14 +88,16 @@ class Canonicalizer:
         is_higher_order = call.op.startswith("higher_order.")
         if call.op in operators.REFUSED or (is_higher_order and call.op not in operators.HIGHER_ORDER):
             raise refuse(call, f"{call.op} is not understood")
+        if "non_blocking" in args:
+            raise refuse(call, "a copy to another device that nothing waits for")
         if call.writes:
             return self._write(index, call, args)
-        if call.op == "input":
+        if call.op in ("input", "constant"):
             return self._input(call)
-        if call.op == "constant":
-            return self.table.make(("constant", args["digest"][1], call.value.dtype, call.value.shape))
         if call.op == "getitem":
             held, place = self.values[args["0"][1]], args["1"]
+            if not isinstance(held, list) or not isinstance(place, int):
+                raise refuse(call, "a part of a tensor that no operator takes")
             return held[place]
         if awaited is not None:
             self.memory.land(awaited)
@@ -129,8 +132,6 @@ class Canonicalizer:
         read = args[operators.COPIES[call.op]][1]
         if call.value.dtype != self.graph.calls[read].value.dtype:
             return self._exact(call, args)
-        if "non_blocking" in args:
-            raise refuse(call, "a copy to another device that nothing waits for")
         return self.values[read]
 
     def _view(self, call: Call, read: int) -> Any:
@@ -213,10 +214,10 @@ class Canonicalizer:
         return self.table.view(reduced, whole(call.value.shape))
 
     def _ranks(self, call: Call, args: Arguments) -> Any:
-        name = args["group_name"][1]
-        if name not in self.groups:
-            raise refuse(call, f"a collective in process group {name}, which is not in the table of groups")
-        return self.groups[name]
+        kind, told = args["group_name"]
+        if kind != "ranks":
+            raise refuse(call, f"a collective in process group {told}, which is not in the table of groups")
+        return told
 
     def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
         arguments = self._arguments(call, given, layouts=True)
@@ -246,12 +247,7 @@ class Canonicalizer:
     # -- arguments and sizes --------------------------------------------------------------------------
 
     def _arguments(self, call: Call, given: tuple[tuple[str, Any], ...], *, layouts: bool) -> Any:
-        named = dict(given)
-        ranks = ("ranks", self._ranks(call, named)) if call.op in operators.COLLECTIVES else None
-        return tuple(
-            (name, ranks if ranks and name == "group_name" else self._argument(call, value, layouts))
-            for name, value in given
-        )
+        return tuple((name, self._argument(call, value, layouts)) for name, value in given)
 
     def _argument(self, call: Call, value: Any, layouts: bool) -> Any:
         match value:
@@ -283,10 +279,19 @@ class Canonicalizer:
 
     def _write(self, index: int, call: Call, args: Arguments) -> Any:
         target = self.memory.written(call, args)
-        value = self._opaque(call, call.args)
+        value = self._left(call, args, [self.graph.calls[read].value for read in call.reads])
         for owner in self.memory.overwrite(index, target):
             self.values[owner] = value
         return value
+
+    def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
+        """What a call leaves in the memory that it writes."""
+        if call.op == operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
+            return self.values[call.reads[-1]]
+        is_plain = len(read) == len(args) and {x.dtype for x in read} <= operators.FLOATS | operators.WHOLE
+        if call.op in operators.IN_PLACE and is_plain:
+            return self._exact(replace(call, op=operators.IN_PLACE[call.op]), args)
+        return self._opaque(call, call.args)
 
     def _refuse_unreadable(self, index: int, reader: Call) -> None:
         if index in self.refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.certificate.check import check_calls
-from harness.certificate.data import FORMAT, Answer, Call, Certificate, Graph, Step, Tensor, terms_in
-from harness.certificate.files import MAIN
+from harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor, terms_in
+from harness.certificate.files import MAIN, SUMS, sums_of
 from harness.certificate.rules import Terms, rejecting
 from harness.machine.describe import torch_version
-from harness.prove.answers import PROVED, Proof
+from harness.prove.answers import Proof
 from harness.prove.assumptions import assumptions_of
 
 
@@ -27,17 +26,13 @@ def certificate_of(case: str, proof: Proof) -> Certificate:
         reference=graphs[0],
         candidate=graphs[1],
         steps=tuple(proof.table.steps),
-        answers=tuple(Answer(x.output, x.verdict, x.terms if x.verdict == PROVED else (-1, -1)) for x in proof.answers),
+        answers=tuple((answer.output, answer.verdict) for answer in proof.answers),
         assumptions=tuple(assumptions_of(proof.table, graphs)),
         environment=(("torch", torch_version() or "unknown"), ("machine", platform.machine())),
     )
     needed = _needed(whole)
-    places = {old: new for new, old in enumerate(needed)} | {-1: -1}
-    return replace(
-        whole,
-        steps=tuple(_moved(whole.steps[place], places) for place in needed),
-        answers=tuple(replace(x, terms=(places[x.terms[0]], places[x.terms[1]])) for x in whole.answers),
-    )
+    places = {old: new for new, old in enumerate(needed)}
+    return replace(whole, steps=tuple(_moved(whole.steps[place], places) for place in needed))
 
 
 class _Recorded(Terms):
@@ -115,24 +110,20 @@ def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
 
 
 def write_certificate(certificate: Certificate, folder: Path) -> None:
-    """Write the four files; the main one last, so that a folder that has it is whole."""
+    """Write the files; the main one and the digests last, so that a folder that has these is whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "reference": _graph_text(certificate.reference),
-        "candidate": _graph_text(certificate.candidate),
-        "steps": _lines([[step.term, step.rule, step.equals, *step.hint] for step in certificate.steps]),
-    }
-    for name, text in texts.items():
-        (folder / f"{name}.json").write_text(text)
+    (folder / "reference.json").write_text(_graph_text(certificate.reference))
+    (folder / "candidate.json").write_text(_graph_text(certificate.candidate))
+    (folder / "steps.json").write_text(_lines([_step_data(step) for step in certificate.steps]))
     main = {
         "format": FORMAT,
         "case": certificate.case,
-        "answers": [[answer.output, answer.verdict, *answer.terms] for answer in certificate.answers],
+        "answers": certificate.answers,
         "assumptions": certificate.assumptions,
         "environment": certificate.environment,
-        "sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
     }
     (folder / MAIN).write_text(json.dumps(main, indent=1) + "\n")
+    (folder / SUMS).write_text(sums_of(folder))
 
 
 def _lines(items: list[Any]) -> str:
@@ -141,7 +132,11 @@ def _lines(items: list[Any]) -> str:
 
 def _graph_text(graph: Graph) -> str:
     calls = _lines([_call_data(call) for call in graph.calls]).rstrip()
-    return f'{{"groups":{json.dumps(graph.groups)},\n"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
+    return f'{{"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
+
+
+def _step_data(step: Step) -> list[Any]:
+    return [step.term, step.rule, step.equals, *([step.hint] if step.hint else [])]
 
 
 def _call_data(call: Call) -> list[Any]:

@@ -67,7 +67,7 @@ def export_graph(
 
     `outputs` names what it returns. Raises RefusedError, naming the node.
     """
-    exporter = _Exporter(module, inputs, names)
+    exporter = _Exporter(module, inputs, names, groups)
     with torch.no_grad(), exporter.mode, exporter.shape_env.ignore_fresh_unbacked_symbols():
         exporter.run()
     returned: Any = module.graph.output_node().args[0]
@@ -78,15 +78,15 @@ def export_graph(
             found=str(len(returned)),
         )
     places = tuple((name, exporter.index[node]) for name, node in zip(outputs, returned, strict=True))
-    partitions = tuple((name, group.partition) for name, group in groups.groups.items())
-    return Graph(tuple(exporter.calls), places, partitions)
+    return Graph(tuple(exporter.calls), places)
 
 
 class _Exporter:
     """Runs one graph on fake values, call by call, and writes each down."""
 
-    def __init__(self, module: GraphModule, inputs: Sequence[Tensor], names: Sequence[str]) -> None:
+    def __init__(self, module: GraphModule, inputs: Sequence[Tensor], names: Sequence[str], groups: GroupTable) -> None:
         self.module = module
+        self.partitions = groups.partitions()
         self.shape_env = ShapeEnv()
         self.mode: FakeTensorMode = step_fake_mode(shape_env=self.shape_env)
         self.inputs = list(zip(names, inputs, strict=True))
@@ -137,7 +137,7 @@ class _Exporter:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise _refused(node, f"a call that fails on fake values: {type(error).__name__}: {reason}") from error
         self.values[node] = value
-        if _is_scalar(value) and not operators.reads_data(node.target):
+        if _is_scalar(value) and _is_arithmetic(node):
             return  # arithmetic on sizes: whoever reads it has the size itself
         if operators.is_check(node):
             return  # it raises or it does not: no bit depends on it
@@ -226,7 +226,10 @@ class _Exporter:
             value = given[name]
             if name in defaults and type(defaults[name]) is type(value) and repr(defaults[name]) == repr(value):
                 continue
-            yield name, self._argument(node, value)
+            if name == "group_name" and isinstance(value, str) and value in self.partitions:
+                yield name, ("ranks", self.partitions[value])
+            else:
+                yield name, self._argument(node, value)
 
     def _argument(self, node: Node, x: Any) -> Any:
         match x:
@@ -359,6 +362,14 @@ def _place(node: Node) -> Place:
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, (int, float, bool, *symbols.SYMBOLIC_SCALARS))
+
+
+def _is_arithmetic(node: Node) -> bool:
+    """Whether a call that gives a number computes it from what it is handed, and does nothing besides."""
+    if isinstance(node.target, OpOverload):
+        is_silent = not operators.written_names(node.target) and not operators.is_random(node)
+        return is_silent and not operators.reads_data(node.target)
+    return getattr(node.target, "__module__", None) in ("_operator", "builtins", "math", "torch")
 
 
 def _fake_like(x: Tensor) -> Tensor:

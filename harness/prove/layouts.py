@@ -59,7 +59,7 @@ def shows(call: Call, calls: Sequence[Call]) -> bool:
         return False
     x = calls[call.reads[0]].value
     is_copy = call.op in (*RESHAPES, SPLIT)
-    return isinstance(x, Tensor) and (is_copy or x.storage == call.results[0].storage)
+    return isinstance(x, Tensor) and (is_copy or all(x.storage == y.storage for y in call.results))
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:

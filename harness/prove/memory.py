@@ -73,6 +73,8 @@ class Memory:
             raise refuse(call, f"{call.op} changes a tensor's layout")
         if overlaps(target):
             raise refuse(call, "a write to memory that overlaps itself")
+        if any(self.calls[owner].op == "constant" for owner in self._owners[target.storage]):
+            raise refuse(call, "a write to a tensor of the graph itself, which the next step would find changed")
         for read in (index for name, value in call.args if name != "self" for index in nodes_in(value)):
             for tensor in self.calls[read].results:
                 if tensor.storage == target.storage and tensor != target:

@@ -18,6 +18,20 @@ reciprocal on some devices, powers and roots have vector bodies that differ from
 from -0 in one order.
 """
 
+IN_PLACE = {
+    "aten.add_.Tensor": "aten.add.Tensor",
+    "aten.sub_.Tensor": "aten.sub.Tensor",
+    "aten.mul_.Tensor": "aten.mul.Tensor",
+    "aten.neg_.default": "aten.neg.default",
+}
+"""Operators that leave in `self` what another gives, told by its name where it takes tensors of real or whole numbers
+alone: each element is converted and rounded once, so it does not matter where the result lies."""
+
+WHOLE = {"int64", "int32"}
+
+COPY_INTO = "aten.copy_.default"
+"""An operator that leaves in `self` the values of `src`, where both have one dtype and shape."""
+
 COMMUTING = {"add", "mul"}
 
 CAST = "aten._to_copy.default"

@@ -115,7 +115,8 @@ def prove_case(
     found = CaseProof(case, proof.verdict, proof, graphs)
     if evaluate:
         with _one_thread():
-            found = _evaluated(found, (reference.step.module, candidate.module), names, inputs)
+            run = (reference.step.module, reference.groups), (candidate.module, candidate_groups)
+            found = _evaluated(found, run, names, inputs)
         laps.lap("evaluate")
     return replace(found, seconds=laps.all())
 
@@ -171,7 +172,7 @@ def _check_alike(reference: StepGraph, candidate: StepGraph) -> None:
 
 
 def _evaluated(
-    found: CaseProof, modules: tuple[GraphModule, GraphModule], names: Sequence[str], inputs: Sequence[Tensor]
+    found: CaseProof, steps: Sequence[tuple[GraphModule, GroupTable]], names: Sequence[str], inputs: Sequence[Tensor]
 ) -> CaseProof:
     """Compute what was proved, and REFUSE each output whose term gives other bits than either graph."""
     assert found.proof is not None and found.graphs is not None
@@ -184,9 +185,7 @@ def _evaluated(
         return replace(found, not_evaluated=f"{world_size} ranks are too many to be computed in one process")
     values = random_inputs(found.case, names, inputs)
     try:
-        runs = [
-            run_graph(module, values, dict(graph.groups)) for module, graph in zip(modules, found.graphs, strict=True)
-        ]
+        runs = [run_graph(module, values, table.partitions()) for module, table in steps]
     except NotEvaluatedError as error:
         return replace(found, not_evaluated=f"{error} is not computed here")
     evaluator = Evaluator(found.proof.table, [dict(zip(names, own, strict=True)) for own in values])

@@ -51,7 +51,7 @@ class Steps:
         for trainer in trainers:
             begin_state(trainer)
         program, first = Program(), trainers[0]
-        partitions = {name: group.partition for name, group in groups.groups.items()}
+        partitions = groups.partitions()
         sources = [
             *((PARAM, name) for name in graph.parameter_names),
             *((BUFFER, name) for name in graph.buffer_names),

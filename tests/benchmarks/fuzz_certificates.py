@@ -61,11 +61,8 @@ def first_change(certificate: Certificate, corrupted: Certificate) -> int:
 
 
 def _seen(certificate: Certificate) -> list[Sequence[object]]:
-    """What the checker reads, in its order. Groups come with a graph."""
-    found: list[Sequence[object]] = [certificate.steps]
-    for graph in (certificate.reference, certificate.candidate):
-        found += [(graph.groups,), graph.calls]
-    return found
+    """What the checker reads, in its order."""
+    return [certificate.steps, certificate.reference.calls, certificate.candidate.calls]
 
 
 def fuzz_whole(certificate: Certificate, corruptions: int, seed: int) -> Iterator[tuple[str, bool]]:
@@ -137,15 +134,13 @@ class Replay:
         for number in range(len(self.terms.terms), len(certificate.steps)):
             yield partial(self.terms.add, certificate.steps[number])
         for walk in walks:
-            if not walk.values:
-                yield lambda: None  # its groups
             for number in range(len(walk.values), len(walk.graph.calls)):
                 yield partial(walk.take, walk.graph.calls[number])
 
 
 def _copied(walk: Walk, graph: Graph) -> Walk:
     found = copy.copy(walk)
-    found.graph, found.groups = graph, dict(graph.groups)
+    found.graph = graph
     for name in ("values", "stale", "flying", "inputs", "symbols", "owners"):
         setattr(found, name, copy.copy(getattr(walk, name)))
     return found

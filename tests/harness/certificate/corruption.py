@@ -7,7 +7,7 @@ dtypes, groups and outputs. What only readers see, and layouts that nothing opaq
 from __future__ import annotations
 
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from harness.certificate.data import Call, Certificate, Graph, Step, Tensor, terms_in
@@ -143,11 +143,14 @@ def _result(call: Call, chance: random.Random) -> Call | None:
     return replace(call, value=replace(call.value, **{name: _changed(getattr(call.value, name), chance)}))
 
 
-def _group(certificate: Certificate, chance: random.Random) -> Certificate | None:
-    graph = certificate.candidate
-    used = {value[1] for call in graph.calls for name, value in call.args if name == "group_name"}
-    groups = [(n, tuple(r[::-1] for r in ranks) if n in used else ranks) for n, ranks in graph.groups]
-    return replace(certificate, candidate=replace(graph, groups=tuple(groups)))
+def _group(call: Call, chance: random.Random) -> Call | None:
+    """A collective's ranks in another order, or one of them another."""
+    args = dict(call.args)
+    if "group_name" not in args:
+        return None
+    ranks = args["group_name"][1]
+    other = tuple(row[::-1] for row in ranks) if chance.random() < 0.5 else _changed(ranks, chance)
+    return replace(call, args=tuple((args | {"group_name": ("ranks", other)}).items()))
 
 
 def _output(certificate: Certificate, chance: random.Random) -> Certificate | None:
@@ -166,11 +169,10 @@ def _dropped_call(certificate: Certificate, chance: random.Random) -> Certificat
 
 def _answer(certificate: Certificate, chance: random.Random) -> Certificate | None:
     place = chance.randrange(len(certificate.answers))
-    answer = certificate.answers[place]
-    name = chance.choice([x.name for x in fields(answer)])
-    changed = "MAYBE" if name == "verdict" else _changed(getattr(answer, name), chance)
-    answers = (*certificate.answers[:place], replace(answer, **{name: changed}), *certificate.answers[place + 1 :])
-    return replace(certificate, answers=answers)
+    output, verdict = certificate.answers[place]
+    other = chance.choice(["PROVED", "NOT PROVED", "REFUSED", "MAYBE"])
+    answer = chance.choice([(output + "_", verdict), (output, other)])
+    return replace(certificate, answers=(*certificate.answers[:place], answer, *certificate.answers[place + 1 :]))
 
 
 def _dropped_answer(certificate: Certificate, chance: random.Random) -> Certificate | None:
@@ -195,7 +197,7 @@ _KINDS = {
     "a result": _in_graph(_result),
     "a view's layout": _in_graph(_layout),
     "a call left out": _dropped_call,
-    "a group's ranks": _group,
+    "a group's ranks": _in_graph(_group),
     "an output": _output,
     "an answer": _answer,
     "an answer left out": _dropped_answer,

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from harness.certificate.windows import flat, follows, full, normal, part, steps_of, translated, within
+from harness.certificate.windows import flat, follows, full, normal, parts, steps_of, translated, within
 from tests.harness.prove.test_windows import numbered, shapes, some_view
 
 
@@ -39,14 +39,11 @@ def test_parts_of_concatenations_and_neighbours(seed):
         shape = shapes(chance)
         dim = chance.randrange(len(shape))
         sizes = [chance.randint(1, 3) for _ in range(chance.randint(1, 3))]
-        parts = [numbered([*shape[:dim], n, *shape[dim + 1 :]]) + 1000 * i for i, n in enumerate(sizes)]
-        laid_out = torch.cat(parts, dim).clone(memory_format=torch.contiguous_format)
+        owns = [numbered([*shape[:dim], n, *shape[dim + 1 :]]) + 1000 * i for i, n in enumerate(sizes)]
+        laid_out = torch.cat(owns, dim).clone(memory_format=torch.contiguous_format)
         outer = some_view(laid_out, chance)
-        begin = 0
-        for own in parts:
-            end = begin + own.shape[dim]
-            assert torch.equal(show(laid_out, part(laid_out.shape, dim, begin, end)), own)
-            begin = end
+        for own, w in zip(owns, parts(laid_out.shape, dim, sizes), strict=True):
+            assert torch.equal(show(laid_out, w), own)
         if 0 in outer.shape:
             continue
         found += 1

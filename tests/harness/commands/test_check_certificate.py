@@ -27,7 +27,7 @@ def test_all_certificates_of_a_folder_are_checked_and_the_worst_counts(folder, c
     assert "outputs: 1 NOT PROVED" in capsys.readouterr().out
     (folder / "same" / "steps.json").write_text("[]")
     assert main(["check-certificate", str(folder)]) == 3
-    assert "same: REJECTED: steps.json is not the file that was certified" in capsys.readouterr().out
+    assert "same: REJECTED: not what was certified: steps.json" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_certificate_is_a_wrong_call(tmp_path):

@@ -20,6 +20,7 @@ def test_ranks_make_each_derived_group_once_in_the_order_of_asking() -> None:
     for source in ("ep", "dp", "ep"):
         table.derive(source, "reduce")
     assert list(table.made()) == ["ep.reduce", "dp.reduce"]
+    assert table.partitions()["ep.reduce"] == table["ep"].partition
 
 
 def test_a_name_that_is_not_in_the_table_is_refused_with_those_that_are() -> None:

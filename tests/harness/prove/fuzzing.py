@@ -104,8 +104,7 @@ class Subject:
         return export_graph(module, self.names, self.like, self.outputs, self.groups)
 
     def _run(self, module: GraphModule, own: Sequence[Sequence[Tensor]]) -> Bits:
-        partitions = {name: group.partition for name, group in self.groups.groups.items()}
-        returned, held = run_graph(module, own, partitions)
+        returned, held = run_graph(module, own, self.groups.partitions())
         found = {name: [values[place] for values in returned] for place, name in enumerate(self.outputs)}
         written = {f"written {name}": [values[place] for values in held] for place, name in enumerate(self.names)}
         return Bits(found | written)

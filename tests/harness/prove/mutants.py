@@ -229,6 +229,20 @@ def write_in_place(module: GraphModule, chance: random.Random, node: Node) -> bo
     return True
 
 
+def copy_back(module: GraphModule, chance: random.Random, node: Node) -> bool:
+    """What a call leaves in memory is computed beside it, with a factor or without, and copied there."""
+    plain = {aten.add_.Tensor: aten.add.Tensor, aten.mul_.Tensor: aten.mul.Tensor}.get(node.target)
+    if plain is None:
+        return False
+    factor = {"alpha": 3} if plain is aten.add.Tensor and chance.random() < 0.3 else {}
+    with module.graph.inserting_before(node):
+        made = module.graph.call_function(plain, node.args, factor)
+        copied = module.graph.call_function(aten.copy_.default, (node.args[0], made))
+    node.replace_all_uses_with(copied)
+    module.graph.erase_node(node)
+    return True
+
+
 def swap_outputs(module: GraphModule, chance: random.Random, node: Node) -> bool:
     output = module.graph.output_node()
     values = list(output.args[0])
@@ -275,6 +289,7 @@ MUTATIONS: dict[str, Mutation] = {
         scale_an_operand,
         move_a_slice,
         write_in_place,
+        copy_back,
         swap_outputs,
         change_a_group,
         repeat,

@@ -192,6 +192,37 @@ def test_memory_that_nobody_wrote_equals_nothing():
     assert verdict(step, step, W, S) == OTHER
 
 
+def test_a_sum_that_is_copied_back_is_the_sum_in_place():
+    counts = torch.arange(6)
+
+    def of(step):
+        def run(w, x, counts):
+            step(w, x, counts)
+            return (w + x) * 1.5
+
+        return run
+
+    in_place = of(lambda w, x, counts: w.add_(x))
+    back = of(lambda w, x, counts: w.copy_(x + w))
+    assert verdict(in_place, back, W, S, counts) == ONE
+    assert verdict(in_place, of(lambda w, x, counts: w.copy_(x + w + x)), W, S, counts) == OTHER
+    assert verdict(in_place, of(lambda w, x, counts: w[:2].copy_((x + w)[:2])), W, S, counts) == REFUSED
+    assert verdict(in_place, of(lambda w, x, counts: w.sub_(x)), W, S, counts) == OTHER
+
+
+def test_counts_that_are_added_to_a_buffer_of_real_numbers_may_be_copied_back():
+    """Each is converted and rounded once. With a factor it is rounded twice, or once: kernels differ in that."""
+    counts = torch.arange(6)
+    step = lambda change: lambda w, x: (change(w, x), w * x.float())[1:]  # noqa: E731
+    assert verdict(step(lambda w, x: w.add_(x)), step(lambda w, x: w.copy_(w + x)), W, counts) == ONE
+    twice = step(lambda w, x: w.add_(x, alpha=2)), step(lambda w, x: w.copy_(torch.add(w, x, alpha=2)))
+    assert verdict(*twice, W, counts) == OTHER
+    narrow = W.bfloat16()
+    wide = step(lambda w, x: w.add_(x.float())), step(lambda w, x: w.copy_(w + x.float()))
+    assert verdict(wide[0], wide[0], narrow, counts) == ONE
+    assert verdict(*wide, narrow, counts) == OTHER, "the sum in place is rounded to bfloat16 in the kernel, or later"
+
+
 def test_a_tensor_that_changes_its_shape_in_place_is_refused():
     def step(w, x):
         y = w * x

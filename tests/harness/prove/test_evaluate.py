@@ -40,7 +40,7 @@ def test_a_term_has_the_graphs_bits_on_every_rank():
     proof = prove_graphs(*[as_data(module, (W, X))] * 2)
     assert proof.verdict == "PROVED"
     inputs = [[W * rank, X + rank] for rank in range(4)]
-    outputs, held = run_graph(module, inputs, {name: group.partition for name, group in GROUPS.groups.items()})
+    outputs, held = run_graph(module, inputs, GROUPS.partitions())
     evaluator = Evaluator(proof.table, [dict(zip(names_of(own), own, strict=True)) for own in inputs])
     loss, written = (evaluator(answer.terms[0]) for answer in proof.answers)
     assert all(same_bits(x, y[0]) for x, y in zip(loss, outputs, strict=True))

@@ -1,11 +1,16 @@
+import operator
+import time
+
 import pytest
 import sympy
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from harness.certificate.check import check
 from harness.certificate.data import Tensor
 from harness.graph.groups import GroupTable
 from harness.prove.answers import prove_graphs
+from harness.prove.certify import certificate_of
 from harness.prove.export import RefusedError, export_graph, size_of
 from tests.harness.prove.graphs import aten, c10d, names_of, randn, trace
 
@@ -59,6 +64,22 @@ def test_a_call_of_what_is_no_operator_is_refused():
         export()
 
 
+@pytest.mark.parametrize(("target", "args"), [(operator.add, (1, 1)), (time.time_ns, ()), (operator.getitem, None)])
+def test_numbers_are_arithmetic_and_nothing_else(target, args):
+    """What any other function gives now it need not give in another step."""
+    module, export = exported(lambda w, x: w * x * 2, W, X)
+    [first, second] = [node for node in module.graph.nodes if node.op == "call_function"]
+    with module.graph.inserting_before(second):
+        second.args = (first, module.graph.call_function(target, (first, 0) if args is None else args))
+    if target is operator.add:
+        assert export().calls[-1].args[1] == ("other", 2)
+    elif target is operator.getitem:
+        assert prove_graphs(export(), export()).verdict == "REFUSED"
+    else:
+        with pytest.raises(RefusedError, match="which is no operator"):
+            export()
+
+
 def test_a_call_that_cannot_run_is_refused():
     module, export = exported(lambda w, x: w * x, W, X)
     [node] = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -75,6 +96,25 @@ def test_a_constant_is_told_by_its_bytes():
 
     assert prove_graphs(times(2.0), times(2.0)).verdict == "PROVED"
     assert prove_graphs(times(2.0), times(3.0)).verdict == "NOT PROVED"
+
+
+def test_a_write_to_a_constant_is_an_output_that_is_refused():
+    """The next step finds it changed, which nothing shows that this step returns."""
+    table = torch.ones(6)
+
+    def times(*copied):
+        module = make_fx(lambda w, x: [w * x * table])(W, X)
+        [read] = module.graph.find_nodes(op="get_attr")
+        with module.graph.inserting_before(module.graph.output_node()):
+            written = module.graph.call_function(aten.clone.default, (read,)) if copied else read
+            module.graph.call_function(aten.add_.Tensor, (written, 1.0))
+        return export_graph(module, names_of((W, X)), (W, X), ["out"], GroupTable())
+
+    assert prove_graphs(times("copied"), times("copied")).verdict == "PROVED"
+    found = prove_graphs(times("copied"), times())
+    assert [answer.verdict for answer in found.answers] == ["PROVED", "REFUSED"]
+    assert "is read after `add__tensor` wrote a part of its memory" in str(found.answers[1].reason)
+    assert check(certificate_of("a constant written", found)) == {"PROVED": 1, "REFUSED": 1}
 
 
 def test_sizes_are_sums_of_products_and_nothing_else():

@@ -57,6 +57,10 @@ def faults_command(
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Write the table into this page, between its marks.")
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="RUN_DIR", help="Go on from an earlier call, which left this folder."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a fault.")
     ] = 120.0,
@@ -81,4 +85,5 @@ def faults_command(
     chosen = [part for name in fault or () for part in ("--fault", name)]
     call = shlex.join(["bitproof", "faults", *(["-k", expression] if expression else []), *chosen, *replay])
     into = None if page is None else Page(page, call)
-    raise typer.Exit(faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into))
+    status = faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into, resume=resume)
+    raise typer.Exit(status)

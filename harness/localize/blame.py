@@ -92,13 +92,14 @@ Differing = Mapping[int, Iterable[tuple[str, str]]]
 
 
 def find_culprit(
-    reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]], differing: Differing
+    reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]], differing: Differing
 ) -> Culprit | None:
-    """Compare one step's logs, one a rank.
+    """Compare one step's logs, one a rank; the reference's may have been made ready, for many candidates.
 
     None when no call explains what differs: it was changed outside of every operator.
     """
-    logs = [_Log(calls, ReferenceLog(known)) for calls, known in zip(candidate, reference, strict=True)]
+    known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
+    logs = [_Log(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
     picked = _pick(logs, differing)
     if picked is None or (picked.reads and _loses(logs, picked)):
         for each in logs:

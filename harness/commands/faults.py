@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -98,7 +97,7 @@ def faults(
     if resume is not None:
         found = read_found(resume / FAULTS_FILE).of_today(own_digest())
         entries = [entry for entry in entries if everywhere or not found.has(entry.name)]
-    earlier = found.cpu_seconds or 0.0
+    spent = [found.cpu_seconds or 0.0]
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: {len(entries)} faults in {len(cases)} cases, report in {run_dir}", flush=True)
@@ -117,10 +116,12 @@ def faults(
                     with lease_gpus(placement, case.parallelism.world_size):
                         runs = FaultRuns(case, placement, desk, options, progress.on_event)
                         results.append(runs.begin())
+                        spent.append(runs.cpu_seconds)
                         if results[-1].verdict != Verdict.EQUAL:
                             continue
                         for entry in mine:
                             outcome = runs.outcome(entry)
+                            spent.append(outcome.cpu_seconds)
                             print(line_of(outcome), flush=True)
                             later = [x for x in plan[entry.name] if cases.index(x) > cases.index(case)]
                             if outcome.status == "not struck" and later and not everywhere:
@@ -130,8 +131,7 @@ def faults(
         except interrupts.STOPS:
             found.problem = "interrupted"
         interrupts.too_late()
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # the host has ended, and has waited for all of its own
-        found.cpu_seconds = earlier + used.ru_utime + used.ru_stime
+        found.cpu_seconds = sum(spent)
         return _finish(found, cases, results, options, run_dir, replay, page)
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from harness.compare.verdict import compare, demand_substance
 from harness.disturb.faults import Entry, Site
 from harness.errors import BitproofError, RankError, UsageError
 from harness.execute.case_run import CaseRun
+from harness.execute.process import cpu_of_descendants
 from harness.execute.requests import RunAnswer
 from harness.execute.session import Desk
 from harness.localize.blame import call_of, find_culprit
@@ -61,9 +64,15 @@ class FaultRuns:
         self._clean: Recording | None = None
         self._is_clean_when_logged: bool | None = None
         self._logs: dict[int, list[ReferenceLog]] = {}
+        self.cpu_seconds = 0.0
+        """What all of it cost until now, on all cores, what this process did included."""
 
     def begin(self) -> CaseResult:
         """Judge the case without a fault, as any run would; only where it is EQUAL do faults show anything."""
+        with self._counting():
+            return self._begin()
+
+    def _begin(self) -> CaseResult:
         run = CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
         result = run.result()
         if result.verdict == Verdict.EQUAL:
@@ -72,10 +81,19 @@ class FaultRuns:
 
     def outcome(self, entry: Entry) -> FaultOutcome:
         """What comes of one fault."""
-        began = time.monotonic()
-        outcome = self._outcome(entry)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return replace(outcome, seconds=time.monotonic() - began)
+        began, cpu = time.monotonic(), self.cpu_seconds
+        with self._counting():
+            outcome = self._outcome(entry)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return replace(outcome, seconds=time.monotonic() - began, cpu_seconds=self.cpu_seconds - cpu)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        began, own = cpu_of_descendants(), time.process_time()
+        try:
+            yield
+        finally:
+            self.cpu_seconds += max(0.0, cpu_of_descendants() - began) + time.process_time() - own
 
     def _outcome(self, entry: Entry) -> FaultOutcome:
         assert self._reference is not None, "begin comes first"

@@ -46,6 +46,7 @@ class FaultOutcome:
     rank_right: bool | None = None
     reason: str | None = None
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     @property
     def is_as_expected(self) -> bool:

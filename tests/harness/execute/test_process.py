@@ -23,6 +23,7 @@ def test_private_descriptors_are_closed_once_and_others_stay_open(tmp_path) -> N
     os.close(other)
 
 
+@pytest.mark.ranks
 def test_what_children_used_is_counted_and_what_they_waited_for_too() -> None:
     before = process.cpu_of_descendants()
     busy = "import time; end = time.process_time() + 0.1\nwhile time.process_time() < end: pass"

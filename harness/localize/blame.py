@@ -310,8 +310,8 @@ class _Log:
     def new_constant(self, index: int, partner: int | None) -> int | None:
         """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""
         call, theirs = self.calls[index], self.reference.log[partner].inputs if partner is not None else ()
-        odd = (i for value, i in zip(call.inputs, call.producers, strict=False) if value not in theirs)
-        return next((i for i in odd if i and self.is_new(i) and name_of(self.calls[i]) in CONSTANTS), None)
+        odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]
+        return next((i for i in odd if self.is_new(i) and name_of(self.calls[i]) in CONSTANTS), None)
 
     def bad_producers(self, index: int) -> set[int]:
         """The calls that gave a call's inputs and do not agree."""

@@ -204,15 +204,18 @@ def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) ->
 
 def _misplaced(logs: Sequence[_Log], differing: Differing) -> Culprit | None:
     """Rule 6: the first call before the update that gave what a tensor should hold which holds another right value."""
-    found = []
+    found: list[tuple[int, int]] = []
     for rank, pairs in differing.items():
-        log = logs[rank]
-        given = {log.latest(wanted) for wanted, has in pairs if has in log.reference.values}
-        found += [(i, rank) for i in given if i is not None and log.calls[i].place.direction != "update"]
+        last: dict[str, int] = {}
+        values = {wanted for wanted, has in pairs if has in logs[rank].reference.values}
+        for index, call in enumerate(logs[rank].calls):
+            if call.place.direction != "update":
+                last |= dict.fromkeys(values.intersection(call.outputs), index)
+        found += [(index, rank) for index in last.values()]
     if not found:
         return None
     index, rank = min(found)
-    call, ranks = logs[rank].calls[index], tuple(sorted(peer for i, peer in found if i == index))
+    call, ranks = logs[rank].calls[index], tuple(sorted({peer for i, peer in found if i == index}))
     return Culprit(how="misplaces", call=call, ranks=ranks, candidate=index, reference=None)
 
 
@@ -302,10 +305,6 @@ class _Log:
         """The last call that gave this value, unless it agrees."""
         index = self._latest.get(digest)
         return None if index is None or self._agrees[index] else index
-
-    def latest(self, digest: str) -> int | None:
-        """The last call that gave this value."""
-        return self._latest.get(digest)
 
     def new_constant(self, index: int, partner: int | None) -> int | None:
         """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""

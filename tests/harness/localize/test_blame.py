@@ -427,13 +427,13 @@ def test_a_join_before_a_value_that_is_made_of_nothing_is_blamed_for_its_length(
 def test_of_two_gradients_that_were_exchanged_the_call_that_gave_the_right_one_is_named_and_not_the_update() -> None:
     update = Place(None, "update")
     grads = [call("mm x g -> a", BACKWARD), call("mm y g -> b", BACKWARD)]
-    reference = [*grads, call("adamw p a -> q", update), call("adamw r b -> s", update)]
-    candidate = [*grads, call("adamw p b -> Q", update), call("adamw r a -> S", update)]
+    reference = [*grads, call("adamw p a -> q a", update), call("adamw r b -> s b", update)]
+    candidate = [*grads, call("adamw p b -> Q b", update), call("adamw r a -> S a", update)]
     differing = {0: [("a", "b"), ("b", "a"), ("q", "Q"), ("s", "S")]}
     culprit = find_culprit([reference], [candidate], differing)
     assert culprit == Culprit(how="misplaces", call=grads[0], ranks=(0,), candidate=0, reference=None)
     assert "another right value stands there" in str(call_of(culprit).how)
-    wrong = [*grads, call("adamw p a -> Q", update), reference[3]]
+    wrong = [*grads, call("adamw p a -> Q a", update), reference[3]]
     culprit = find_culprit([reference], [wrong], {0: [("q", "Q")]})
     assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 2)
 

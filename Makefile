@@ -92,8 +92,14 @@ LONG := debug or joint_llama3_inductor or flex_marked or autoplace_llama3_induct
 long-cases: $(VENV)/ready   ## the cases that take minutes, which the run on every submission leaves out
 	$(BIN)/bitproof run --control when-different -k '$(LONG)' --report-dir reports/long
 
+# What hides in the three cases as they are trained; each must be caught in every one of those that see.
+HIDDEN := rotation-contracted reciprocal-root-in-two-steps experts-summed-from-the-other-end sigmoid-by-exp \
+	router-in-float64 weights-scaled-before-they-are-normalized chunk-1-uses-chunk-0s-positions \
+	gradient-averaged-after-the-sum tokens-counted-in-bfloat16 summed-from-the-last-rank
+
 faults: $(VENV)/ready       ## every defect of the catalogue in a case that should see it: which are caught, and where they are found
 	$(BIN)/bitproof faults --device cpu
+	$(BIN)/bitproof faults --device cpu -k '$(SIGHT)' $(HIDDEN:%=--fault %) --report-dir reports/hidden
 
 sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes some minutes
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2

@@ -34,6 +34,7 @@ DEFAULT_CASES = (
     "blocks_batch_offload",
     "blocks_batch_bucketed_float32",
     "tp_ep_shared",
+    "experts_seq_world4",
 )
 """Where nothing is selected: each fault goes into the first of them that should see it."""
 
@@ -56,6 +57,10 @@ def faults_command(
     report_dir: ReportDir = Path("reports"),
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Write the table into this page, between its marks.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="RUN_DIR", help="Go on from an earlier call, which left this folder."),
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a fault.")
@@ -81,4 +86,5 @@ def faults_command(
     chosen = [part for name in fault or () for part in ("--fault", name)]
     call = shlex.join(["bitproof", "faults", *(["-k", expression] if expression else []), *chosen, *replay])
     into = None if page is None else Page(page, call)
-    raise typer.Exit(faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into))
+    status = faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into, resume=resume)
+    raise typer.Exit(status)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +16,19 @@ from harness.execute.transport import open_desk
 from harness.machine.devices import lease_gpus
 from harness.options import RunOptions
 from harness.program import interrupts
+from harness.program.sources import own_digest
 from harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
-from harness.report.faults import BEGIN, END, headline, line_of, render_json, render_markdown, table_into, tell
+from harness.report.faults import (
+    BEGIN,
+    END,
+    headline,
+    line_of,
+    read_found,
+    render_json,
+    render_markdown,
+    table_into,
+    tell,
+)
 from harness.report.progress import make_progress
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from harness.report.write import finish_run, prepare_run_dir
@@ -73,35 +83,45 @@ def faults(
     everywhere: bool,
     replay: Sequence[str] = (),
     page: Page | None = None,
+    resume: Path | None = None,
 ) -> int:
     """Put faults into cases, show and write what came of each, and return the exit status.
 
     A fault goes into the first of the cases that should see it, or, with `everywhere`, into each where it can strike.
-    The table is written into `page`, too.
+    What an earlier call found, which left it in the folder `resume`, is taken over and not run again. The table is
+    written into `page`, too.
     0 where every fault was killed and no equivalent flagged, 1 where not, 3 where something could not be judged.
     """
     _check_page(page)
+    found = FaultsFound(own_digest=own_digest())
+    if resume is not None:
+        found = read_found(resume / FAULTS_FILE).of_today(own_digest())
+        entries = [entry for entry in entries if everywhere or not found.has(entry.name)]
+    spent = [found.cpu_seconds or 0.0]
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: {len(entries)} faults in {len(cases)} cases, report in {run_dir}", flush=True)
-        found = FaultsFound()
         results: list[CaseResult] = []
         try:
             with interrupts.let_in(), open_desk(cases, run_dir, options) as desk, make_progress(1) as progress:
                 plan = {entry.name: homes(entry, cases) for entry in entries}
-                found.outcomes += [_nowhere(entry) for entry in entries if not plan[entry.name]]
+                lost = [entry for entry in entries if not plan[entry.name] and not found.has(entry.name)]
+                found.outcomes += map(_nowhere, lost)
                 for case in cases:
                     mine = [x for x in entries if case in (plan[x.name] if everywhere else plan[x.name][:1])]
+                    mine = [x for x in mine if not found.has(x.name, case.name)]
                     if not mine:
                         continue
                     placement = desk.place(case)
                     with lease_gpus(placement, case.parallelism.world_size):
                         runs = FaultRuns(case, placement, desk, options, progress.on_event)
                         results.append(runs.begin())
+                        spent.append(runs.cpu_seconds)
                         if results[-1].verdict != Verdict.EQUAL:
                             continue
                         for entry in mine:
                             outcome = runs.outcome(entry)
+                            spent.append(outcome.cpu_seconds)
                             print(line_of(outcome), flush=True)
                             later = [x for x in plan[entry.name] if cases.index(x) > cases.index(case)]
                             if outcome.status == "not struck" and later and not everywhere:
@@ -111,8 +131,7 @@ def faults(
         except interrupts.STOPS:
             found.problem = "interrupted"
         interrupts.too_late()
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # the host has ended, and has waited for all of its own
-        found.cpu_seconds = used.ru_utime + used.ru_stime
+        found.cpu_seconds = sum(spent)
         return _finish(found, cases, results, options, run_dir, replay, page)
 
 

@@ -1,15 +1,20 @@
 """Put faults into one case, one after another, and see what the harness makes of each.
 
 1. The reference is recorded once, and the candidate once without any fault: they must agree, or nothing is shown.
-2. Each fault is one run of the candidate, forked from the stage that traced it, and one comparison.
-3. Where that differs, the step is replayed with every call logged, the reference's once for all faults, and the call
-   to blame is held against the places where the fault struck.
+   The first step of both is taken once more with every call logged, and must agree with the recordings.
+2. Each fault is one run of the candidate, forked from the stage that traced it, and one comparison: of the first step
+   alone, with every call logged, where that shows it, which nearly all do; else of all steps, as any run takes them.
+   What keeps every bit always takes all steps.
+3. Where a later step differs first, that one is replayed with every call logged, the reference's once for all faults.
+   The call to blame is held against the places where the fault struck.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +24,13 @@ from harness.compare.verdict import compare, demand_substance
 from harness.disturb.faults import Entry, Site
 from harness.errors import BitproofError, RankError, UsageError
 from harness.execute.case_run import CaseRun
+from harness.execute.process import cpu_of_descendants
 from harness.execute.requests import RunAnswer
 from harness.execute.session import Desk
 from harness.localize.blame import call_of, find_culprit
 from harness.localize.calls import Call
-from harness.localize.replay import Replay, archive_of, read_log
+from harness.localize.reference_log import ReferenceLog
+from harness.localize.replay import Replay, archive_of, read_log, read_records
 from harness.localize.search import differing_digests, held_as
 from harness.machine.devices import Placement
 from harness.options import OnEvent, RunOptions
@@ -54,22 +61,39 @@ class FaultRuns:
         self._options = replace(options, control="never", inject=None)
         self._on_event = on_event
         self._reference: Recording | None = None
-        self._logs: dict[int, list[list[Call]]] = {}
+        self._clean: Recording | None = None
+        self._is_clean_when_logged: bool | None = None
+        self._logs: dict[int, list[ReferenceLog]] = {}
+        self.cpu_seconds = 0.0
+        """What all of it cost until now, on all cores, what this process did included."""
 
     def begin(self) -> CaseResult:
         """Judge the case without a fault, as any run would; only where it is EQUAL do faults show anything."""
+        with self._counting():
+            return self._begin()
+
+    def _begin(self) -> CaseResult:
         run = CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
         result = run.result()
         if result.verdict == Verdict.EQUAL:
-            self._reference = run.recording("reference")
+            self._reference, self._clean = run.recording("reference"), run.recording("candidate")
         return result
 
     def outcome(self, entry: Entry) -> FaultOutcome:
         """What comes of one fault."""
-        began = time.monotonic()
-        outcome = self._outcome(entry)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return replace(outcome, seconds=time.monotonic() - began)
+        began, cpu = time.monotonic(), self.cpu_seconds
+        with self._counting():
+            outcome = self._outcome(entry)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return replace(outcome, seconds=time.monotonic() - began, cpu_seconds=self.cpu_seconds - cpu)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        began, own = cpu_of_descendants(), time.process_time()
+        try:
+            yield
+        finally:
+            self.cpu_seconds += max(0.0, cpu_of_descendants() - began) + time.process_time() - own
 
     def _outcome(self, entry: Entry) -> FaultOutcome:
         assert self._reference is not None, "begin comes first"
@@ -86,6 +110,8 @@ class FaultRuns:
         )
         if unmet := entry.unmet(self.case):
             return replace(blank, status="not struck", reason=f"it needs {'; '.join(unmet)}")
+        if entry.is_fault and (outcome := self._outcome_of_first_step(blank, entry)):
+            return outcome
         run = self._run_with(entry)
         try:
             answer = run.record("candidate", entry.name, out=self._folder / "recording")
@@ -100,18 +126,48 @@ class FaultRuns:
             return replace(blank, reason=_told(error))
         candidate = read_recording(self._folder / "recording")
         comparison = demand_substance(compare(self._reference, candidate, self.case))
-        sites = _sites(entry, answer)
-        return self._judged(blank, entry, run, comparison, candidate, sites)
+        return self._judged(blank, entry, comparison, candidate, _sites(entry, answer))
+
+    def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
+        """What comes of a fault that the first step shows; None where that agrees or fails: then a whole run judges."""
+        if not self._shows_nothing_where_nothing_is_wrong():
+            return None
+        run, folder = self._run_with(entry), self._folder / "first-step"
+        try:
+            answer = run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
+            comparison, candidate = self._first_step(folder)
+        except BitproofError:
+            return None
+        if comparison.verdict != Verdict.DIFFERENT:
+            return None
+        return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), self._calls(folder))
+
+    def _shows_nothing_where_nothing_is_wrong(self) -> bool:
+        """Whether the first step of the candidate, without a fault and logged, agrees with the reference's."""
+        if self._is_clean_when_logged is None:
+            run, folder = self._clean_run(), self._folder / "clean"
+            run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
+            self._is_clean_when_logged = self._first_step(folder)[0].verdict == Verdict.EQUAL
+        return self._is_clean_when_logged
+
+    def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:
+        """What a logged first step recorded, and how it compares with the reference's."""
+        assert self._reference is not None and self._clean is not None, "begin comes first"
+        candidate = self._clean.first_steps(1)
+        ranks = range(self.case.parallelism.world_size)
+        candidate.records = {key: row for rank in ranks for key, row in read_records(archive_of(folder, rank)).items()}
+        return compare(self._reference.first_steps(1), candidate, replace(self.case, steps=1)), candidate
 
     def _judged(
         self,
         blank: FaultOutcome,
         entry: Entry,
-        run: CaseRun,
         comparison: Comparison,
         candidate: Recording,
         sites: list[Site],
+        calls: list[list[Call]] | None = None,
     ) -> FaultOutcome:
+        """The outcome of a run; `calls` are those of its first step that differs, where they were logged."""
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT
         if comparison.verdict not in (Verdict.DIFFERENT, Verdict.EQUAL):
@@ -128,7 +184,7 @@ class FaultRuns:
             hidden = entry.hidden(self.case)
             reason = f"this case cannot see it: it needs {'; '.join(hidden)}" if hidden and entry.is_fault else None
             return replace(outcome, reason=reason)
-        call, problem = self._blamed(run, first, candidate)
+        call, problem = self._blamed(entry, first, candidate, calls)
         key = Key(first.step, first.kind, first.name, first.rank)
         assert self._reference is not None
         outcome = replace(
@@ -140,14 +196,16 @@ class FaultRuns:
         )
         return _checked(outcome, entry, first, sites) if entry.is_fault else outcome
 
-    def _blamed(self, run: CaseRun, first: Divergence, candidate: Recording) -> tuple[BlamedCall | None, str | None]:
+    def _blamed(
+        self, entry: Entry, first: Divergence, candidate: Recording, calls: list[list[Call]] | None
+    ) -> tuple[BlamedCall | None, str | None]:
         """The call to blame, and why there is none where a replay failed."""
         assert self._reference is not None
         try:
             if first.step not in self._logs:
-                clean = CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
-                self._logs[first.step] = self._logged(clean, "reference", first.step)
-            calls = self._logged(run, "candidate", first.step)
+                logged = self._logged(self._clean_run(), "reference", first.step)
+                self._logs[first.step] = [ReferenceLog(log) for log in logged]
+            calls = calls or self._logged(self._run_with(entry), "candidate", first.step)
         except BitproofError as error:
             return None, f"the replay that looks for the cause failed: {_told(error)}"
         differing = differing_digests(self._reference, candidate, first.step)
@@ -157,7 +215,13 @@ class FaultRuns:
     def _logged(self, run: CaseRun, role: Role, step: int) -> list[list[Call]]:
         folder = self._folder / f"{role}-{step}"
         run.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
+        return self._calls(folder)
+
+    def _calls(self, folder: Path) -> list[list[Call]]:
         return [read_log(archive_of(folder, rank)) for rank in range(self.case.parallelism.world_size)]
+
+    def _clean_run(self) -> CaseRun:
+        return CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
 
     def _run_with(self, entry: Entry) -> CaseRun:
         options = replace(self._options, inject=entry.name)

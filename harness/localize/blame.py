@@ -20,10 +20,13 @@
 4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed. What packs, and
    the collective of a bucket, are the answer only where no other call is, or where that only reads what was packed in
    another place: the reference has a bucket's values nowhere. What reads nothing is the answer only where no other
-   computes, nor packs before it: how long `arange` is follows from what was joined wrong.
+   computes, nor packs before it: how long `arange` is follows from what was joined wrong. Where the answer only reads
+   another right value, and a new call made that of nothing, such as zeros, that call is the answer.
 5. Where the answer only reads another right value than its partner does, or where there is no root, a
    call may be missing: the first call of the reference, in the history of the value that the candidate
    should have had, whose output the candidate has nowhere and whose inputs it has.
+6. No call of the update is wrong where what it is given is: where a tensor that differs is another right value and its
+   own was computed, as where two gradients are exchanged, the call that gave its own is the answer.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from typing import Literal, NamedTuple
 
 from harness.errors import cut
 from harness.localize.calls import Call
+from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
 from harness.localize.reference_log import ReferenceLog
 from harness.records import BlamedCall
 
@@ -42,7 +46,7 @@ Site = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 
-How = Literal["computes", "reads", "exchanges", "adds", "lacks", "abandons"]
+How = Literal["computes", "reads", "exchanges", "adds", "lacks", "abandons", "misplaces"]
 
 HOW: dict[How, str] = {
     "computes": "gives another output from the same inputs",
@@ -51,15 +55,13 @@ HOW: dict[How, str] = {
     "adds": "is a call that the reference does not make",
     "lacks": "is a call of the reference that the candidate does not make",
     "abandons": "is launched, and never waited for",
+    "misplaces": "gives what the tensor should hold, right by itself, and another right value stands there",
 }
 
-HOW_ITSELF: dict[How, str] = {
-    "computes": HOW["computes"],
+HOW_ITSELF: dict[How, str] = HOW | {
     "reads": "reads other inputs, though no operator call before it gave another output",
-    "exchanges": HOW["exchanges"],
     "adds": "is a call that another run of the system does not make",
     "lacks": "is a call that another run of the system does not make",
-    "abandons": HOW["abandons"],
 }
 """The same, where reference and candidate are two runs of one system."""
 
@@ -92,13 +94,14 @@ Differing = Mapping[int, Iterable[tuple[str, str]]]
 
 
 def find_culprit(
-    reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]], differing: Differing
+    reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]], differing: Differing
 ) -> Culprit | None:
-    """Compare one step's logs, one a rank.
+    """Compare one step's logs, one a rank; the reference's may have been made ready, for many candidates.
 
     None when no call explains what differs: it was changed outside of every operator.
     """
-    logs = [_Log(calls, ReferenceLog(known)) for calls, known in zip(candidate, reference, strict=True)]
+    known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
+    logs = [_Log(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
     picked = _pick(logs, differing)
     if picked is None or (picked.reads and _loses(logs, picked)):
         for each in logs:
@@ -109,6 +112,11 @@ def find_culprit(
     (first_rank, index), partner, same, roots = picked
     log = logs[first_rank]
     call = log.calls[index]
+    if same != "computes" and call.place.direction == "update" and (misplaced := _misplaced(logs, differing)):
+        return misplaced
+    if picked.reads and (constant := log.new_constant(index, partner)) is not None:
+        roots = {(rank, constant) for rank, each in roots if each == index}
+        index, call, partner, same = constant, log.calls[constant], None, None
     ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
     if partner is not None and same is None:
         missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs})
@@ -192,6 +200,23 @@ def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) ->
         if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
             return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index)
     return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
+
+
+def _misplaced(logs: Sequence[_Log], differing: Differing) -> Culprit | None:
+    """Rule 6: the first call before the update that gave what a tensor should hold which holds another right value."""
+    found: list[tuple[int, int]] = []
+    for rank, pairs in differing.items():
+        last: dict[str, int] = {}
+        values = {wanted for wanted, has in pairs if has in logs[rank].reference.values}
+        for index, call in enumerate(logs[rank].calls):
+            if call.place.direction != "update":
+                last |= dict.fromkeys(values.intersection(call.outputs), index)
+        found += [(index, rank) for index in last.values()]
+    if not found:
+        return None
+    index, rank = min(found)
+    call, ranks = logs[rank].calls[index], tuple(sorted({peer for i, peer in found if i == index}))
+    return Culprit(how="misplaces", call=call, ranks=ranks, candidate=index, reference=None)
 
 
 def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
@@ -281,13 +306,19 @@ class _Log:
         index = self._latest.get(digest)
         return None if index is None or self._agrees[index] else index
 
+    def new_constant(self, index: int, partner: int | None) -> int | None:
+        """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""
+        call, theirs = self.calls[index], self.reference.log[partner].inputs if partner is not None else ()
+        odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]
+        return next((i for i in odd if self.is_new(i) and name_of(self.calls[i]) in CONSTANTS), None)
+
     def bad_producers(self, index: int) -> set[int]:
         """The calls that gave a call's inputs and do not agree."""
         found, pending = set(), self._bad_inputs(index)
         while pending:
             producer = pending.pop()
             view = self.calls[producer]
-            if view.view and (self.is_new(index) or _keeps_order(view)):
+            if view.view and (self.is_new(index) or keeps_order(view)):
                 pending += self._bad_inputs(producer)
             else:
                 found.add(producer)
@@ -304,7 +335,7 @@ class _Log:
 
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it puts values together, or takes them apart."""
-        return self.calls[index].view or self.calls[index].operator.partition(".")[0] in PACKING
+        return self.calls[index].view or name_of(self.calls[index]) in PACKING
 
     def _unpacks(self, index: int) -> bool:
         """Whether a call takes apart what the reference has nowhere: then its parts count each by itself."""
@@ -312,8 +343,7 @@ class _Log:
 
     def only_packs(self, index: int) -> bool:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
-        operator = self.calls[index].operator.partition(".")[0]
-        return operator in PACKING and all(map(self.only_packs, self.bad_producers(index)))
+        return name_of(self.calls[index]) in PACKING and all(map(self.only_packs, self.bad_producers(index)))
 
     def is_packing(self, index: int) -> bool:
         """Whether a call only packs right values, or is the collective of such."""
@@ -364,22 +394,3 @@ class _Log:
         """Whether this rank made the same call at the same point of its log."""
         mine = self.calls[index] if index < len(self.calls) else None
         return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)
-
-
-_ORDER_KEEPING = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze"}
-
-PACKING = _ORDER_KEEPING | {
-    "cat",
-    "stack",
-    "constant_pad_nd",
-    "clone",
-    "split",
-    "split_with_sizes",
-    "split_with_sizes_copy",
-}
-"""Operators that compute nothing: they put values together, or give parts of them."""
-
-
-def _keeps_order(call: Call) -> bool:
-    """Whether a view has its input's elements in their order; one of another dtype has other elements."""
-    return call.operator != "view.dtype" and call.operator.partition(".")[0] in _ORDER_KEEPING

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from harness.checked import GROWING
+from harness.errors import UsageError
 from harness.records.result import BlamedCall, Verdict
 
 FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "unjudged"]
@@ -20,6 +22,8 @@ class FaultOutcome:
     `rank_right` say whether that is one of the places where the fault struck: None where the row expects none, or where
     nothing was to be blamed. `reason` says why a fault survived, struck nothing or was not judged, or how a run failed.
     """
+
+    __pydantic_config__ = GROWING
 
     fault: str
     family: str
@@ -42,6 +46,7 @@ class FaultOutcome:
     rank_right: bool | None = None
     reason: str | None = None
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     @property
     def is_as_expected(self) -> bool:
@@ -86,10 +91,32 @@ class Score:
 
 @dataclass(kw_only=True)
 class FaultsFound:
-    """All that one call of `bitproof faults` found. `problem` says why it ended early; `cpu_seconds` is what it cost on
-    all cores, whatever else the machine did meanwhile.
+    """All that one call of `bitproof faults` found, or several, of which each went on from the one before.
+
+    `problem` says why the last ended early; `cpu_seconds` is what all of them cost on all cores, whatever else the
+    machine did meanwhile. `own_digest` names the code that found it, as `program.sources` does.
     """
+
+    __pydantic_config__ = GROWING
 
     outcomes: list[FaultOutcome] = field(default_factory=list)
     problem: str | None = None
     cpu_seconds: float | None = None
+    calls: int = 1
+    own_digest: str | None = None
+
+    def of_today(self, own_digest: str) -> FaultsFound:
+        """What a call of this code takes over: all that was judged. Raises UsageError where other code found it."""
+        if self.own_digest != own_digest:
+            raise UsageError(
+                "what an earlier call of faults found is of other code",
+                expected=f"faults that were judged by this code, {own_digest}",
+                found=str(self.own_digest),
+                fix="leave --resume out, and begin anew",
+            )
+        judged = [outcome for outcome in self.outcomes if outcome.status != "unjudged"]
+        return replace(self, outcomes=judged, problem=None, calls=self.calls + 1)
+
+    def has(self, fault: str, case: str | None = None) -> bool:
+        """Whether a fault was judged, in any case or in this one."""
+        return any(outcome.fault == fault and case in (None, outcome.case) for outcome in self.outcomes)

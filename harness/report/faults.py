@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from harness.checked import parse, read
+from harness.errors import RecordingError
 from harness.records import SCHEMA, FaultOutcome, FaultsFound, Score
 
+MAX_BYTES = 64 * 2**20
 TOTAL = "all"
 HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and direction", "operator", "rank", "s")
 
@@ -112,10 +116,27 @@ def render_json(found: FaultsFound) -> str:
         "headline": headline(found.outcomes),
         "problem": found.problem,
         "cpu_seconds": found.cpu_seconds,
+        "calls": found.calls,
+        "own_digest": found.own_digest,
         "families": [dict(zip(HEADERS, row, strict=True)) for row in by_family(found.outcomes)],
         "outcomes": [dataclasses.asdict(outcome) for outcome in found.outcomes],
     }
     return json.dumps(values, indent=1, allow_nan=False) + "\n"
+
+
+def read_found(path: Path) -> FaultsFound:
+    """What a faults.json says. Raises RecordingError when it is missing or damaged."""
+    try:
+        if not path.is_file():  # a pipe would block
+            raise RecordingError("there is no file of faults that were found", where=str(path))
+        if path.stat().st_size > MAX_BYTES:
+            raise RecordingError(
+                "a file of faults is too large", expected=f"at most {MAX_BYTES} bytes", where=str(path)
+            )
+        values = parse(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordingError("a file of faults cannot be read", found=str(error), where=str(path)) from error
+    return read(FaultsFound, values, "faults", RecordingError, damaged="is damaged", where=str(path))
 
 
 def render_markdown(found: FaultsFound) -> str:
@@ -151,6 +172,7 @@ def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], ca
         return None
     machine = f"torch {environment.get('torch')}, {environment.get('cpu') or environment.get('machine') or 'a CPU'}"
     cost = "" if found.cpu_seconds is None else f", {found.cpu_seconds / 60:.1f} minutes of CPU"
+    cost += f", in {found.calls} calls" if found.calls > 1 else ""
     lines = [
         f"`{call}`, on {machine}{cost}: {headline(found.outcomes)}.",
         "",

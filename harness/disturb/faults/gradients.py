@@ -126,9 +126,10 @@ def _exchanged(g: Surgeon) -> list[Site]:
         if gradients[i] is not gradients[j] and g.alike(gradients[i], gradients[j])
     )
     i, j = g.require(list(pairs), "two gradients of one shape")
+    found = [gradients[i], gradients[j]]
     gradients[i], gradients[j] = gradients[j], gradients[i]
     output.args = ([loss, *gradients],)
-    return []
+    return [g.site(node) for node in (*found, *(node for end in found for node in end.all_input_nodes))]
 
 
 def _of_the_step_before(g: Surgeon) -> list[Site]:

@@ -98,6 +98,20 @@ def test_a_fault_is_killed_and_blamed_where_it_struck_and_an_equivalent_agrees(t
     assert (tmp_path / "reports" / "latest" / "faults.md").is_file()
 
 
+@pytest.mark.slow
+def test_a_call_goes_on_from_an_earlier_one_and_what_shows_late_is_killed_too(tmp_path):
+    case = written(tmp_path, "moe_seq")
+    _, first = run(tmp_path, case, "zeros-from-the-second-step")
+    assert first["outcomes"][0]["first"].startswith("step 1, rank 0")
+    resumed = ("--resume", str(tmp_path / "reports" / "latest"))
+    chosen = ("--fault", "zeros-from-the-second-step", "--fault", "relu-for-silu", "--steps", "2", "--device", "cpu")
+    main(["faults", "--case", case, *chosen, *resumed, "--report-dir", str(tmp_path / "more")])
+    both = json.loads((tmp_path / "more" / "latest" / "faults.json").read_text())
+    assert both["outcomes"][0] == first["outcomes"][0] and both["calls"] == 2
+    assert [outcome["fault"] for outcome in both["outcomes"][1:]] == ["relu-for-silu"]
+    assert [outcome["operator_right"] for outcome in both["outcomes"]] == [True, True]
+
+
 def test_a_fault_goes_first_where_it_should_be_seen_and_nowhere_that_it_cannot_strike():
     chosen = [CASES[name] for name in ("moe_seq", "transformer_batch", "blocks_batch_sight")]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +21,18 @@ def test_private_descriptors_are_closed_once_and_others_stay_open(tmp_path) -> N
         os.fstat(kept)
     process.close_kept(kept)  # its number may be another's by now
     os.close(other)
+
+
+@pytest.mark.ranks
+def test_what_children_used_is_counted_and_what_they_waited_for_too() -> None:
+    before = process.cpu_of_descendants()
+    busy = "import time; end = time.process_time() + 0.1\nwhile time.process_time() < end: pass"
+    inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline()
+        assert process.cpu_of_descendants() - before >= 0.1
+        child.communicate(b"\n")
+    assert process.cpu_of_descendants() <= before, "what ended and was waited for is this process's own"
 
 
 def test_of_a_log_that_grows_too_long_its_beginning_and_end_stay_and_its_writer_goes_on(tmp_path, monkeypatch) -> None:

@@ -422,3 +422,28 @@ def test_a_join_before_a_value_that_is_made_of_nothing_is_blamed_for_its_length(
         candidate = [*made, call(joined), call("mul C -> D"), call("arange -> N"), call("index D N -> L")]
         culprit = blamed(reference, candidate, "L")
         assert culprit is not None and culprit.call.operator == "cat"
+
+
+def test_of_two_gradients_that_were_exchanged_the_call_that_gave_the_right_one_is_named_and_not_the_update() -> None:
+    update = Place(None, "update")
+    grads = [call("mm x g -> a", BACKWARD), call("mm y g -> b", BACKWARD)]
+    reference = [*grads, call("adamw p a -> q a", update), call("adamw r b -> s b", update)]
+    candidate = [*grads, call("adamw p b -> Q b", update), call("adamw r a -> S a", update)]
+    differing = {0: [("a", "b"), ("b", "a"), ("q", "Q"), ("s", "S")]}
+    culprit = find_culprit([reference], [candidate], differing)
+    assert culprit == Culprit(how="misplaces", call=grads[0], ranks=(0,), candidate=0, reference=None)
+    assert "another right value stands there" in str(call_of(culprit).how)
+    wrong = [*grads, call("adamw p a -> Q a", update), reference[3]]
+    culprit = find_culprit([reference], [wrong], {0: [("q", "Q")]})
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 2)
+
+
+def test_a_constant_that_a_pass_put_in_a_value_s_place_is_blamed_and_not_what_reads_it() -> None:
+    zeros = call("new_zeros -> z")
+    reference = [zeros, call("mul x -> a", BACKWARD), reduce_scatter("a -> r")]
+    sent = reduce_scatter("z -> R")
+    candidate = [zeros, reference[1], call("zeros_like a -> z", BACKWARD), sent._replace(producers=(2,))]
+    culprit = blamed(reference, candidate, "R")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)
+    culprit = blamed(reference, [*candidate[:2], sent._replace(producers=(0,))], "R")
+    assert culprit is not None and culprit.call.operator == "reduce_scatter", "no new call made it"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
+from harness.errors import RecordingError, UsageError
 from harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
 from harness.report.faults import (
     BEGIN,
@@ -12,6 +15,7 @@ from harness.report.faults import (
     by_family,
     headline,
     line_of,
+    read_found,
     render_json,
     render_markdown,
     table_into,
@@ -98,6 +102,31 @@ def test_json_has_every_outcome_and_markdown_a_row_each_without_breaking_its_tab
     lines = render_markdown(found).splitlines()
     assert any(line.startswith("| `relu-for-silu` | another activation | ours |") for line in lines)
     assert any("a \\| b c" in line for line in lines)
+
+
+def test_what_was_found_is_read_again_as_it_was_and_a_damaged_file_is_refused_by_its_field(tmp_path):
+    found = FaultsFound(outcomes=[KILLED, EQUAL, LOST], problem="interrupted", cpu_seconds=90.0, own_digest="ab")
+    file = tmp_path / "faults.json"
+    file.write_text(render_json(found))
+    assert read_found(file) == found
+    file.write_text(render_json(found).replace('"status": "killed"', '"status": "slain"'))
+    with pytest.raises(RecordingError, match=r"faults.outcomes\[0\].status is damaged"):
+        read_found(file)
+    file.write_text("{")
+    with pytest.raises(RecordingError, match="a file of faults cannot be read"):
+        read_found(file)
+    with pytest.raises(RecordingError, match="there is no file of faults"):
+        read_found(tmp_path)
+
+
+def test_a_call_takes_over_what_this_code_judged_and_nothing_of_other_code():
+    found = FaultsFound(outcomes=[KILLED, replace(SURVIVED, status="unjudged")], problem="late", own_digest="ab")
+    taken = found.of_today("ab")
+    assert (taken.outcomes, taken.problem, taken.calls) == ([KILLED], None, 2)
+    assert taken.has("relu-for-silu") and taken.has("relu-for-silu", "moe_seq")
+    assert not taken.has("relu-for-silu", "moe_batch") and not taken.has("quiet")
+    with pytest.raises(UsageError, match="what an earlier call of faults found is of other code"):
+        found.of_today("cd")
 
 
 def test_a_page_gets_the_table_between_its_marks_and_one_without_marks_gets_none():

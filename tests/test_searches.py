@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cases import CASES
-from harness.case import Autoplace, Batch, Case, Parallelism
+from harness.case import Batch, Case, Parallelism
 from harness.case.case_file import case_text
 from harness.cli import main
 from tests.small import small
@@ -24,13 +24,6 @@ BATCH = Batch(sequences=2, seq_len=4)
 TP_EP = replace(small(CASES["tp_ep_nightly"]), steps=2, parallelism=Parallelism(world_size=4, tp=4, ep=4), batch=BATCH)
 JOINT = replace(
     small(CASES["joint_llama3_recomputed"]), steps=2, parallelism=Parallelism(world_size=4, tp=2, ep=1), batch=BATCH
-)
-PLACED = replace(
-    small(CASES["autoplace_llama3_fsdp2_tp2"]),
-    steps=2,
-    autoplace=Autoplace(memory_mib=2.4),
-    batch=BATCH,
-    grad_norm=False,
 )
 FLIP = "flip-bit:rank=1,step=0,grad=layers.0.attention.wo.weight"
 WRONG = '''
@@ -49,7 +42,7 @@ def negate_a_gradient(module: GraphModule) -> None:
 '''
 
 
-@pytest.fixture(params=[TP_EP, JOINT, PLACED], ids=["tp_ep", "joint", "placed"])
+@pytest.fixture(params=[TP_EP, JOINT], ids=["tp_ep", "joint"])
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found

@@ -88,6 +88,8 @@ def run(
     inject: str | None = None,
     extra_passes: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
+    precompiled: str | Path | None = None,
+    trust_compiled: bool = False,
     timeout: float = 600.0,
     report_dir: str | Path = "reports",
     on_event: OnEvent | None = None,
@@ -125,6 +127,8 @@ def run(
         inject=inject,
         extra_passes=tuple(extra_passes),
         names=names or {},
+        precompiled=None if precompiled is None else Path(precompiled),
+        trust_compiled=trust_compiled,
     )
     folder = prepare_run_dir(Path(report_dir))
     try:

@@ -62,7 +62,8 @@ class RunOptions:
     had.
     With `profile` the first run of each system is profiled, into the run folder.
     `kept_graphs` is the folder of prepared graphs that are kept from run to run, None where every one shall be traced.
-    `precompiled` is the folder of the step that the candidate's ranks read in place of tracing it.
+    `precompiled` is the folder of the step that the candidate's ranks read in place of tracing it; with
+    `trust_compiled` they run code that was compiled for it, too.
     `jobs` is how many cases go side by side, with "auto" as many as find a core a rank and memory.
     `sensitivity` asks how much of a step the comparison sees, of each case that is as expected.
     Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
@@ -86,6 +87,7 @@ class RunOptions:
     share_gpus: bool = False
     kept_graphs: Path | None = None
     precompiled: Path | None = None
+    trust_compiled: bool = False
     jobs: int | Literal["auto"] = 1
     sensitivity: Effort | None = None
 

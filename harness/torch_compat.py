@@ -1,8 +1,9 @@
 """All that bitproof uses of torch that is private, or that is not the same in every release it runs on.
 
-No other module touches either, so a new release of torch is met here. Private is a name with a leading underscore, and
-what stands in a module of such a name, in dynamo or in inductor. Operators under `torch.ops` are not: a graph is
-written in them, and torch keeps their schemas. `torch_versions.py` says which releases count.
+No other module touches either, but `torch_inductor.py` for Inductor, so a new release of torch is met here. Private is
+a name with a leading underscore, and what stands in a module of such a name, in dynamo or in inductor. Operators under
+`torch.ops` are not: a graph is written in them, and torch keeps their schemas. `torch_versions.py` says which releases
+count.
 
 What differs between them:
 
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import AllgatherOptions, FakeWork, ProcessGroup
 from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import TracingContext, tracing
 from torch._logging import trace_structured
 from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
 from torch._ops import HigherOrderOperator, OpOverload
@@ -349,42 +349,7 @@ def sleep_on_stream(cycles: int) -> None:
     torch.cuda._sleep(cycles)
 
 
-# Inductor. Loading it takes seconds, and a rank that runs a graph as it is needs none of it.
-
-
-def compile_whole_graph(module: GraphModule, values: list[Any]) -> Callable[[list[Any]], Any]:
-    """A graph of lowered operators as one compiled function; within `compiling`. Raises what Inductor raises."""
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    return cast(Any, compile_fx_inner(module, values))
-
-
-def lowering_decompositions() -> Mapping[Any, Any]:
-    """How operators are written in those that Inductor lowers."""
-    from torch._inductor.decomposition import select_decomp_table
-
-    return select_decomp_table()
-
-
-def compiling(fake_mode: FakeTensorMode) -> AbstractContextManager[Any]:
-    """Where Inductor finds the fake tensors' mode, and with it the symbols of data-dependent sizes."""
-    return tracing(TracingContext(fake_mode))
-
-
-@contextmanager
-def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Inductor set up so, as far as this release has the settings."""
-    from torch._inductor import config
-
-    with config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
-        yield
-
-
-def is_inductor_error(error: BaseException) -> bool:
-    """Whether Inductor itself refused a graph."""
-    from torch._inductor.exc import InductorError
-
-    return isinstance(error, InductorError)
+# Placements.
 
 
 def sharding_rules() -> SimpleNamespace:

@@ -44,7 +44,7 @@ FLOORS = (
     {"harness", "harness.errors", "harness.shared_memory", "harness.torch_versions"},
     {"harness.checked"},
     {"harness.case", "harness.certificate", "harness.program", "harness.torch_compat", "harness.user_code"},
-    {"harness.ulps", "reference"},
+    {"harness.torch_inductor", "harness.ulps", "reference"},
     {"harness.records"},
     {"harness.options"},
     {"harness.machine"},

@@ -20,7 +20,7 @@ from harness.case.case import (
 )
 from harness.case.observed import Boundary, boundary_of, observed_modules
 from harness.case.patterns import pattern_of, root_of
-from harness.case.traced import AUTOPLACE, GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_compiled
+from harness.case.traced import AUTOPLACE, GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_unwritten
 
 __all__ = [
     "AUTOPLACE",
@@ -50,7 +50,7 @@ __all__ = [
     "boundary_of",
     "observed_modules",
     "pattern_of",
-    "refuse_compiled",
+    "refuse_unwritten",
     "root_of",
     "with_plan",
 ]

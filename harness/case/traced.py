@@ -64,6 +64,11 @@ class Pipeline:
                 found=f"backend={self.backend!r}, regions={self.regions!r}",
             )
 
+    @property
+    def compiles(self) -> bool:
+        """Whether a backend compiles the finished graph, whole or in regions."""
+        return self.backend != "fx" and self.until is None
+
 
 def check_traced(case: Case) -> None:
     """Raise CaseError for a case that asks the system joint, autoplace or precompiled for what it does not do."""
@@ -109,15 +114,17 @@ def _check_autoplace(case: Case) -> None:
 
 
 def _check_precompiled(case: Case) -> None:
-    """Refuse what is not written as data: see `refuse_compiled`."""
+    """Refuse what is not written down: see `refuse_unwritten`."""
     if PRECOMPILED in (case.reference, case.candidate):
-        refuse_compiled(case)
+        refuse_unwritten(case)
 
 
-def refuse_compiled(case: Case) -> None:
-    """Raise CaseError for a case whose step is more than a graph of operators, which alone is written as data.
+def refuse_unwritten(case: Case) -> None:
+    """Raise CaseError for a case whose step is not written down: it is no graph of operators, nor one that is compiled
+    as a whole.
 
-    Compiled code is none, and neither are calls that look at activations. Placements are solved for when a case runs.
+    Calls that look at activations are no operators, and regions are compiled into objects that a pickle alone could
+    hold. Placements are solved for when a case runs.
     """
     if case.autoplace is not None:
         raise CaseError(
@@ -133,11 +140,11 @@ def refuse_compiled(case: Case) -> None:
             found=f"observe={case.observe}",
             fix="leave out `observe`",
         )
-    if case.pipeline.backend == "fx" or case.pipeline.until is not None:
-        return
-    raise CaseError(
-        f"the step of case {case.name} is compiled by {case.pipeline.backend}, and compiled code is not precompiled",
-        expected="pipeline.backend fx: a precompiled step is a graph as data, from which no code is loaded",
-        found=f"pipeline.backend {case.pipeline.backend}",
-        fix="leave the case out, or run it without --precompiled",
-    )
+    if case.pipeline.compiles and case.pipeline.backend != "inductor":
+        raise CaseError(
+            f"the step of case {case.name} is compiled by {case.pipeline.backend}, region by region, "
+            "and compiled regions are not precompiled",
+            expected="pipeline.backend fx, or inductor, which compiles the step as a whole",
+            found=f"pipeline.backend {case.pipeline.backend}",
+            fix="leave the case out, or run it without --precompiled",
+        )

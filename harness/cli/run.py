@@ -64,6 +64,9 @@ def run_command(
         Path | None,
         typer.Option(metavar="DIR", help="Let the candidate's ranks read this precompiled step, and trace none."),
     ] = None,
+    trust_compiled: Annotated[
+        bool, typer.Option("--trust-compiled", help="Let a precompiled step run the code that was compiled for it.")
+    ] = False,
     early_grad_accumulation: EarlyGradAccumulation = False,
     observe: ObserveActivations = None,
     inject: Inject = None,
@@ -141,6 +144,7 @@ def run_command(
         collectives=collectives.value,
         kept_graphs=kept_graphs_folder(no_kept_graph),
         precompiled=precompiled,
+        trust_compiled=trust_compiled,
         timeout=timeout,
         control=_when_to_repeat(control, no_control),
         inject=inject,

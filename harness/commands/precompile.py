@@ -18,8 +18,9 @@ from harness.options import RunOptions
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
     """Precompile the step of a case's candidate into a folder, and tell of it. Returns 0.
 
-    Raises CaseError for a case whose candidate runs no graph, or a compiled one, UsageError under torchrun and for a
-    fault of `options` that both ranks have alike, and ArtifactError for a step that no file can hold for all ranks.
+    Raises CaseError for a case whose candidate runs no graph, or one that is not written down, UsageError under
+    torchrun and for a fault of `options` that both ranks have alike, and ArtifactError for a step that no file can hold
+    for all ranks.
     Whatever is raised, the folder holds no step then: a note in its place says why.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
@@ -54,10 +55,13 @@ def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
 def _lines(case: Case, out: Path, made: PrecompileAnswer) -> list[str]:
     artifact, (first, last) = made.artifact, made.trace_seconds
     compared = f"and {last:.1f} s as rank {artifact.ranks - 1}, to the same code" if artifact.ranks > 1 else ""
+    trust = " --trust-compiled" if artifact.compiled else ""
+    code = [f"  compiled code, sha256 {artifact.compiled}"] if artifact.compiled else []
     return [
         f"precompiled: {artifact.system} of {case.name} for {artifact.ranks} ranks, {artifact.nodes} nodes, "
         f"{artifact.groups} process groups to make",
         f"  traced in {first:.1f} s as rank 0 {compared}".rstrip() + f"; passes took {made.pass_seconds:.1f} s",
         f"  fingerprint {artifact.fingerprint}",
-        f"  {out}: {artifact.bytes / 2**20:.2f} MiB; run it: bitproof run -k {case.name} --precompiled {out}",
+        *code,
+        f"  {out}: {artifact.bytes / 2**20:.2f} MiB; run it: bitproof run -k {case.name} --precompiled {out}{trust}",
     ]

@@ -119,6 +119,7 @@ def replay_options(changes: Changes, run: RunOptions) -> list[str]:
         "--baseline": run.baseline_dir is not None,
         "--deep": run.deep,
         "--sensitivity": run.sensitivity is not None,
+        "--trust-compiled": run.trust_compiled,
     }
     options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     options += [name for name, is_given in flags.items() if is_given]

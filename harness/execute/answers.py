@@ -17,7 +17,7 @@ from harness.compare.bits import ComparedBits
 from harness.compare.chunked import agreed_by_ranks
 from harness.errors import RankError, RecordingError
 from harness.execute.accounts import Done, End, PreparedGraph
-from harness.execute.precompiled import precompile_step
+from harness.execute.precompiled import precompile_step, read_precompiled
 from harness.execute.requests import (
     AnyRequest,
     BitsRequest,
@@ -40,6 +40,8 @@ from harness.execute.requests import (
     SizesRequest,
     StandaloneAnswer,
     StandaloneRequest,
+    StepAnswer,
+    StepRequest,
 )
 from harness.execute.runs import Runner
 from harness.execute.stage import Place, Send, Stage
@@ -97,6 +99,8 @@ class Answerer:
                 return self._write_standalone(request)
             case PrecompileRequest():
                 return self._precompile(request)
+            case StepRequest():
+                return self._read_step(request)
             case PlaceRequest():
                 return self._place(request)
         assert_never(request)
@@ -138,6 +142,23 @@ class Answerer:
         try:
             what = f"the precompiled step of {request.case.name}"
             limit = request.timeout
+            return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
+        finally:
+            stage.close()
+
+    def _read_step(self, request: StepRequest) -> StepAnswer:
+        """A graph is made of what is read, and code that was compiled may run: that takes a stage."""
+
+        def answer(asked: AnyRequest, send: Send, hangup: int) -> StepAnswer:
+            import torch
+
+            set_determinism(request.case.seed)
+            found = read_precompiled(request.case, torch.device(request.device), request.step, request.system)
+            return StepAnswer(artifact=found.artifact)
+
+        stage = Stage(answer)
+        try:
+            what, limit = "the precompiled step", request.timeout
             return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
         finally:
             stage.close()

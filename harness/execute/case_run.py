@@ -83,11 +83,11 @@ class CaseRun:
 
     def result(self) -> CaseResult:
         """Run the case. Whatever goes wrong with it becomes its result."""
-        placement = self.placement
-        where = {"device": placement.device, "backend": placement.backend, "collectives": placement.collectives}
+        where = {name: getattr(self.placement, name) for name in ("device", "backend", "collectives")}
         began = time.monotonic()
         try:
             self._place()
+            self._step.check(self._remaining(), self._on_event)
             judgement, recordings = self._judge_runs()
         except BitproofError as error:
             self.seconds.total = time.monotonic() - began

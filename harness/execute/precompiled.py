@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.case import GRAPH, PRECOMPILED, PREPARED, Case, refuse_compiled
+from harness.case import GRAPH, PRECOMPILED, PREPARED, Case, refuse_unwritten
 from harness.errors import CaseError, UsageError
-from harness.execute.requests import PrecompileAnswer, PrecompileRequest
+from harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder, StepRequest
 from harness.execute.transport import refuse_torchrun
 from harness.machine.determinism import set_determinism
 from harness.records import Event
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from harness.execute.session import Desk
@@ -31,7 +32,7 @@ HOST_MARGIN = 15.0
 
 
 class PrecompiledStep:
-    """The folder of the step that a side of a case reads; what was made for the case ends with its run."""
+    """The step that a side of a case reads; what was made for the case ends with its run."""
 
     def __init__(self, case: Case, options: RunOptions, placement: Placement, desk: Desk) -> None:
         self._case = case
@@ -41,33 +42,60 @@ class PrecompiledStep:
         self._is_made = False
         self._is_asked = threading.Lock()
 
-    def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> Path | None:
-        """The folder, None for a side that reads none. Made now, within `timeout` seconds, where nobody made it."""
+    def check(self, timeout: float, on_event: OnEvent) -> None:
+        """Refuse a step that the call names, before anything runs, within `timeout` seconds. Raises ArtifactError."""
+        if self._options.precompiled is None:
+            return
+        request = StepRequest(
+            case=self._case,
+            system=self._case.candidate,
+            step=self._named(self._options.precompiled),
+            device=self._placement.device,
+            timeout=timeout,
+        )
+        self._desk.ask(request, timeout + HOST_MARGIN, on_event)
+
+    def _named(self, folder: Path) -> StepFolder:
+        return StepFolder(folder.resolve(), self._options.trust_compiled)
+
+    def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
+        """The step, None for a side that reads none. Made now, within `timeout` seconds, where nobody made it."""
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:
-            return self._options.precompiled.resolve()
+            return self._named(self._options.precompiled)
         if system != PRECOMPILED:
             return None
-        folder = (self._desk.work / f"{self._case.name}-precompiled").resolve()
+        step = self._named(self._desk.work / f"{self._case.name}-precompiled")
         with self._is_asked:  # of runs that go side by side
             if not self._is_made:
                 device = self._placement.device
-                request = PrecompileRequest(case=self._case, system=system, out=folder, device=device, timeout=timeout)
+                request = PrecompileRequest(
+                    case=self._case, system=system, out=step.path, device=device, timeout=timeout
+                )
                 on_event(Event(event="prepare", case=self._case.name, system=system, arm="first"))
                 self._desk.ask(request, timeout + HOST_MARGIN, on_event)
                 on_event(Event(event="prepared", case=self._case.name, system=system, arm="first"))
                 self._is_made = True
-        return folder
+        return step
 
 
 def check_precompiled(case: Case, options: RunOptions) -> None:
     """Refuse what does not go with a precompiled step, before anything starts.
 
-    Raises UsageError and CaseError: for a candidate that runs no graph or a compiled one, for passes that would run
-    over it or dumps of them, and for a system `precompiled` that one of torchrun's ranks would have to make for all.
+    Raises UsageError and CaseError: for a candidate that runs no graph, or one that is not written down, for compiled
+    code that nobody said may run, for passes that would run over a step or dumps of them, and for a system
+    `precompiled` that one of torchrun's ranks would have to make for all.
     """
     if options.precompiled is None:
-        if PRECOMPILED in (case.reference, case.candidate):
+        reads = PRECOMPILED in (case.reference, case.candidate)
+        if options.trust_compiled and not reads:
+            raise UsageError(
+                f"--trust-compiled is about precompiled steps, and case {case.name} reads none",
+                expected="--precompiled DIR, or the system precompiled",
+                found=f"reference {case.reference}, candidate {case.candidate}",
+            )
+        _refuse_untrusted(case if reads else None, options)
+        if reads:
             refuse_torchrun("run", "makes no step for other machines: precompile it, and give --precompiled DIR")
         _refuse_passes(options, [role for role in (case.candidate,) if role == PRECOMPILED])
         return
@@ -78,8 +106,21 @@ def check_precompiled(case: Case, options: RunOptions) -> None:
             found=f"candidate {case.candidate}",
             fix="leave the case out with -k, or give --candidate precompiled",
         )
-    refuse_compiled(case)
+    refuse_unwritten(case)
+    _refuse_untrusted(case, options)
     _refuse_passes(options, [case.candidate])
+
+
+def _refuse_untrusted(case: Case | None, options: RunOptions) -> None:
+    """Raise CaseError for a step of compiled code, which is no data and may do anything, unless the call trusts it."""
+    if case is not None and case.pipeline.compiles and not options.trust_compiled:
+        raise CaseError(
+            f"the precompiled step of case {case.name} is code that {case.pipeline.backend} compiled, "
+            "and nothing says that it may run",
+            expected="--trust-compiled: a hash shows that code is what was written, never what it does",
+            found=f"pipeline.backend {case.pipeline.backend}",
+            fix="add --trust-compiled, if you trust whoever can write the folder; or run without --precompiled",
+        )
 
 
 def _refuse_passes(options: RunOptions, candidates: list[str]) -> None:
@@ -93,11 +134,11 @@ def _refuse_passes(options: RunOptions, candidates: list[str]) -> None:
         )
 
 
-def read_precompiled(case: Case, device: torch.device, folder: Path, system: str) -> Any:
+def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
     """The program of a precompiled step. Nothing is traced, no pass runs. Raises ArtifactError for one to refuse."""
     from harness.precompile.artifact import read_program
 
-    return read_program(folder, case, _made_as(system), device)
+    return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
 
 
 def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:

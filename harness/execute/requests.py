@@ -75,6 +75,14 @@ class RunAnswer:
     seconds: RunSeconds = RunSeconds()
 
 
+@dataclass(frozen=True)
+class StepFolder:
+    """The folder of a precompiled step, and whether code that was compiled for it may run."""
+
+    path: Path
+    trust_compiled: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Request[RunAnswer]):
     """One run of one system. Paths are of this machine; `out` is the recording, or the folder of a replay's archives.
@@ -82,7 +90,7 @@ class RunRequest(Request[RunAnswer]):
     `timeout` is what is left of `case_timeout`, in seconds. `later` is the run that will be asked for next: its program
     may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
     `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be. `precompiled` is the
-    folder of the precompiled step that is read in place of tracing one.
+    precompiled step that is read in place of tracing one.
     """
 
     answer = RunAnswer
@@ -105,7 +113,7 @@ class RunRequest(Request[RunAnswer]):
     later: RunRequest | None = None
     profile: Path | None = None
     kept_graphs: Path | None = None
-    precompiled: Path | None = None
+    precompiled: StepFolder | None = None
 
     @property
     def about(self) -> str:
@@ -298,6 +306,31 @@ class PrecompileRequest(Request[PrecompileAnswer]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepAnswer:
+    """A precompiled step that a run may read."""
+
+    artifact: Artifact
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRequest(Request[StepAnswer]):
+    """Read a precompiled step as a run of a case's system will, and let go of it: what is wrong with it is raised."""
+
+    answer = StepAnswer
+
+    case: Case
+    system: str
+    step: StepFolder
+    device: str = "cpu"
+    timeout: float = float("inf")
+
+    @property
+    def about(self) -> str:
+        """What fails when the request does."""
+        return f"the precompiled step for {self.case.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlaceAnswer:
     """The plan of a case's placements, and what is told of it."""
 
@@ -331,6 +364,7 @@ AnyRequest = (
     | SizesRequest
     | StandaloneRequest
     | PrecompileRequest
+    | StepRequest
     | PlaceRequest
 )
 
@@ -344,6 +378,7 @@ REQUESTS: tuple[type[AnyRequest], ...] = (
     SizesRequest,
     StandaloneRequest,
     PrecompileRequest,
+    StepRequest,
     PlaceRequest,
 )
 """Every kind that a host answers."""

@@ -21,7 +21,7 @@ from harness.execute.accounts import End
 from harness.execute.precompiled import read_precompiled
 from harness.execute.process import num_cores
 from harness.execute.ranks import Ranks
-from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats
+from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
 from harness.execute.stage import Place, Send, Stage
 from harness.execute.worker import Job, needs_program, options_of_rank, struck
 from harness.machine.determinism import set_determinism
@@ -33,7 +33,6 @@ from harness.systems.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from harness.case import Case
     from harness.graph.options import GraphOptions
@@ -280,12 +279,12 @@ def _read(shelf: Shelf | None) -> GraphProgram | None:
     return read_program(shelf)
 
 
-def _read_precompiled(run: RunRequest, folder: Path) -> GraphProgram:
+def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
     """The program that the run is told to read: one that cannot be read ends the run, for nothing is traced instead."""
     import torch
 
     set_determinism(run.case.seed)
-    found: GraphProgram = read_precompiled(run.case, torch.device("cpu"), folder, run.system)
+    found: GraphProgram = read_precompiled(run.case, torch.device("cpu"), step, run.system)
     return found
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
+    from harness.execute.requests import StepFolder
     from harness.graph.groups import Partition
     from harness.localize.standalone import Written
     from harness.shared_memory import Board, SharedMemory
@@ -60,7 +61,7 @@ class Job:
     With `replay`, the run ends with that step, and the file is what a replay leaves behind; with `values`, ranks
     write the values of tensors that fit these patterns. `names`, unless empty, stands for those that the system
     declares. `program` is the prepared graph when a stage could make it before forking, else each rank makes it
-    by `graph_options`, or reads it from the folder `precompiled`. `local_rank`, where it is not the rank, chooses the
+    by `graph_options`, or reads it from `precompiled`. `local_rank`, where it is not the rank, chooses the
     GPU. `is_first` is false for controls and replays, which check nothing again that does not depend on the run; nor
     does the first, where an earlier run of the very same code did and left that on the `shelf`. `profile` is the folder
     for what each rank's time went into. Times are in seconds: `timeout` is what is left of `case_timeout`, the time
@@ -86,7 +87,7 @@ class Job:
     is_first: bool = True
     profile: Path | None = None
     shelf: Shelf | None = None
-    precompiled: Path | None = None
+    precompiled: StepFolder | None = None
 
     @property
     def steps(self) -> int:

@@ -41,22 +41,19 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from harness.errors import BitproofError, MachineError, PassError
 from harness.graph.generated_code import hash_generated
-from harness.graph.halves import Halves, divide
+from harness.graph.halves import divide, run_halves
 from harness.graph.operators import ATTENTION, operator_name
 from harness.graph.regions import marked_by
 from harness.graph.symbols import SYMBOLIC_SCALARS
 from harness.machine.compiler import compiler_problem
-from harness.torch_compat import (
-    HigherOrderOperator,
+from harness.torch_compat import HigherOrderOperator, group_of_size, register_group, symbolic_graph, unregister_group
+from harness.torch_inductor import (
     compile_whole_graph,
     compiling,
-    group_of_size,
     inductor_settings,
     is_inductor_error,
+    load_generated,
     lowering_decompositions,
-    register_group,
-    symbolic_graph,
-    unregister_group,
 )
 
 Step = Callable[[list[Any]], Any]
@@ -129,17 +126,40 @@ def compile_for(
     return compiled
 
 
+def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any]) -> Compiled:
+    """A step that was compiled before, from the files that it was written into, by paths; `main` is called.
+
+    This runs the files. Nothing is compiled: raises WouldCompileError for a kernel that is not among them, ValueError
+    for code that has not the hash that `facts` tell, and whatever the code raises.
+    """
+    folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
+    try:
+        for path, content in files.items():
+            Path(folder, path).parent.mkdir(exist_ok=True)
+            Path(folder, path).write_bytes(content)
+        if (found := hash_generated(Path(folder))) != facts["generated_hash"]:
+            raise ValueError(f"code of another hash than was compiled: {found}, not {facts['generated_hash']}")
+        with _settings(folder):
+            step = load_generated(Path(folder, main))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    compiled = Compiled(step, Path(folder), dict(facts))
+    weakref.finalize(compiled, _remove, folder, os.getpid())
+    return compiled
+
+
 @dataclass(frozen=True)
 class CompiledHalves:
-    """A partitioned step, each half compiled for itself; called as the graph is."""
+    """A partitioned step, each half compiled for itself; called as the graph is. `read_again` as in `Halves`."""
 
-    halves: Halves
     forward: Compiled
     backward: Compiled
+    read_again: tuple[int, ...]
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the step."""
-        return self.halves.run(self.forward, self.backward, *inputs)
+        return run_halves(self.forward, self.backward, self.read_again, *inputs)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -169,7 +189,7 @@ def compile_halves(
             fix="choose the backend fx, or the system graph, which is compiled as one",
         )
     forward, backward = (compile_for(half, backend, group_sizes, regions) for half in (halves.forward, halves.backward))
-    return CompiledHalves(halves, forward, backward)
+    return CompiledHalves(forward, backward, tuple(halves.read_again))
 
 
 def _remove(folder: str, owner: int) -> None:

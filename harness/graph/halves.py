@@ -10,6 +10,7 @@ itself does not need.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,10 +55,11 @@ class Halves:
     saved: list[str]
     read_again: list[int]
 
-    def run(self, forward: Any, backward: Any, *inputs: Any) -> tuple[Any, ...]:
-        """A step, by what a backend made of each half: the loss, then gradients."""
-        loss, *saved = forward(*inputs)
-        return (loss, *backward(*saved, *(inputs[index] for index in self.read_again)))
+
+def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: Any) -> tuple[Any, ...]:
+    """A step, by what a backend made of each half: the loss, then gradients. `read_again` as in `Halves`."""
+    loss, *saved = forward(*inputs)
+    return (loss, *backward(*saved, *(inputs[index] for index in read_again)))
 
 
 def divide(module: GraphModule) -> Halves:

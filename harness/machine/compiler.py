@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -14,6 +15,29 @@ _SECONDS = 60
 def compiler() -> str:
     """The compiler that Inductor calls: what CXX names, else g++."""
     return os.environ.get("CXX", "g++")
+
+
+def compiled_for() -> list[str]:
+    """What code that is compiled here is for, besides this torch: the compiler, its version, the processor.
+
+    Inductor has the compiler use every instruction that the processor has, whatever torch itself makes of them.
+    """
+    try:
+        asked = subprocess.run([compiler(), "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+        version = asked.stdout.partition("\n")[0]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        version = f"cannot be run: {error}"
+    return [compiler(), version, _instructions()]
+
+
+def _instructions() -> str:
+    """A hash of the names of the instruction sets that the processor has, as Linux lists them; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(" ".join(sorted(flags.partition(":")[2].split())).encode()).hexdigest()
 
 
 def compiler_problem() -> str | None:

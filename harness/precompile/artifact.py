@@ -6,8 +6,11 @@
 3. Run the passes over the first rank's.
 4. Write it, with its fingerprint, as data: the operators that it may call are known by name (`harness.graph.allowed`).
 
+Of a step that Inductor compiles, the files that it generated lie beside (`harness.precompile.compiled`).
+
 Reading goes the other way: the file is whole, its fingerprint is this run's field by field, each operator is allowed,
-and the code that comes of it has the hash that it had. Nothing is traced, no pass runs and nothing is compiled.
+and the code that comes of it has the hash that it had. Nothing is traced, no pass runs and nothing is compiled; what
+was compiled runs only for who says that it may.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule
 
-from harness.case import Case, refuse_compiled
+from harness.case import Case, refuse_unwritten
 from harness.disturb.faults import CATALOGUE
 from harness.disturb.faults.strike import strike
 from harness.errors import ArtifactError, BitproofError, UsageError
 from harness.graph.allowed import ALLOWED
 from harness.graph.collector import collector_paused
 from harness.graph.plain import UnkeptError, refuse_operators
-from harness.precompile import file
+from harness.precompile import compiled, file
 from harness.precompile.fingerprint import Fields, digest_of, fingerprint_of, refuse_other
 from harness.program.sources import own_digest, read_sources
 from harness.records import Artifact
@@ -61,11 +64,12 @@ def precompile(
     With a `fault` of the catalogue, each rank's traced step is struck as that rank before both are compared: that is
     how the comparison is tried. Nothing is written then.
 
-    Raises CaseError for a case that a backend compiles, ArtifactError for a step that is not the same on all ranks or
-    has no form as data, UsageError for a fault that both ranks have alike, and what `prepare` raises. A note in the
-    file's place says what was raised.
+    Raises CaseError for a case whose step is not written down, ArtifactError for a step that is not the same on all
+    ranks or has no form as data, UsageError for a fault that both ranks have alike, and what `prepare` raises. A note
+    in the file's place says what was raised.
     """
-    refuse_compiled(case)
+    refuse_unwritten(case)
+    compiled.refuse_device(case, device)
     file.begin(folder, case.name)
     try:
         return _precompile(case, system, device, folder, fault, enter)
@@ -118,29 +122,36 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
             found=error.found,
             fix="run the case without precompiling it",
         ) from error
-    value = {"case": case.name, "fingerprint": made_of, "program": told, "layout": program.layout}
+    code = compiled.write(program.run, folder) if case.pipeline.compiles else None
+    value = {"case": case.name, "fingerprint": made_of, "program": told, "layout": program.layout, "compiled": code}
     read = file.write(folder, value)
     return _describe(value, read, program)
 
 
 @collector_paused()
-def read_program(folder: Path, case: Case, system: str, device: torch.device) -> GraphProgram:
+def read_program(
+    folder: Path, case: Case, system: str, device: torch.device, trust_compiled: bool = False
+) -> GraphProgram:
     """The program that a folder holds, for a run of a case. Determinism switches are set before.
 
+    Code that was compiled of it runs only with `trust_compiled`.
     Raises ArtifactError, saying how the run is replayed, for a file that is missing, unfinished, foreign or damaged,
     that was made for something else, or that says no program.
     """
     began = time.perf_counter()
     try:
-        refuse_compiled(case)
-        return _read(folder, case, system, device, began)
+        refuse_unwritten(case)
+        return _read(folder, case, system, device, began, trust_compiled)
     except ArtifactError as error:
         error.fix = error.fix or f"bitproof precompile {case.name} --out {folder}, with this run's options"
-        error.replay = error.replay or f"bitproof run -k {case.name} --precompiled {folder}"
+        trust = " --trust-compiled" if trust_compiled else ""
+        error.replay = error.replay or f"bitproof run -k {case.name} --precompiled {folder}{trust}"
         raise
 
 
-def _read(folder: Path, case: Case, system: str, device: torch.device, began: float) -> GraphProgram:
+def _read(
+    folder: Path, case: Case, system: str, device: torch.device, began: float, trust_compiled: bool
+) -> GraphProgram:
     read = file.read(folder)
     where = str(folder / file.NAME)
     here = fingerprint_of(case, system, device)
@@ -149,13 +160,20 @@ def _read(folder: Path, case: Case, system: str, device: torch.device, began: fl
         refuse_other(made_of, here, where)
         program = program_of(read.value["program"], began, ALLOWED)
         layout = tuple(Layout(name, dtype, tuple(shape)) for name, dtype, shape in read.value["layout"])
+        if [name for name, _, _ in layout] != [*program.parameter_names, *program.buffer_names]:
+            raise ValueError("its layout is of other parameters and buffers than its graph's")
         artifact = _describe(read.value, read, program)
+        code, is_compiled = read.value["compiled"], case.pipeline.compiles
+        if (code is not None) != is_compiled:
+            raise ValueError(f"it has {'no ' if is_compiled else ''}compiled code")
     except ArtifactError:
         raise
     except (BitproofError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
         found = getattr(error, "found", None) or f"{type(error).__name__}: {error}"
         what = getattr(error, "what", "it is of another form")
         raise ArtifactError(f"the precompiled step says no program: {what}", found=found, where=where) from error
+    if code is not None:
+        program = replace(program, run=compiled.read(folder, code, program.passes, trust_compiled))
     seconds = time.perf_counter() - began
     return replace(program, is_kept=False, layout=layout, artifact=artifact, trace_seconds=seconds)
 
@@ -171,6 +189,7 @@ def _describe(value: Any, read: file.Read, program: GraphProgram) -> Artifact:
         nodes=len(program.module.graph.nodes),
         groups=len(program.groups),
         bytes=read.num_bytes,
+        compiled=value["compiled"],
     )
 
 

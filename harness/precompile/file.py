@@ -1,6 +1,7 @@
-"""The file of a precompiled step: a line that says what it is, with the sha256 of all that follows; then JSON, packed.
+"""The files of a precompiled step: a line that says what it is, with the sha256 of all that follows; then JSON, packed.
 
-    DIR/step.bitproof    bitproof precompiled step 1 <sha256>\\n<zlib of JSON>
+    DIR/step.bitproof        bitproof precompiled step 1 <sha256>\\n<zlib of JSON>
+    DIR/compiled.bitproof    the same form, where a backend compiled the step; the other file has its sha256
 
 Every byte counts: the line must be this very line, and the hash covers the rest. Nothing that is read is executed here.
 A hash shows damage, not a forger, who can hash what he wrote: what the JSON may say is the reader's business.
@@ -12,9 +13,11 @@ never taken for what could not be made.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import zlib
 from pathlib import Path
@@ -23,14 +26,16 @@ from typing import Any, NamedTuple
 from harness.errors import ArtifactError
 
 NAME = "step.bitproof"
-MAX_BYTES = 1 << 32
-"""How large the JSON may be: a file of zeros, packed, could say that it is as large as any memory."""
+COMPILED = "compiled.bitproof"
+MAX_BYTES = 1 << 28
+"""How large a file and its JSON may be: zeros, packed, could say that they are as large as any memory."""
 
 _KIND = b"bitproof precompiled step "
 _HEAD = _KIND + b"1 "
 _UNFINISHED = _KIND + b"unfinished\n"
 _HASH_LETTERS = 64
 _MAX_WHY = 2000
+_CALLED = {NAME: "precompiled step", COMPILED: "precompiled step's compiled code"}
 
 Json = Any
 """What `json` writes and reads as it is."""
@@ -45,50 +50,52 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Make the folder, and put in a file's place the note that it is being made. `what` is of which case.
+    """Make the folder, and put in a step's place the note that it is being made. `what` is of which case.
 
-    Raises ArtifactError for something of that name that is no precompiled step, which stays, and for a folder that
+    Raises ArtifactError for something of those names that is no precompiled step, which stays, and for a folder that
     cannot be written.
     """
     file = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if file.exists() and not _content(file).startswith(_KIND):
-            raise ArtifactError(
-                "a file that is no precompiled step stands in the way",
-                expected="a folder of its own, or one with a precompiled step to replace",
-                found=str(file),
-                fix="choose another --out, or move that file away",
-            )
+        for file in (folder / COMPILED, folder / NAME):
+            if file.exists() and not _content(file).startswith(_KIND):
+                raise ArtifactError(
+                    "a file that is no precompiled step stands in the way",
+                    expected="a folder of its own, or one with a precompiled step to replace",
+                    found=str(file),
+                    fix="choose another --out, or move that file away",
+                )
         note_unfinished(folder, what, "it is being made, or whoever made it was stopped")
+        (folder / COMPILED).unlink(missing_ok=True)
     except OSError as error:
         raise _unreadable(file, error, "written") from error
 
 
 def note_unfinished(folder: Path, what: str, why: str) -> None:
     """Say in a file's place why there is none."""
-    _put(folder, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
+    _put(folder / NAME, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
 
 
-def write(folder: Path, value: Json) -> Read:
-    """Write the file, whole or not at all. Raises ArtifactError where that fails."""
+def write(folder: Path, value: Json, name: str = NAME) -> Read:
+    """Write a file, whole or not at all. Raises ArtifactError where that fails."""
     body = zlib.compress(json.dumps(value, separators=(",", ":"), allow_nan=True).encode(), 1)
     content = hashlib.sha256(body).hexdigest()
     packed = _HEAD + content.encode() + b"\n" + body
     try:
-        _put(folder, packed)
+        _put(folder / name, packed)
     except OSError as error:
-        raise _unreadable(folder / NAME, error, "written") from error
+        raise _unreadable(folder / name, error, "written") from error
     return Read(value, content, len(packed))
 
 
-def read(folder: Path) -> Read:
-    """What the file says. Raises ArtifactError for none, an unfinished, a foreign and a damaged one."""
-    file = folder / NAME
+def read(folder: Path, name: str = NAME) -> Read:
+    """What a file says. Raises ArtifactError for none, an unfinished, a foreign and a damaged one."""
+    file, called = folder / name, _CALLED[name]
     try:
         packed = _content(file)
     except FileNotFoundError:
-        raise ArtifactError("there is no precompiled step", expected=f"a file {NAME}", where=str(folder)) from None
+        raise ArtifactError(f"there is no {called}", expected=f"a file {name}", where=str(folder)) from None
     except OSError as error:
         raise _unreadable(file, error, "read") from error
     if packed.startswith(_UNFINISHED):
@@ -105,7 +112,7 @@ def read(folder: Path) -> Read:
     content = hashlib.sha256(body).hexdigest()
     if told != content.encode() or packed[end : end + 1] != b"\n":
         raise ArtifactError(
-            "the precompiled step is damaged",
+            f"the {called} is damaged",
             expected=f"a body of sha256 {told.decode(errors='replace')}, as its first line says",
             found=content,
             where=str(file),
@@ -113,7 +120,7 @@ def read(folder: Path) -> Read:
     try:
         return Read(json.loads(_unpacked(body)), content, len(packed))
     except (ValueError, zlib.error, RecursionError) as error:
-        raise ArtifactError("the precompiled step holds no JSON", found=str(error), where=str(file)) from error
+        raise ArtifactError(f"the {called} holds no JSON", found=str(error), where=str(file)) from error
 
 
 def _unpacked(body: bytes) -> bytes:
@@ -137,23 +144,31 @@ def _unfinished(packed: bytes, file: Path) -> ArtifactError:
 
 
 def _unreadable(file: Path, error: OSError, done: str) -> ArtifactError:
-    return ArtifactError(f"the precompiled step cannot be {done}", found=error.strerror or str(error), where=str(file))
+    return ArtifactError(
+        f"the {_CALLED[file.name]} cannot be {done}", found=error.strerror or str(error), where=str(file)
+    )
 
 
 def _content(file: Path) -> bytes:
+    """A file's bytes. Raises OSError for a pipe or a device too, which might never end, and for a file too large."""
+    told = file.stat()
+    if not stat.S_ISREG(told.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if told.st_size > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES} bytes")
     return file.read_bytes()
 
 
-def _put(folder: Path, content: bytes) -> None:
+def _put(file: Path, content: bytes) -> None:
     """Put content in the file's place at once."""
-    handle, partial = tempfile.mkstemp(dir=folder, prefix=".partial-")
+    handle, partial = tempfile.mkstemp(dir=file.parent, prefix=".partial-")
     try:
         with open(handle, "wb") as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
         os.chmod(partial, 0o644)
-        os.replace(partial, folder / NAME)
+        os.replace(partial, file)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)

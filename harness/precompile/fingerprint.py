@@ -10,6 +10,7 @@
     chunking      what is split in two                     switches      determinism, precision
     memory        what is saved, recomputed, offloaded     environment   variables that torch reads
     pipeline      the optional passes                      seed          of the case
+    compiler      and the processor, of compiled code      costs         sha256 of an overlap schedule's cost model
 
 Names, steps, data, the optimizer and the verdict decide no graph: they may differ.
 """
@@ -33,13 +34,14 @@ from harness.case import Case
 from harness.compare.same_case import leaf_differences
 from harness.errors import ArtifactError
 from harness.graph.pipeline import Row
+from harness.machine.compiler import compiled_for
 from harness.machine.determinism import read_switches
 from harness.program.sources import own_digest
 from harness.systems.graph import column_of
 from harness.systems.graph_key import traced_part
 from harness.torch_compat import build
 
-FORM = 1
+FORM = 2
 
 Fields = Mapping[str, Any]
 """A fingerprint's fields, as JSON values."""
@@ -69,6 +71,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
         "world_size": case.parallelism.world_size,
         **decided,
         "backend": case.pipeline.backend,
+        "compiler": compiled_for() if case.pipeline.compiles else None,
         "passes": [_describe(row) for row in column_of(case, system)],
         "costs": _digest_of(Path(case.pipeline.overlap_costs)) if case.pipeline.overlap_costs else None,
         "sources": own_digest(),
@@ -84,14 +87,19 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
 
 def digest_of(fields: Fields) -> str:
     """The sha256 by which a fingerprint is shown."""
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_text(fields).encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    """A JSON value as text, the same for equal values alone: to Python, true and 1 are equal too."""
+    return json.dumps(value, sort_keys=True)
 
 
 def refuse_other(made: Fields, here: Fields, where: str) -> None:
     """Raise ArtifactError, naming the first field that differs, for a step that was not made of what this run is."""
     for name in (*here, *(name for name in made if name not in here)):
         left, right = made.get(name), here.get(name)
-        if left == right:
+        if _text(left) == _text(right) and name in made and name in here:
             continue
         path, (theirs, ours) = _first_difference(name, left, right)
         raise ArtifactError(

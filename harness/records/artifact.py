@@ -12,7 +12,8 @@ from harness.ulps import Count
 class Artifact:
     """A precompiled step. `fingerprint` names everything that decides it, `content` is the sha256 of its file's body.
 
-    `nodes` are its graph's, `groups` the process groups that it has ranks make.
+    `nodes` are its graph's, `groups` the process groups that it has ranks make; `compiled` is the sha256 of the code
+    that a backend compiled of it, None where the graph runs as it is.
     """
 
     __pydantic_config__ = GROWING
@@ -25,10 +26,13 @@ class Artifact:
     nodes: Count
     groups: Count
     bytes: Count
+    compiled: str | None = None
 
     def tell(self, role: str) -> str:
         """What reports say of it beside a case, one side of which read it."""
+        code = f", and ran its compiled code, sha256 {self.compiled}, compiling nothing" if self.compiled else ""
         return (
             f"{role}: its ranks read a precompiled step, and traced none: {self.system} of {self.case} for "
-            f"{self.ranks} ranks, {self.nodes} nodes, {self.bytes / 2**20:.2f} MiB, fingerprint {self.fingerprint}"
+            f"{self.ranks} ranks, {self.nodes} nodes, {self.bytes / 2**20:.2f} MiB, "
+            f"fingerprint {self.fingerprint}{code}"
         )

@@ -17,7 +17,7 @@ import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -222,7 +222,7 @@ def finish(
         is_chunked = any(entry.name == "chunk" for entry in reports)
         reports.append(_observed(module, case.observe, case.chunking if is_chunked else None))
     run: Callable[..., Any] = module
-    if case.pipeline.backend != "fx" and case.pipeline.until is None:
+    if case.pipeline.compiles:
         enter(f"in backend {case.pipeline.backend}")
         run, report = _compiled(module, case, context.groups)
         reports.append(report)
@@ -366,9 +366,9 @@ def make_graph_system(
     trainer.graph = program.run
     trainer.chunked = program.chunked
     buffers = dict(trainer.model.named_buffers())
+    _check_layout(program, {**trainer.parameters, **buffers})
     state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
     state += [buffers[name] for name in program.buffer_names]
-    _check_layout(program, state)
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
@@ -380,13 +380,14 @@ def make_graph_system(
     return trainer
 
 
-def _check_layout(program: GraphProgram, state: Sequence[Tensor]) -> None:
+def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
     """Raise ArtifactError where a precompiled step was made for state of another form than this rank's."""
-    for layout, tensor in zip(program.layout, state, strict=True) if program.artifact else ():
-        if (own := Layout.of(layout.name, tensor)) != layout:
+    for layout in program.layout if program.artifact else ():
+        found = Layout.of(layout.name, own[layout.name]) if layout.name in own else None
+        if found != layout:
             raise ArtifactError(
                 "the precompiled step was made for state of another form than this rank's",
                 expected=f"{layout.name}: {layout.dtype} {list(layout.shape)}",
-                found=f"{own.dtype} {list(own.shape)}",
+                found=f"{found.dtype} {list(found.shape)}" if found else "no tensor of that name",
                 fix="precompile the case again",
             )

@@ -131,7 +131,7 @@ def read(case: Any, folder: Path) -> dict[str, Any]:
 
 def starts(size: str, layers: int) -> list[str]:
     """Rows: from a host that has imported torch to ranks that are started, and to the end of their one step."""
-    from harness.execute.requests import PrecompileRequest
+    from harness.execute.requests import PrecompileRequest, StepFolder
     from harness.execute.session import open_session
     from harness.options import RunOptions
 
@@ -141,7 +141,7 @@ def starts(size: str, layers: int) -> list[str]:
         desk.ask(PrecompileRequest(case=case, system="graph", out=step), 600.0)
         for pair in range(PAIRS):
             times = {}
-            for way, read_from in (("precompiled", step), ("traced", None)):
+            for way, read_from in (("precompiled", StepFolder(step)), ("traced", None)):
                 times[way] = _one(desk, case, read_from, Path(folder) / f"{way}{pair}")
                 told = "  ".join(f"{name} {seconds:.2f} s" for name, seconds in times[way].items())
                 rows.append(f"{size:6} {way:11} {told}")
@@ -151,7 +151,7 @@ def starts(size: str, layers: int) -> list[str]:
     return [*rows, f"{size:6} first step, precompiled to traced: {', '.join(f'{ratio:.2f}' for ratio in ratios)}"]
 
 
-def _one(desk: Any, case: Any, precompiled: Path | None, folder: Path) -> dict[str, float]:
+def _one(desk: Any, case: Any, precompiled: Any, folder: Path) -> dict[str, float]:
     """A run of the graph alone, recorded as ever."""
     from harness.execute.requests import RunRequest
     from harness.machine.devices import place

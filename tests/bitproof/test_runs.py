@@ -124,3 +124,13 @@ def test_a_recording_is_refused_where_it_could_not_be_used(tmp_path):
     with pytest.raises(UsageError, match="unknown system 'graphs'"):
         bitproof.record(CASE, "graphs", tmp_path / "a", report_dir=tmp_path / "logs")
     assert not (tmp_path / "a").exists() and list((tmp_path / "logs").iterdir()) == []
+
+
+def test_a_precompiled_step_is_read_or_refused_as_on_the_command_line(tmp_path):
+    done = bitproof.run(
+        "moe_seq", world_size=2, steps=1, precompiled=tmp_path / "none", device="cpu", report_dir=tmp_path / "reports"
+    )
+    assert done.verdict == Verdict.ERROR and "there is no precompiled step" in done.result.error
+    assert f"--precompiled {tmp_path / 'none'}" in str(done)
+    with pytest.raises(UsageError, match="--trust-compiled is about precompiled steps"):
+        bitproof.run("moe_seq", trust_compiled=True, report_dir=tmp_path / "reports")

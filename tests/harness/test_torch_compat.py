@@ -1,4 +1,4 @@
-"""Private torch, and which release of torch this is, stand in one file: a new release is met there."""
+"""Private torch, and which release of torch this is, stand in two files: a new release is met there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.torch_compat import open_dim, symbolic_graph, untested_release
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [path for top in ("harness", "reference", "cases") for path in sorted((ROOT / top).rglob("*.py"))]
-COMPAT = ROOT / "harness" / "torch_compat.py"
+COMPAT = tuple(ROOT / "harness" / f"{name}.py" for name in ("torch_compat", "torch_inductor"))
 STANDALONE = ROOT / "harness" / "localize" / "standalone" / "main.py"
 """Copied into files that stand alone, so it imports nothing of ours."""
 
@@ -105,14 +105,14 @@ def test_the_rule_lets_through(source):
     assert list(private_torch(source)) == []
 
 
-def test_one_file_alone_touches_private_torch_or_asks_for_its_version():
+def test_two_files_alone_touch_private_torch_or_asks_for_its_version():
     found = {
         str(path.relative_to(ROOT)): uses
         for path in SOURCES
-        if path not in (COMPAT, STANDALONE) and (uses := sorted(set(private_torch(path.read_text()))))
+        if path not in (*COMPAT, STANDALONE) and (uses := sorted(set(private_torch(path.read_text()))))
     }
     assert found == {}
-    assert list(private_torch(COMPAT.read_text()))
+    assert all(list(private_torch(path.read_text())) for path in COMPAT)
 
 
 def test_the_text_of_a_file_that_stands_alone_uses_one_private_call():

@@ -88,7 +88,7 @@ def steps(number: int) -> Need:
     return Need(lambda case: case.steps >= number, f"{number} steps or more")
 
 
-GRAPH = Need(lambda case: case.candidate in PREPARED, "the candidate graph, joint or precompiled")
+GRAPH = Need(lambda case: case.candidate in PREPARED, "the candidate graph, joint, autoplace or precompiled")
 PLAIN = Need(lambda case: case.pipeline.backend == "fx", "a graph that runs as it is: a backend has compiled others")
 
 Edit = Callable[["Surgeon"], "list[Site]"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cases import CASES
-from harness.case import JOINT, Chunking, Memory, Pipeline, refuse_compiled
+from harness.case import JOINT, Chunking, Memory, Pipeline, refuse_unwritten
 from harness.errors import CaseError
 
 CASE = CASES["joint_llama3_fsdp4_tp2"]
@@ -64,10 +64,16 @@ def test_chunks_are_refused_on_either_side() -> None:
     [
         ("autoplace_llama3_fsdp2_tp2", {}, "is placed when the case runs"),
         ("moe_seq", {"observe": ("layers.*",)}, "shows activations"),
-        ("regional_inductor", {}, "compiled code is not precompiled"),
+        ("regional_inductor", {}, "compiled regions are not precompiled"),
     ],
 )
-def test_what_is_more_than_a_graph_of_operators_is_not_precompiled(name: str, changes: Any, told: str) -> None:
-    refuse_compiled(CASES["moe_seq"])
+def test_what_is_not_written_down_is_not_precompiled(name: str, changes: Any, told: str) -> None:
+    for accepted in ("moe_seq", "inductor_moe"):
+        refuse_unwritten(CASES[accepted])
     with pytest.raises(CaseError, match=told):
-        refuse_compiled(replace(CASES[name], **changes))
+        refuse_unwritten(replace(CASES[name], **changes))
+
+
+def test_a_prefix_of_the_passes_is_never_compiled() -> None:
+    assert Pipeline(backend="inductor").compiles and Pipeline(backend="regional_inductor").compiles
+    assert not Pipeline().compiles and not Pipeline(backend="inductor", until="chunk").compiles

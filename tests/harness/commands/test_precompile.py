@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from harness.case import Case, Parallelism
 from harness.cli import main
 from harness.commands import precompile as command
 from harness.errors import ArtifactError
+from harness.execute import launch
 from harness.execute.requests import PrecompileAnswer
+from harness.execute.session import Session, open_session
+from harness.options import RunOptions
 from harness.precompile import file
 from harness.records import Artifact
 from tests.small import small
@@ -84,13 +89,28 @@ def _small(tmp_path: Path, name: str, world_size: int = 2) -> Case:
     return case
 
 
+@pytest.fixture
+def one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All commands of a test at one host, which imports torch once. What they are is otherwise untouched."""
+    with open_session(tmp_path / "host", RunOptions(device="cpu")) as session:
+
+        @contextmanager
+        def desk(cases: Any, run_dir: Path, options: RunOptions) -> Iterator[Session]:
+            session.run_dir, session.options = run_dir, options
+            yield session
+
+        monkeypatch.setattr(launch, "open_desk", desk)
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_a_step_that_is_precompiled_runs_equal_to_eager_and_every_other_one_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_host: None
 ) -> None:
     _small(tmp_path, "moe_seq")
     case, step, told = str(tmp_path / "case.json"), tmp_path / "step", tmp_path / "reports"
+    path = step / file.NAME
 
     def run(name: str, *options: str) -> tuple[int, Any]:
         command = ["run", "--case", case, "--precompiled", str(step), "--no-control"]
@@ -103,44 +123,136 @@ def test_a_step_that_is_precompiled_runs_equal_to_eager_and_every_other_one_is_r
     assert (status, result["verdict"]) == (0, "EQUAL")
     assert result["artifact"]["fingerprint"] == fingerprint and result["kept_graph"] is None
     assert any(fingerprint in remark for remark in result["remarks"])
+    assert list((told / "equal").rglob("rank*.log"))
 
     def refused(name: str, what: str, *options: str) -> None:
         status, result = run(name, *options)
-        assert (status, result["verdict"]) == (3, "ERROR")
+        assert (status, result["verdict"]) == (3, "ERROR"), name
         for part in ("ArtifactError: ", what, "came from: ", "fix: ", "replay: bitproof run -k moe_seq --precompiled"):
-            assert part in result["error"], part
+            assert part in result["error"], (name, part, result["error"])
+        assert not list((told / name).rglob("rank*.log")), "no rank of either system has started"
 
-    whole = (step / file.NAME).read_bytes()
-    refused("world", "something else: world size", "--world-size", "4")
-    for name, change in _changes().items():
-        value = json.loads(json.dumps(file.read(step).value))
-        change(value["fingerprint"])
-        file.write(step, value)
-        refused(name, f"something else: {name.replace('_', ' ')}")
-        (step / file.NAME).write_bytes(whole)
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    (step / file.NAME).write_bytes(flipped)
-    refused("damaged", "the precompiled step is damaged")
-    (step / file.NAME).write_bytes(b"something else")
-    refused("foreign", "the file is no precompiled step")
-    (step / file.NAME).write_bytes(whole)
+    whole = path.read_bytes()
+    value = file.read(step).value
+
+    def rewritten(name: str, what: str, change: Callable[[Any], object]) -> None:
+        other = json.loads(json.dumps(value))
+        change(other)
+        file.write(step, other)  # with a hash that is right
+        refused(name, what)
+        path.write_bytes(whole)
+
+    assert len(value["fingerprint"]) > 20
+    for name in value["fingerprint"]:
+        field = name.replace("_", " ")
+        rewritten(name, f"something else: {field}\n", lambda other, name=name: _change(other["fingerprint"], name))
+    refused("world", "something else: world size\n", "--world-size", "4")
+    rewritten("added", "something else: forged\n", lambda other: other["fingerprint"].update(forged=1))
+    rewritten("dropped", "something else: costs\n", lambda other: other["fingerprint"].pop("costs"))
+    rewritten("operator", "an operator that is not allowed", lambda other: _call(other, "aten.from_file.default"))
+    rewritten("code", "it has other code than was kept", lambda other: _call(other, "aten.sub.Tensor"))
+    rewritten("names", "of other parameters and buffers", lambda other: other["program"]["parameter_names"].reverse())
+    rewritten("half", "says no program", lambda other: other.pop("program"))
+    for name, content in {
+        "damaged": whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :],
+        "cut": whole[:-1],
+        "longer": whole + whole,
+    }.items():
+        path.write_bytes(content)
+        refused(name, "the precompiled step is damaged")
+    for name, content in {
+        "foreign": b"something else",
+        "empty": b"",
+        "older": whole.replace(b" 1 ", b" 0 ", 1),
+    }.items():
+        path.write_bytes(content)
+        refused(name, "the file is no precompiled step")
+    path.unlink()
+    os.mkfifo(path)
+    refused("pipe", "it is no regular file")
+    path.unlink()
+    path.write_bytes(whole)
     assert main(["precompile", case, "--out", str(step), "--inject", "tokens-not-counted"]) == 2
     refused("stale", "was not finished, and what was there before is not used in its place")
-    (step / file.NAME).unlink()
+    path.unlink()
     refused("missing", "there is no precompiled step")
 
 
-def _changes() -> dict[str, Callable[[Any], object]]:
-    """Changes to a fingerprint, by field: of a case, a machine and a pass. All others are tried where it is read."""
-    return {
-        "shapes": lambda fields: fields["shapes"].update(seq_len=64),
-        "torch": lambda fields: fields["torch"].__setitem__(0, "2.14.0"),
-        "passes": lambda fields: fields["passes"][1].update(source="edited"),
-    }
+def _change(fields: Any, name: str) -> None:
+    """Change a field of a fingerprint, whatever it holds, in one place."""
+    value = fields[name]
+    match value:
+        case dict() if value:
+            _change(value, next(iter(value)))
+        case dict():
+            value["another"] = 1
+        case [first, *_] if isinstance(first, (dict, list)):
+            _change(value, 0)
+        case list():
+            fields[name] = [*value, "another"]
+        case bool() | int():
+            fields[name] = value + 1
+        case _:
+            fields[name] = f"{value} "
+
+
+def _call(value: Any, operator: str) -> None:
+    """Have the first product call another operator."""
+    next(node for node in value["program"]["graph"]["nodes"] if node[2] == "aten.mul.Tensor")[2] = operator
+
+
+def test_compiled_code_is_refused_before_anything_starts_unless_the_call_trusts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["run", "-k", "inductor_dense", "--precompiled", str(tmp_path / "step"), "--report-dir", str(tmp_path)]
+    assert main(run) == 2
+    assert "fix: add --trust-compiled, if you trust whoever can write the folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main(["run", "-k", "moe_seq", "--trust-compiled", "--report-dir", str(tmp_path)]) == 2
+    assert "case moe_seq reads none" in capsys.readouterr().err
 
 
 @pytest.mark.slow
+@pytest.mark.ranks
+def test_a_compiled_step_runs_as_one_that_is_compiled_at_the_start_and_other_code_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_host: None
+) -> None:
+    case = replace(small(CASES["inductor_dense"]), parallelism=Parallelism(world_size=2, ep=1), steps=1)
+    (tmp_path / "case.json").write_text(
+        json.dumps(replace(case, reference="graph", expected="EQUAL", close_within=None).to_dict())
+    )
+    step, told = tmp_path / "step", tmp_path / "reports"
+
+    def run(name: str) -> tuple[int, Any]:
+        named = ["--case", str(tmp_path / "case.json"), "--precompiled", str(step), "--trust-compiled", "--no-control"]
+        return main(["run", *named, "--report-dir", str(told / name)]), _report(told / name)
+
+    assert main(["precompile", str(tmp_path / "case.json"), "--out", str(step)]) == 0
+    printed = capsys.readouterr().out
+    content = printed.split("compiled code, sha256 ")[1].split()[0]
+    assert f"--precompiled {step} --trust-compiled" in printed
+    status, result = run("equal")
+    assert (status, result["verdict"]) == (0, "EQUAL")
+    assert result["artifact"]["compiled"] == content
+    assert any("compiling nothing" in remark for remark in result["remarks"])
+
+    compiled = step / file.COMPILED
+    whole = compiled.read_bytes()
+    compiled.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    status, result = run("damaged")
+    assert status == 3 and "the precompiled step's compiled code is damaged" in result["error"]
+    compiled.unlink()
+    status, result = run("missing")
+    assert status == 3 and "there is no precompiled step's compiled code" in result["error"]
+    file.write(step, {"parts": [], "read_again": None}, file.COMPILED)
+    status, result = run("other")
+    assert status == 3 and "is not the step's own" in result["error"]
+    assert "--trust-compiled" in result["error"].split("replay: ")[1]
+    assert not list((told / "other").rglob("rank*.log"))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
 def test_a_thousand_changed_bytes_are_a_thousand_refusals(tmp_path: Path) -> None:
     case = _small(tmp_path, "moe_seq")
     assert main(["precompile", str(tmp_path / "case.json"), "--out", str(tmp_path)]) == 0

@@ -15,7 +15,7 @@ from harness.errors import ArtifactError, CaseError, RankError, UsageError
 from harness.execute import precompiled, runs
 from harness.execute.answers import Answerer
 from harness.execute.precompiled import PrecompiledStep, check_precompiled
-from harness.execute.requests import PrecompileRequest
+from harness.execute.requests import PrecompileRequest, StepFolder, StepRequest
 from harness.machine.devices import Placement
 from harness.options import RunOptions
 from harness.systems import graph as graph_system
@@ -37,7 +37,7 @@ class ToyDesk:
         self.asked.append(request)
 
 
-def folder(case: Case, options: RunOptions, desk: Any, role: Any = "candidate") -> Path | None:
+def folder(case: Case, options: RunOptions, desk: Any, role: Any = "candidate") -> StepFolder | None:
     step = PrecompiledStep(case, options, Placement(), desk)
     found = step.folder_for(role, 7.0, lambda event: None)
     assert step.folder_for(role, 7.0, lambda event: None) == found
@@ -47,16 +47,46 @@ def folder(case: Case, options: RunOptions, desk: Any, role: Any = "candidate") 
 def test_the_system_precompiled_has_its_step_made_once_a_case(tmp_path: Path) -> None:
     desk = ToyDesk(tmp_path)
     out = tmp_path / f"{CASE.name}-precompiled"
-    assert folder(CASE, RunOptions(), desk) == out
+    assert folder(CASE, RunOptions(), desk) == StepFolder(out)
     assert desk.asked == [PrecompileRequest(case=CASE, system=PRECOMPILED, out=out, timeout=7.0)]
     assert folder(CASE, RunOptions(), desk, "reference") is None, "it traces where it runs"
 
 
 def test_a_folder_that_is_named_is_the_candidates_and_nothing_is_made(tmp_path: Path) -> None:
     desk, options = ToyDesk(tmp_path), RunOptions(precompiled=tmp_path / "step")
-    assert folder(CASES["moe_seq"], options, desk) == folder(CASE, options, desk) == tmp_path / "step"
+    assert folder(CASES["moe_seq"], options, desk) == folder(CASE, options, desk) == StepFolder(tmp_path / "step")
+    trusting = replace(options, trust_compiled=True)
+    assert folder(CASE, trusting, desk) == StepFolder(tmp_path / "step", trust_compiled=True)
     assert folder(CASES["moe_seq"], options, desk, "reference") is None
     assert folder(CASES["moe_seq"], RunOptions(), desk) is None and desk.asked == []
+
+
+def test_a_step_that_is_named_is_read_before_anything_runs_and_one_that_is_made_is_not(tmp_path: Path) -> None:
+    desk = ToyDesk(tmp_path)
+    PrecompiledStep(CASE, RunOptions(), Placement(), desk).check(7.0, lambda event: None)  # type: ignore[arg-type]
+    assert desk.asked == []
+    options = RunOptions(precompiled=tmp_path / "step")
+    PrecompiledStep(CASE, options, Placement(), desk).check(7.0, lambda event: None)  # type: ignore[arg-type]
+    step = StepFolder(tmp_path / "step")
+    assert desk.asked == [StepRequest(case=CASE, system=PRECOMPILED, step=step, timeout=7.0)]
+
+
+def test_compiled_code_is_refused_unless_the_call_trusts_it(tmp_path: Path) -> None:
+    options, compiled = RunOptions(precompiled=tmp_path), CASES["inductor_moe"]
+    for case, given in ((compiled, options), (replace(compiled, candidate=PRECOMPILED), RunOptions())):
+        with pytest.raises(CaseError) as error:
+            check_precompiled(case, given)
+        assert str(error.value) == (
+            "CaseError: the precompiled step of case inductor_moe is code that inductor compiled, and nothing says "
+            "that it may run\n"
+            "  expected: --trust-compiled: a hash shows that code is what was written, never what it does\n"
+            "  found: pipeline.backend inductor\n"
+            "  fix: add --trust-compiled, if you trust whoever can write the folder; or run without --precompiled"
+        )
+        check_precompiled(case, replace(given, trust_compiled=True))
+    with pytest.raises(UsageError, match="about precompiled steps, and case inductor_moe reads none"):
+        check_precompiled(compiled, RunOptions(trust_compiled=True))
+    check_precompiled(compiled, RunOptions())
 
 
 def test_what_does_not_go_with_a_precompiled_step_is_refused_before_anything_starts(
@@ -67,8 +97,8 @@ def test_what_does_not_go_with_a_precompiled_step_is_refused_before_anything_sta
         check_precompiled(case, options)
     with pytest.raises(CaseError, match="runs no graph, so it reads none"):
         check_precompiled(replace(CASE, reference="graph", candidate="eager_chunked"), options)
-    with pytest.raises(CaseError, match="compiled by inductor, and compiled code is not precompiled"):
-        check_precompiled(CASES["inductor_moe"], options)
+    with pytest.raises(CaseError, match="compiled regions are not precompiled"):
+        check_precompiled(CASES["experts_seq_regional"], options)
     for given, name in (({"extra_passes": ("a:b",)}, "--extra-pass"), ({"dump_graphs": True}, "--dump-graphs")):
         with pytest.raises(UsageError, match=f"{name} is about passes"):
             check_precompiled(CASES["moe_seq"], replace(options, **given))
@@ -84,10 +114,10 @@ def test_what_does_not_go_with_a_precompiled_step_is_refused_before_anything_sta
     check_precompiled(CASES["moe_seq"], RunOptions())
 
 
-def test_a_case_of_compiled_code_cannot_ask_for_the_system_precompiled() -> None:
-    with pytest.raises(CaseError, match="compiled by inductor"):
-        replace(CASE, pipeline=Pipeline(backend="inductor"))
-    replace(CASE, pipeline=Pipeline(backend="inductor", until="chunk"))
+def test_a_case_of_compiled_regions_cannot_ask_for_the_system_precompiled() -> None:
+    with pytest.raises(CaseError, match="compiled regions are not precompiled"):
+        replace(CASE, pipeline=Pipeline(backend="regional_inductor"))
+    replace(CASE, pipeline=Pipeline(backend="regional_inductor", until="chunk"))
 
 
 @pytest.mark.ranks
@@ -95,12 +125,14 @@ def test_a_stage_reads_the_step_and_never_traces(tmp_path: Path, monkeypatch: py
     def trace(*arguments: Any) -> None:
         raise AssertionError("nothing is traced")
 
-    monkeypatch.setattr(runs, "read_precompiled", lambda case, device, folder, system: f"{system} in {folder.name}")
-    asked = request(tmp_path, timeout=60.0, system="precompiled", precompiled=tmp_path / "step", kept_graphs=tmp_path)
+    monkeypatch.setattr(runs, "read_precompiled", lambda case, device, step, system: f"{system} in {step.path.name}")
+    step = StepFolder(tmp_path / "step")
+    asked = request(tmp_path, timeout=60.0, system="precompiled", precompiled=step, kept_graphs=tmp_path)
     with runner(monkeypatch, trace=trace, prepare=trace) as run:
         assert run(asked)["program"] == "precompiled in step"
         assert run(replace(asked, system="graph"))["program"] == "graph in step"
-        assert run(replace(asked, arm="control", precompiled=tmp_path / "other"))["program"] == "precompiled in other"
+        other = replace(asked, arm="control", precompiled=StepFolder(tmp_path / "other"))
+        assert run(other)["program"] == "precompiled in other"
 
 
 @pytest.mark.ranks
@@ -111,7 +143,7 @@ def test_a_step_that_is_refused_ends_the_run_and_nothing_is_traced_in_its_place(
         raise ArtifactError("the precompiled step is damaged")
 
     monkeypatch.setattr(runs, "read_precompiled", refuse)
-    asked = request(tmp_path, timeout=60.0, precompiled=tmp_path)
+    asked = request(tmp_path, timeout=60.0, precompiled=StepFolder(tmp_path))
     with runner(monkeypatch) as run, pytest.raises(ArtifactError, match="is damaged"):
         run(asked)
 
@@ -122,7 +154,8 @@ def test_ranks_run_a_step_that_was_made_before_where_tracing_and_passes_raise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = replace(small(CASES["moe_seq"]), parallelism=Parallelism(world_size=2, ep=2), steps=1)
-    asked = request(tmp_path, case=case, timeout=300.0, case_timeout=300.0, precompiled=tmp_path / "step")
+    step = StepFolder(tmp_path / "step")
+    asked = request(tmp_path, case=case, timeout=300.0, case_timeout=300.0, precompiled=step)
 
     def fail(*arguments: Any, **options: Any) -> None:
         raise AssertionError("nothing is traced, and no pass runs")

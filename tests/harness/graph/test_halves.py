@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.graph.halves import HALF_KEY, divide, half_of, is_partitioned, put_in
+from harness.graph.halves import HALF_KEY, divide, half_of, is_partitioned, put_in, run_halves
 from tests.harness.graph.graphs import Layers, batch
 from tests.harness.graph.joint_graphs import Counting, export, partitioned
 
@@ -37,7 +37,7 @@ def test_both_halves_give_the_bits_of_the_whole() -> None:
     whole, in_halves = inputs(), inputs()
     with torch.no_grad():
         expected = found.module(*whole)
-        given = halves.run(halves.forward, halves.backward, *in_halves)
+        given = run_halves(halves.forward, halves.backward, halves.read_again, *in_halves)
     assert [x.numpy().tobytes() for x in (*given, *in_halves)] == [x.numpy().tobytes() for x in (*expected, *whole)]
 
 

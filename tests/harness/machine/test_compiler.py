@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from harness.machine.compiler import compiler, compiler_problem
+from harness.machine.compiler import compiled_for, compiler, compiler_problem
 
 
 @pytest.fixture
@@ -44,3 +44,11 @@ def test_a_missing_compiler_is_told(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compiler_problem() == "no program g++ is found"
+
+
+def test_code_is_for_a_compiler_of_a_version_and_a_processor(program, monkeypatch):
+    path = program("echo cxx 13.2; echo more")
+    assert compiled_for()[:2] == [path, "cxx 13.2"]
+    assert len(compiled_for()[2]) in (0, 64), "a hash where the system lists what the processor has"
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    assert compiled_for()[1].startswith("cannot be run: ")

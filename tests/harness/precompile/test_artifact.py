@@ -193,6 +193,9 @@ def _other_code(value: Any) -> None:
         (_other_code, "it has other code than was kept"),
         (lambda value: value["program"].pop("groups"), "KeyError: 'groups'"),
         (lambda value: value.pop("layout"), "KeyError: 'layout'"),
+        (lambda value: value["layout"][0].__setitem__(0, "bias"), "of other parameters and buffers than its graph's"),
+        (lambda value: value["program"]["parameter_names"].append("bias"), "of other parameters and buffers"),
+        (lambda value: value.update(compiled="c" * 64), "it has compiled code"),
         (lambda value: value["program"]["graph"]["nodes"][0].__setitem__(2, "x: 1"), "a name that is none: 'x: 1'"),
         (lambda value: value["program"]["graph"]["nodes"][0].__setitem__(2, "None"), "a name that is none: 'None'"),
         (lambda value: value["program"]["graph"]["nodes"][1].__setitem__(5, {"dict": {"a=f(),b": 1}}), "options"),
@@ -231,12 +234,40 @@ def test_each_field_of_a_file_is_held_against_the_run(name: str, made: Made, tmp
         read_program(tmp_path, CASE, "graph", CPU)
 
 
-def test_what_a_backend_compiles_is_refused_by_name(made: Made, tmp_path: Path) -> None:
+def test_fields_in_another_order_are_the_same_fields(made: Made, tmp_path: Path) -> None:
+    told = precompile(CASE, "graph", CPU, tmp_path).artifact
+    rewrite(tmp_path, lambda value: value.update(fingerprint=dict(reversed(value["fingerprint"].items()))))
+    assert read_program(tmp_path, CASE, "graph", CPU).artifact.fingerprint == told.fingerprint
+
+
+def test_regions_that_a_backend_compiles_are_refused_by_name(made: Made, tmp_path: Path) -> None:
     compiled = replace(CASE, pipeline=Pipeline(backend="regional_inductor"))
-    with pytest.raises(CaseError, match="compiled by regional_inductor, and compiled code is not precompiled"):
+    with pytest.raises(CaseError, match="compiled by regional_inductor, region by region, and compiled regions are"):
         precompile(compiled, "graph", CPU, tmp_path)
     with pytest.raises(CaseError, match="compiled by regional_inductor"):
         read_program(tmp_path, compiled, "graph", CPU)
+
+
+def test_compiled_code_is_run_for_who_says_so_and_is_held_against_its_hash(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = replace(CASE, pipeline=Pipeline(backend="inductor"))
+    asked: list[object] = []
+    monkeypatch.setattr(artifact.compiled, "write", lambda run, folder: "c" * 64)
+    monkeypatch.setattr(artifact.compiled, "read", lambda *given: asked.append(given[1:]) or "what was compiled")
+    told = precompile(case, "graph", CPU, tmp_path)
+    assert told.artifact.compiled == "c" * 64
+    found = read_program(tmp_path, case, "graph", CPU, trust_compiled=True)
+    assert found.run == "what was compiled" and found.artifact == told.artifact
+    assert asked == [("c" * 64, found.passes, True)]
+    rewrite(tmp_path, lambda value: value.update(compiled=None))
+    with pytest.raises(ArtifactError, match="it has no compiled code"):
+        read_program(tmp_path, case, "graph", CPU, trust_compiled=True)
+
+
+def test_code_compiled_for_a_gpu_is_not_precompiled(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match="is compiled for cuda, and such code is not precompiled"):
+        precompile(replace(CASE, pipeline=Pipeline(backend="inductor")), "graph", torch.device("cuda"), tmp_path)
 
 
 def test_a_fault_that_no_rank_has_for_itself_is_no_trial_of_the_comparison(made: Made, tmp_path: Path) -> None:

@@ -55,6 +55,46 @@ def test_no_file_and_a_foreign_one_are_refused_by_name(tmp_path: Path) -> None:
     )
 
 
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / file.NAME)
+    assert str(refused(tmp_path)) == (
+        "ArtifactError: the precompiled step cannot be read\n"
+        "  found: it is no regular file\n"
+        f"  came from: {tmp_path / file.NAME}"
+    )
+    (tmp_path / file.NAME).unlink()
+    (tmp_path / file.NAME).symlink_to("/dev/zero")
+    assert refused(tmp_path).found == "it is no regular file"
+    (tmp_path / file.NAME).unlink()
+    (tmp_path / file.NAME).mkdir()
+    assert refused(tmp_path).found == "it is no regular file"
+    assert refused(tmp_path / file.NAME / "none").what == "there is no precompiled step"
+
+
+def test_a_link_to_a_step_is_read_and_replaced_by_a_new_one_which_leaves_the_other_as_it_was(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    file.write(there, VALUE)
+    (here / file.NAME).symlink_to(there / file.NAME)
+    assert file.read(here).value == VALUE
+    file.begin(here, "moe_seq")
+    assert "was not finished" in str(refused(here))
+    assert file.read(there).value == VALUE
+
+
+def test_compiled_code_beside_a_step_is_called_so_and_goes_when_another_step_is_begun(tmp_path: Path) -> None:
+    file.write(tmp_path, VALUE, file.COMPILED)
+    assert file.read(tmp_path, file.COMPILED).value == VALUE
+    file.begin(tmp_path, "moe_seq")
+    with pytest.raises(ArtifactError, match="there is no precompiled step's compiled code\n  expected: a file comp"):
+        file.read(tmp_path, file.COMPILED)
+    (tmp_path / file.COMPILED).write_text("mine")
+    with pytest.raises(ArtifactError, match="stands in the way"):
+        file.begin(tmp_path, "moe_seq")
+    assert (tmp_path / file.COMPILED).read_text() == "mine"
+
+
 def test_a_body_that_is_larger_than_it_may_be_or_no_json_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,11 +106,14 @@ def test_a_body_that_is_larger_than_it_may_be_or_no_json_is_refused(
     assert refused(tmp_path).what == "the precompiled step holds no JSON"
     put(b"no zlib")
     assert refused(tmp_path).what == "the precompiled step holds no JSON"
-    monkeypatch.setattr(file, "MAX_BYTES", 8)
-    put(zlib.compress(json.dumps("123456").encode()))
-    assert file.read(tmp_path).value == "123456"
-    put(zlib.compress(json.dumps("1234567").encode()))
-    assert "larger than 8 bytes" in str(refused(tmp_path))
+    most = 1000
+    monkeypatch.setattr(file, "MAX_BYTES", most)
+    put(zlib.compress(json.dumps("1" * (most - 2)).encode()))
+    assert file.read(tmp_path).value == "1" * (most - 2)
+    put(zlib.compress(json.dumps("1" * (most - 1)).encode()))
+    assert "the precompiled step holds no JSON" in str(refused(tmp_path)) and "1000 bytes" in str(refused(tmp_path))
+    (tmp_path / file.NAME).write_bytes(bytes(most + 1))
+    assert "cannot be read\n  found: it is larger than 1000 bytes" in str(refused(tmp_path))
 
 
 def test_what_is_being_made_leaves_no_older_file_in_its_place(tmp_path: Path) -> None:

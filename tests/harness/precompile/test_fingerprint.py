@@ -84,7 +84,7 @@ def test_another_system_is_refused() -> None:
     ("module", "name", "value", "field"),
     [
         (fingerprint, "own_digest", lambda: "edited", "sources"),
-        (fingerprint, "FORM", 2, "form"),
+        (fingerprint, "FORM", 3, "form"),
         (fingerprint, "build", lambda: ("2.14.0", "0" * 40, "flags"), "torch"),
         (fingerprint.sys, "version", "3.12.0 (main)", "python"),
         (fingerprint, "_capability", lambda device: ["x86_64", "AVX1024"], "capability"),
@@ -99,6 +99,40 @@ def test_another_process_or_machine_is_refused_by_the_field_that_differs(
     monkeypatch.setattr(module, name, value)
     with pytest.raises(ArtifactError, match=f"made for something else: {field}\n"):
         refuse_other(made, fingerprint_of(CASE, "graph", CPU), "here")
+
+
+def test_another_compiler_counts_for_compiled_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = replace(CASE, pipeline=Pipeline(backend="inductor"))
+    plain, made = (fingerprint_of(case, "graph", CPU) for case in (CASE, compiled))
+    assert plain["compiler"] is None and len(made["compiler"]) == 3
+    monkeypatch.setattr(fingerprint, "compiled_for", lambda: ["g++", "another version", "another processor"])
+    refuse_other(plain, fingerprint_of(CASE, "graph", CPU), "here")
+    with pytest.raises(ArtifactError, match="made for something else: compiler\n"):
+        refuse_other(made, fingerprint_of(compiled, "graph", CPU), "here")
+
+
+def test_an_edited_cost_model_is_refused(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text("{}")
+    case = replace(CASE, pipeline=Pipeline(overlap=True, overlap_costs=str(costs)))
+    made = fingerprint_of(case, "graph", CPU)
+    refuse_other(made, fingerprint_of(case, "graph", CPU), "here")
+    costs.write_text("{} ")
+    with pytest.raises(ArtifactError, match="made for something else: costs\n"):
+        refuse_other(made, fingerprint_of(case, "graph", CPU), "here")
+    costs.unlink()
+    with pytest.raises(ArtifactError, match="expected: costs='unreadable: No such file"):
+        refuse_other(made, fingerprint_of(case, "graph", CPU), "here")
+
+
+def test_a_value_of_another_kind_or_a_field_left_out_is_another_fingerprint() -> None:
+    made = fingerprint_of(CASE, "graph", CPU)
+    forged = made | {"pipeline": made["pipeline"] | {"bucket": 0}}
+    assert forged == made and digest_of(forged) != digest_of(made)
+    with pytest.raises(ArtifactError, match=r"something else: pipeline\n  expected: pipeline.bucket=False"):
+        refuse_other(forged, made, "here")
+    with pytest.raises(ArtifactError, match="something else: costs"):
+        refuse_other({name: value for name, value in made.items() if name != "costs"}, made, "here")
 
 
 def test_a_pass_that_was_edited_is_refused_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,123 @@
+"""What Inductor compiled of a step, beside the step: the files that it generated, Python code and C++ kernels.
+
+    DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
+
+One part is the whole step; two are its halves, with the numbers of the inputs that backward reads again.
+
+Needs:    the sha256 of the file, as the step beside it states it, and leave to run code.
+Promises: the very files that were written run, and nothing is compiled: a kernel that is not among them is refused.
+Refuses:  to run anything without leave. A hash shows that code is what was written, never what it does.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.case import Case
+from harness.errors import ArtifactError, CaseError
+from harness.graph.backends import Compiled, CompiledHalves, load_compiled
+from harness.precompile import file
+from harness.records import PassReport
+from harness.torch_inductor import WouldCompileError, generated_module
+
+_KEPT = (".py", ".so")
+_PATH = re.compile(r"[a-z0-9]{2}/[\w.]+\.(py|so)")
+"""Where Inductor puts what it generates, below its folder."""
+
+
+def refuse_device(case: Case, device: torch.device) -> None:
+    """Raise CaseError for a compiled case whose code would be for a GPU: that was never written down."""
+    if case.pipeline.compiles and device.type != "cpu":
+        raise CaseError(
+            f"the step of case {case.name} is compiled for {device.type}, and such code is not precompiled",
+            expected="--device cpu, or pipeline.backend fx",
+            found=f"--device {device.type}, pipeline.backend {case.pipeline.backend}",
+        )
+
+
+def write(run: Any, folder: Path) -> str:
+    """Write what a backend compiled into a folder; its sha256. Raises ArtifactError for what is no such code."""
+    parts = [run.forward, run.backward] if isinstance(run, CompiledHalves) else [run]
+    value = {
+        "parts": [_part(part) for part in parts],
+        "read_again": run.read_again if isinstance(run, CompiledHalves) else None,
+    }
+    return file.write(folder, value, file.COMPILED).content
+
+
+def _part(part: Compiled) -> dict[str, object]:
+    name, besides = generated_module(part.step)
+    found = {str(path.relative_to(part.folder)): path for path in part.folder.rglob("*") if path.suffix in _KEPT}
+    main = [path for path in found if Path(path).stem == name]
+    if besides or len(main) != 1:
+        raise ArtifactError(
+            "what Inductor compiled is more than the code that it generated, and has no form as files",
+            expected="code that needs nothing but its inputs",
+            found=", ".join(besides) or f"{len(main)} files of the name {name}",
+            fix="run the case without precompiling it",
+        )
+    files = {name: base64.b64encode(path.read_bytes()).decode() for name, path in sorted(found.items())}
+    return {"main": main[0], "files": files}
+
+
+def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
+    """The compiled step of the sha256 `content`, ready to run; `passes` have what was told of it.
+
+    Raises ArtifactError without `trust_compiled`, before the file is read; for a file that is missing, damaged or not
+    the step's own; and for code that does not load, or not without compiling.
+    """
+    where = str(folder / file.COMPILED)
+    if not trust_compiled:
+        raise ArtifactError(
+            "the precompiled step is compiled code, and nothing says that it may run",
+            expected="--trust-compiled",
+            found=where,
+            fix="add --trust-compiled, if you trust whoever can write the folder",
+        )
+    found = file.read(folder, file.COMPILED)
+    if found.content != content:
+        raise ArtifactError(
+            "the compiled code beside the precompiled step is not the step's own",
+            expected=f"sha256 {content}",
+            found=found.content,
+            where=where,
+        )
+    try:
+        facts = next(entry.facts for entry in passes if entry.name == "backend")
+        read_again, parts = found.value["read_again"], found.value["parts"]
+        told = [facts] if read_again is None else [facts["forward"], facts["backward"]]
+        loaded = [load_compiled(_files(part), _path(part["main"]), f) for part, f in zip(parts, told, strict=True)]
+        return loaded[0] if read_again is None else CompiledHalves(loaded[0], loaded[1], tuple(read_again))
+    except WouldCompileError as error:
+        raise ArtifactError(
+            "the precompiled step's compiled code does not fit this machine: a kernel would have to be compiled",
+            expected="the compiler and the processor that the step was made with",
+            found=str(error),
+            where=where,
+        ) from error
+    except Exception as error:
+        raise ArtifactError(
+            "the precompiled step's compiled code does not load",
+            found=f"{type(error).__name__}: {error}",
+            where=where,
+        ) from error
+
+
+def _files(part: Any) -> dict[str, bytes]:
+    try:
+        return {_path(path): base64.b64decode(text, validate=True) for path, text in part["files"].items()}
+    except binascii.Error as error:
+        raise ValueError(f"a file that is no base64: {error}") from error
+
+
+def _path(path: str) -> str:
+    if not _PATH.fullmatch(path):
+        raise ValueError(f"a path that Inductor would not write: {path!r}")
+    return path

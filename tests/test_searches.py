@@ -94,8 +94,8 @@ def test_shrinking_keeps_the_system_and_what_is_wrong(case: Case, tmp_path: Path
 @pytest.mark.parametrize(
     ("fault", "blamed"),
     [
-        ("chunk-1-takes-the-first-half", "to blame: "),
-        ("gradient-of-chunk-1-forgotten", "to blame: "),
+        ("chunk-1-takes-the-first-half", "to blame: split.Tensor of layers.0 (forward)"),
+        ("gradient-of-chunk-1-forgotten", "to blame: add.Tensor of layers.0.attention_norm (backward"),
     ],
 )
 def test_a_chunk_that_the_debug_model_loses_is_blamed(fault: str, blamed: str, tmp_path: Path, capsys: Any) -> None:

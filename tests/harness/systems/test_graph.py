@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from cases import CASES, chunking, models, overlap, process_groups, tp_ep
-from harness.case import Case, Chunking, Parallelism, Pipeline
+from harness.case import Batch, Case, Chunking, Parallelism, Pipeline
 from harness.errors import CaseError, ChunkError, UsageError
 from harness.graph.backends import Compiled
 from harness.graph.options import GraphOptions
@@ -181,6 +181,11 @@ def test_another_tensor_ranks_mesh_gives_the_same_code(
     mesh = graph_step.Mesh
     monkeypatch.setattr(graph_step, "Mesh", lambda rank, parallelism: mesh(5, parallelism))
     assert prepare(llama3_fsdp4_tp2, CPU).code_hash == split_program.code_hash
+
+
+def test_of_a_single_sequence_that_stays_whole_the_other_dim_is_left_open() -> None:
+    case = replace(llama3_fsdp4_tp2, batch=Batch(sequences=1, seq_len=5))
+    assert graph_step.trace(case, CPU).joint.chunk_symbol.hint == 5
 
 
 def test_each_split_layer_is_summed_once_forward_and_once_backward(split_program: GraphProgram) -> None:

@@ -60,6 +60,7 @@ class FaultRuns:
         """Judge the case without a fault, as any run would; only where it is EQUAL do faults show anything."""
         run = CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
         result = run.result()
+        self.case = run.case  # with the plan, where placements were solved for: recordings state it
         if result.verdict == Verdict.EQUAL:
             self._reference = run.recording("reference")
         return result

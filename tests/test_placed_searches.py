@@ -70,5 +70,5 @@ def test_a_placed_case_that_differs_is_made_smaller_and_stays_one_that_is_placed
     flip = "flip-bit:rank=1,step=0,grad=layers.0.attention.wo.weight"
     status, told = run(tmp_path, capsys, "shrink", case, "--inject", flip, "--tries", "3", "--jobs", "1")
     assert status == 1, told
-    [small_case] = (tmp_path / "reports").glob("2*/*.json")
-    assert read_case(small_case).autoplace is not None
+    [small_case] = (tmp_path / "reports").glob("2*/shrunk/case.json")
+    assert read_case(small_case).autoplace == PLACED.autoplace

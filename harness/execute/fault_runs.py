@@ -75,6 +75,7 @@ class FaultRuns:
     def _begin(self) -> CaseResult:
         run = CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
         result = run.result()
+        self.case = run.case  # with the plan, where placements were solved for: recordings state it
         if result.verdict == Verdict.EQUAL:
             self._reference, self._clean = run.recording("reference"), run.recording("candidate")
         return result

@@ -21,7 +21,7 @@ logical_and.default logical_or.default logical_not.default eq.Scalar eq.Tensor n
 le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor sort.default sort.stable topk.default argmax.default
 searchsorted.Tensor bincount.default any.default all.default any.dim all.dim floor_divide.default floor_divide.Scalar
 div.Tensor_mode native_layer_norm.default native_layer_norm_backward.default _fused_rms_norm.default
-_fused_rms_norm_backward.default view_as_complex.default view_as_real.default _conj.default
+_safe_softmax.default _fused_rms_norm_backward.default view_as_complex.default view_as_real.default _conj.default
 """
 
 _MOVE = """

@@ -36,7 +36,12 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """A case that can be run whole, or one system of it at a time. The search runs nothing in any other way."""
+    """A case that can be run whole, or one system of it at a time. The search runs nothing in any other way.
+
+    A case that asks for placements has their plan once it has run.
+    """
+
+    case: Case
 
     def result(self) -> CaseResult:
         """Run all of it, and judge."""
@@ -116,6 +121,7 @@ class Bisector:
         # Graphs are written in passing: whoever asks for the pass wants to see what it did.
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
+        self.case = run.case
         self._note(self.found.probes, "the whole column", self.case, result.verdict, result.seconds.total or 0.0)
         if result.verdict == Verdict.EQUAL:
             return False

@@ -155,6 +155,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "share_gpus": False,
         "kept_graphs": default_folder(),
         "precompiled": None,
+        "trust_compiled": False,
         "jobs": "auto",
     }
     assert report_dir == tmp_path
@@ -240,6 +241,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
         "share_gpus": False,
         "kept_graphs": default_folder(),
         "precompiled": None,
+        "trust_compiled": False,
         "jobs": 1,
     }
     assert (report_dir, replay) == (Path("reports"), [])
@@ -249,6 +251,9 @@ def test_a_precompiled_step_is_handed_on_and_named_again_in_a_replay(called):
     assert main(["run", "-k", "moe_seq", "--precompiled", "step"]) == 1
     [(_, options, _, replay, _)] = called
     assert (options.precompiled, replay) == (Path("step"), ["--precompiled", "step"])
+    assert main(["run", "-k", "moe_seq", "--precompiled", "step", "--trust-compiled"]) == 1
+    _, options, _, replay, _ = called[-1]
+    assert options.trust_compiled and replay == ["--trust-compiled", "--precompiled", "step"]
 
 
 def test_a_shard_runs_its_part_of_the_changed_cases(called):

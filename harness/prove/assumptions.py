@@ -12,8 +12,8 @@ ALWAYS = (
     "a kernel's bits depend on nothing but its arguments, their values, dtypes, devices, shapes and strides, and on "
     "where their first elements stand within a line of 64 bytes",
     "memory is allocated at such lines, and no two inputs of the step share any",
-    "one addition, subtraction, multiplication or cast of real or whole numbers gives an element the same bits wherever "
-    "it stands, in a vector's body or in its tail",
+    "one addition, subtraction, multiplication or cast of real or whole numbers gives an element the same bits "
+    "wherever it stands, in a vector's body or in its tail",
     "no value is a NaN: which of a NaN's bits survive an operation is a matter of instructions and operand order",
     "both runs reach their end: checks that raise compute nothing",
 )

@@ -212,8 +212,7 @@ class Walk:
         match value:
             case ("node", index):
                 x, place = self.graph.calls[index].value, self.values[index]
-                if not isinstance(x, Tensor):
-                    raise RefusedError
+                require(isinstance(x, Tensor), f"{value} is no tensor")
                 if not layouts:
                     return ("value", place)
                 lead = x.offset * BYTES.get(x.dtype, 1) % 64 if isinstance(x.offset, int) else self._size(x.offset)
@@ -245,6 +244,7 @@ class Walk:
         """A size with each symbol's term for its name."""
         if isinstance(size, int):
             return size
+        require(size[0] == "size", f"{size} is no size")
         if any(name not in self.symbols for _, *names in size[1:] for name in names):
             raise RefusedError
         named = ((n, *sorted(self.symbols[name] for name in names)) for n, *names in size[1:])

@@ -27,7 +27,7 @@ def _changed(value: Any, chance: random.Random) -> Any:
     match value:
         case int():
             return 0 if value > 1 << 40 else value + chance.choice([-1, 1, 2, 64])  # an end beyond any is any end
-        case str():
+        case str():  # the kind of a size or of an argument, too
             return value + "_" if value else "view_of_whole"
         case tuple() if value:
             place = chance.randrange(len(value))

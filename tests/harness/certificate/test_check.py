@@ -103,6 +103,40 @@ def test_a_view_is_told_by_its_layout_and_has_no_other_name():
             check(replace(found, candidate=replace(found.candidate, calls=calls)))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda call: replace(call, op="aten.exp.default"),
+        lambda call: replace(call, args=(call.args[0], ("1_", 0))),
+        lambda call: replace(call, args=(("0_", call.args[0][1]), call.args[1])),
+    ],
+)
+def test_a_part_of_several_results_is_taken_by_getitem_alone_though_nobody_reads_it(change):
+    step = lambda w, x: ((w + x).sort().indices.numel(), w * x)[1]  # noqa: E731
+    found = certificate_of("sorted", compare(step, step, W, X))
+    [place] = [i for i, call in enumerate(found.candidate.calls) if call.op == "getitem"][:1]
+    calls = list(found.candidate.calls)
+    calls[place] = change(calls[place])
+    with pytest.raises(RejectedError):
+        check(replace(found, candidate=replace(found.candidate, calls=tuple(calls))))
+
+
+def test_a_size_that_depends_on_data_is_told_as_one():
+    count = torch.ones(4, dtype=torch.int64)
+    step = lambda w, x: (w.index_select(0, x.nonzero().view(-1)) * 1.5).sum(0)  # noqa: E731
+    found = certificate_of("open", compare(step, step, W, count))
+    assert check(found) == {"PROVED": 1}
+    calls = found.candidate.calls
+    places = [place for place, call in enumerate(calls) if call.results and not call.results[0].is_closed]
+    assert len(places) > 2
+    for place in places:
+        sizes = tuple(n if isinstance(n, int) else ("size_", *n[1:]) for n in calls[place].value.shape)
+        changed = replace(calls[place], value=replace(calls[place].value, shape=sizes))
+        with pytest.raises(RejectedError):
+            others = (*calls[:place], changed, *calls[place + 1 :])
+            check(replace(found, candidate=replace(found.candidate, calls=others)))
+
+
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
     from harness.prove.rules import RULES
     from tests.harness.prove.test_rules import reassociate

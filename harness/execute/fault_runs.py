@@ -27,8 +27,9 @@ from harness.execute.case_run import CaseRun
 from harness.execute.process import cpu_of_descendants
 from harness.execute.requests import RunAnswer
 from harness.execute.session import Desk
-from harness.localize.blame import call_of, find_culprit
+from harness.localize.blame import find_culprit
 from harness.localize.calls import Call
+from harness.localize.culprit import call_of
 from harness.localize.reference_log import ReferenceLog
 from harness.localize.replay import Replay, archive_of, read_log, read_records
 from harness.localize.search import differing_digests, held_as

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.localize.blame import Culprit, call_of, find_culprit
+from harness.localize.blame import find_culprit
 from harness.localize.calls import Call, Place
+from harness.localize.culprit import Culprit, call_of
 from harness.localize.search import held_as
 from harness.records import Key, Manifest, Record, Recording
 
@@ -447,3 +448,14 @@ def test_a_constant_that_a_pass_put_in_a_value_s_place_is_blamed_and_not_what_re
     assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)
     culprit = blamed(reference, [*candidate[:2], sent._replace(producers=(0,))], "R")
     assert culprit is not None and culprit.call.operator == "reduce_scatter", "no new call made it"
+
+
+def test_a_call_that_was_left_out_is_named_where_backward_computes_its_value_again() -> None:
+    again = call("div x s -> q", BACKWARD)
+    reference = [call("sum x -> s"), call("div x s -> q"), call("mul q k -> y"), again]
+    candidate = [reference[0], call("mul x k -> Y"), again]
+    culprit = blamed(reference, candidate, "Y")
+    assert culprit is not None and (culprit.how, culprit.reference) == ("lacks", 1)
+    late = [reference[0], call("mul x k -> Y"), reference[1], again]
+    culprit = blamed(reference, late, "Y")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 1), "it is made, and not read"

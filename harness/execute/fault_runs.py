@@ -147,8 +147,11 @@ class FaultRuns:
         """Whether the first step of the candidate, without a fault and logged, agrees with the reference's."""
         if self._is_clean_when_logged is None:
             run, folder = self._clean_run(), self._folder / "clean"
-            run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
-            self._is_clean_when_logged = self._first_step(folder)[0].verdict == Verdict.EQUAL
+            try:
+                run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
+                self._is_clean_when_logged = self._first_step(folder)[0].verdict == Verdict.EQUAL
+            except BitproofError:
+                self._is_clean_when_logged = False
         return self._is_clean_when_logged
 
     def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:

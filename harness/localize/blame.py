@@ -131,6 +131,8 @@ def _first_of(sites: set[Site], logs: Sequence[_Log], roots: set[Site]) -> _Pick
 def _loses(logs: Sequence[_Log], picked: _Picked) -> bool:
     """Whether a collective of the reference has no output here, though its input is: a bucket was packed wrong."""
     log = logs[picked.site[0]]
+    if log.is_extra(picked.site[1]):  # what a pass put there is wrong, and no bucket
+        return False
     launched = (known for known in log.reference.log if known.collective and known.outputs)
     return any(log.has_all(known.inputs) and not log.has_all(known.outputs) for known in launched)
 
@@ -216,7 +218,7 @@ class _Log:
         self.reference = reference
         self.collectives = [index for index, call in enumerate(calls) if call.collective]
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
-        self._agrees = [reference.knows(call) for call in calls]
+        self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
         self.trusts_parts = True
         self._bad: list[tuple[int, ...]] = []
@@ -330,6 +332,20 @@ class _Log:
     def is_new(self, index: int) -> bool:
         """Whether the reference never calls such an operator there."""
         return not self.reference.calls(self.calls[index])
+
+    def _changes_nothing(self, index: int) -> bool:
+        """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
+        call = self.calls[index]
+        is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
+        return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
+
+    def is_extra(self, index: int) -> bool:
+        """Whether more calls of its operator are made at its place than the reference makes."""
+        kind = self.calls[index].operator, self.calls[index].place
+        made, due = (
+            [(call.operator, call.place) for call in log].count(kind) for log in (self.calls, self.reference.log)
+        )
+        return made > due
 
     def same_collective(self, turn: int, call: Call) -> int | None:
         """This rank's part in a collective that another rank launched as its turn-th.

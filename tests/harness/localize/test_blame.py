@@ -459,3 +459,15 @@ def test_a_call_that_was_left_out_is_named_where_backward_computes_its_value_aga
     late = [reference[0], call("mul x k -> Y"), reference[1], again]
     culprit = blamed(reference, late, "Y")
     assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 1), "it is made, and not read"
+
+
+def test_a_rank_on_which_a_new_call_changes_nothing_is_not_among_those_to_blame() -> None:
+    reference = [call("mul x w -> a", BACKWARD), reduce_scatter("a -> r")]
+    harmless = [reference[0], call("mul a -> a", BACKWARD), reduce_scatter("a -> R")]
+    wrong = [reference[0], call("mul a -> A", BACKWARD), reduce_scatter("A -> R")]
+    differing = {rank: [("r", "R")] for rank in (0, 1)}
+    culprit = find_culprit([reference, reference], [harmless, wrong], differing)
+    assert culprit is not None and (culprit.ranks, culprit.candidate) == ((1,), 1)
+    replaced = [call("mul x -> x", BACKWARD), reduce_scatter("x -> R")]
+    culprit = find_culprit([reference], [replaced], {0: [("r", "R")]})
+    assert culprit is not None and culprit.candidate == 0, "it stands for another call"

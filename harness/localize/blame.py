@@ -59,6 +59,9 @@ def find_culprit(
     known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
     logs = [_Log(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
     picked = _pick(logs, differing)
+    missing = _missing_for(logs, picked) if picked is not None and picked.reads else None
+    if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
+        return missing
     if picked is None or (picked.reads and _loses(logs, picked)):
         for each in logs:
             each.trusts_parts = False
@@ -75,7 +78,7 @@ def find_culprit(
         index, call, partner, same = constant, log.calls[constant], None, None
     ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
     if partner is not None and same is None:
-        missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs}, index)
+        missing = _missing_for(logs, picked)
         if missing is not None:
             return missing
     how: How = same or ("reads" if partner is not None else "adds")
@@ -135,6 +138,13 @@ def _loses(logs: Sequence[_Log], picked: _Picked) -> bool:
         return False
     launched = (known for known in log.reference.log if known.collective and known.outputs)
     return any(log.has_all(known.inputs) and not log.has_all(known.outputs) for known in launched)
+
+
+def _missing_for(logs: Sequence[_Log], picked: _Picked) -> Culprit | None:
+    """Rule 5, for what the partner of a root reads."""
+    rank, index = picked.site
+    read = logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
+    return _first_missing(logs, {rank: read}, index)
 
 
 def _unlike_arguments(call: Call, partner: Call) -> str:

@@ -471,3 +471,13 @@ def test_a_rank_on_which_a_new_call_changes_nothing_is_not_among_those_to_blame(
     replaced = [call("mul x -> x", BACKWARD), reduce_scatter("x -> R")]
     culprit = find_culprit([reference], [replaced], {0: [("r", "R")]})
     assert culprit is not None and culprit.candidate == 0, "it stands for another call"
+
+
+def test_a_gather_that_nobody_waits_for_is_named_where_another_s_value_is_read_in_its_place() -> None:
+    def gather(text: str) -> Call:
+        return call(f"gather {text}", collective=True)
+
+    reference = [gather("s -> w"), gather("t -> v"), call("mm x w -> a"), call("mm y v -> b")]
+    candidate = [gather("s -> w"), gather("t ->  "), call("mm x w -> a"), call("mm y w -> B")]
+    culprit = blamed(reference, candidate, "B")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("abandons", 1)

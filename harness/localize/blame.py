@@ -305,7 +305,9 @@ class _Log:
 
         What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
         """
-        there = {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs)}
+        made_late = {value for call in self.calls[before:] for value in call.outputs} if before is not None else set()
+        there = self._values - made_late  # what is given to the step is there, whoever reads it when
+        there |= {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs)}
         late = {(value, call.place.direction) for call in self.calls[before:] for value in call.outputs}
 
         def is_missing(value: str) -> bool:

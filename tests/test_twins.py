@@ -68,6 +68,7 @@ ELSEWHERE = {
     "harness/graph/activations.py": ("tests/harness/graph/passes/test_rematerialize.py", "passes alone ask it"),
     "harness/graph/context.py": ("tests/harness/graph/test_pipeline.py", "it holds what the runner hands on"),
     "harness/graph/mixing_rules.py": ("tests/harness/graph/test_mixing.py", "rules are tested by what they decide"),
+    "harness/localize/culprit.py": ("tests/harness/localize/test_blame.py", "blame names it"),
     "harness/localize/packing.py": ("tests/harness/localize/test_blame.py", "blame passes over what packs"),
     "harness/localize/replay.py": ("tests/harness/localize/test_blame.py", "calls are replayed to be blamed"),
     "harness/localize/search.py": ("tests/harness/localize/test_blame.py", "a search ends with a blamed call"),

@@ -27,8 +27,9 @@ from harness.execute.case_run import CaseRun
 from harness.execute.process import cpu_of_descendants
 from harness.execute.requests import RunAnswer
 from harness.execute.session import Desk
-from harness.localize.blame import call_of, find_culprit
+from harness.localize.blame import find_culprit
 from harness.localize.calls import Call
+from harness.localize.culprit import call_of
 from harness.localize.reference_log import ReferenceLog
 from harness.localize.replay import Replay, archive_of, read_log, read_records
 from harness.localize.search import differing_digests, held_as
@@ -147,8 +148,11 @@ class FaultRuns:
         """Whether the first step of the candidate, without a fault and logged, agrees with the reference's."""
         if self._is_clean_when_logged is None:
             run, folder = self._clean_run(), self._folder / "clean"
-            run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
-            self._is_clean_when_logged = self._first_step(folder)[0].verdict == Verdict.EQUAL
+            try:
+                run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
+                self._is_clean_when_logged = self._first_step(folder)[0].verdict == Verdict.EQUAL
+            except BitproofError:
+                self._is_clean_when_logged = False
         return self._is_clean_when_logged
 
     def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:

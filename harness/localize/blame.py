@@ -33,60 +33,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from harness.errors import cut
 from harness.localize.calls import Call
+from harness.localize.culprit import Culprit, How
 from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
 from harness.localize.reference_log import ReferenceLog
-from harness.records import BlamedCall
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
-
-
-How = Literal["computes", "reads", "exchanges", "adds", "lacks", "abandons", "misplaces"]
-
-HOW: dict[How, str] = {
-    "computes": "gives another output from the same inputs",
-    "reads": "reads other inputs, each of them right by itself",
-    "exchanges": "reads the same inputs in another order",
-    "adds": "is a call that the reference does not make",
-    "lacks": "is a call of the reference that the candidate does not make",
-    "abandons": "is launched, and never waited for",
-    "misplaces": "gives what the tensor should hold, right by itself, and another right value stands there",
-}
-
-HOW_ITSELF: dict[How, str] = HOW | {
-    "reads": "reads other inputs, though no operator call before it gave another output",
-    "adds": "is a call that another run of the system does not make",
-    "lacks": "is a call that another run of the system does not make",
-}
-"""The same, where reference and candidate are two runs of one system."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Culprit:
-    """The call to blame, on the lowest of the `ranks` on which it differs.
-
-    `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
-    make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
-    given otherwise; `instead_of` is the operator of the reference's call that it stands for, whose place it then has.
-    """
-
-    how: How
-    call: Call
-    ranks: tuple[int, ...]
-    candidate: int | None
-    reference: int | None
-    arguments: str = ""
-    instead_of: str = ""
-
-    @property
-    def rank(self) -> int:
-        """The lowest of its ranks."""
-        return self.ranks[0]
 
 
 Differing = Mapping[int, Iterable[tuple[str, str]]]
@@ -103,6 +59,9 @@ def find_culprit(
     known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
     logs = [_Log(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
     picked = _pick(logs, differing)
+    missing = _missing_for(logs, picked) if picked is not None and picked.reads else None
+    if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
+        return missing
     if picked is None or (picked.reads and _loses(logs, picked)):
         for each in logs:
             each.trusts_parts = False
@@ -119,7 +78,7 @@ def find_culprit(
         index, call, partner, same = constant, log.calls[constant], None, None
     ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
     if partner is not None and same is None:
-        missing = _first_missing(logs, {first_rank: log.reference.log[partner].inputs})
+        missing = _missing_for(logs, picked)
         if missing is not None:
             return missing
     how: How = same or ("reads" if partner is not None else "adds")
@@ -175,8 +134,17 @@ def _first_of(sites: set[Site], logs: Sequence[_Log], roots: set[Site]) -> _Pick
 def _loses(logs: Sequence[_Log], picked: _Picked) -> bool:
     """Whether a collective of the reference has no output here, though its input is: a bucket was packed wrong."""
     log = logs[picked.site[0]]
+    if log.is_extra(picked.site[1]):  # what a pass put there is wrong, and no bucket
+        return False
     launched = (known for known in log.reference.log if known.collective and known.outputs)
     return any(log.has_all(known.inputs) and not log.has_all(known.outputs) for known in launched)
+
+
+def _missing_for(logs: Sequence[_Log], picked: _Picked) -> Culprit | None:
+    """Rule 5, for what the partner of a root reads."""
+    rank, index = picked.site
+    read = logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
+    return _first_missing(logs, {rank: read}, index)
 
 
 def _unlike_arguments(call: Call, partner: Call) -> str:
@@ -187,9 +155,11 @@ def _unlike_arguments(call: Call, partner: Call) -> str:
     return cut(told, 300)
 
 
-def _first_missing(logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]]) -> Culprit | None:
-    """Rule 5, for values that the candidate should have had, by rank."""
-    found = {rank: logs[rank].first_missing(values) for rank, values in wanted.items()}
+def _first_missing(
+    logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]], before: int | None = None
+) -> Culprit | None:
+    """Rule 5, for values that the candidate should have had, by rank, before some call where that is known."""
+    found = {rank: logs[rank].first_missing(values, before) for rank, values in wanted.items()}
     indices = {rank: index for rank, index in found.items() if index is not None}
     if not indices:
         return None
@@ -217,26 +187,6 @@ def _misplaced(logs: Sequence[_Log], differing: Differing) -> Culprit | None:
     index, rank = min(found)
     call, ranks = logs[rank].calls[index], tuple(sorted({peer for i, peer in found if i == index}))
     return Culprit(how="misplaces", call=call, ranks=ranks, candidate=index, reference=None)
-
-
-def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
-    """What a report says of the call to blame; `told` words what is wrong with it."""
-    call, arguments = culprit.call, culprit.arguments
-    if told is not HOW:  # of two runs of one system
-        arguments = arguments.replace("where the reference has", "where its other run had")
-    return BlamedCall(
-        operator=call.operator,
-        how=told[culprit.how]
-        + (f", with {arguments}" if arguments else "")
-        + (f", in place of {culprit.instead_of}" if culprit.instead_of else ""),
-        module=call.place.module,
-        direction=call.place.direction,
-        chunk=call.place.chunk,
-        node=call.node,
-        source=call.source,
-        rank=culprit.rank,
-        ranks=", ".join(map(str, culprit.ranks)),
-    )
 
 
 def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
@@ -278,7 +228,7 @@ class _Log:
         self.reference = reference
         self.collectives = [index for index, call in enumerate(calls) if call.collective]
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
-        self._agrees = [reference.knows(call) for call in calls]
+        self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
         self.trusts_parts = True
         self._bad: list[tuple[int, ...]] = []
@@ -350,15 +300,28 @@ class _Log:
         earlier = self.bad_producers(index)
         return self.only_packs(index) or (bool(earlier) and all(map(self.only_packs, earlier)))
 
-    def first_missing(self, wanted: Iterable[str]) -> int | None:
-        """In the reference's log, the first call whose output this log has nowhere and whose inputs it has."""
-        pending, seen, found = [value for value in wanted if value not in self._values], set(), []
+    def first_missing(self, wanted: Iterable[str], before: int | None = None) -> int | None:
+        """In the reference's log, the first call whose output this log has nowhere and whose inputs it has.
+
+        What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
+        """
+        made_late = {value for call in self.calls[before:] for value in call.outputs} if before is not None else set()
+        there = self._values - made_late  # what is given to the step is there, whoever reads it when
+        there |= {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs)}
+        late = {(value, call.place.direction) for call in self.calls[before:] for value in call.outputs}
+
+        def is_missing(value: str) -> bool:
+            index = self.reference.producer(value)
+            direction = None if index is None else self.reference.log[index].place.direction
+            return value not in there and (value, direction) not in late
+
+        pending, seen, found = [*filter(is_missing, wanted)], set(), []
         while pending:
             index = self.reference.producer(pending.pop())
             if index is None or index in seen:
                 continue
             seen.add(index)
-            earlier = [value for value in self.reference.log[index].inputs if value not in self._values]
+            earlier = [*filter(is_missing, self.reference.log[index].inputs)]
             pending += earlier
             if not earlier:
                 found.append(index)
@@ -381,6 +344,20 @@ class _Log:
     def is_new(self, index: int) -> bool:
         """Whether the reference never calls such an operator there."""
         return not self.reference.calls(self.calls[index])
+
+    def _changes_nothing(self, index: int) -> bool:
+        """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
+        call = self.calls[index]
+        is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
+        return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
+
+    def is_extra(self, index: int) -> bool:
+        """Whether more calls of its operator are made at its place than the reference makes."""
+        kind = self.calls[index].operator, self.calls[index].place
+        made, due = (
+            [(call.operator, call.place) for call in log].count(kind) for log in (self.calls, self.reference.log)
+        )
+        return made > due
 
     def same_collective(self, turn: int, call: Call) -> int | None:
         """This rank's part in a collective that another rank launched as its turn-th.

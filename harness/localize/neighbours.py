@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.localize.blame import Culprit
 from harness.localize.calls import Call
+from harness.localize.culprit import Culprit
 from harness.localize.reference_log import ReferenceLog
 from harness.records import Neighbour
 

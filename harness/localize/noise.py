@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.compare.verdict import computation_order
-from harness.localize.blame import HOW_ITSELF, Culprit, call_of, find_culprit
+from harness.localize.blame import find_culprit
 from harness.localize.calls import Call
+from harness.localize.culprit import HOW_ITSELF, Culprit, call_of
 from harness.localize.replay import (
     OUTPUT,
     OutputSite,

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from harness.compare.bits import ComparedBits
 from harness.errors import BitproofError
-from harness.localize.blame import Culprit, call_of, find_culprit
+from harness.localize.blame import find_culprit
 from harness.localize.calls import Call
+from harness.localize.culprit import Culprit, call_of
 from harness.localize.neighbours import neighbours_of
 from harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
 from harness.localize.strangers import Strangers, find_strangers

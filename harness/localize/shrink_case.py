@@ -28,7 +28,7 @@ from harness.case import DIM_MULTIPLE, Case, Parallelism
 from harness.disturb.faults import check_fault, parse_fault
 from harness.errors import UsageError
 from harness.graph.options import check_extra_passes
-from harness.localize.blame import HOW
+from harness.localize.culprit import HOW
 from harness.records import CaseResult, Verdict
 from harness.systems.registry import BUILT_IN
 

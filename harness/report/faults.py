@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -166,10 +167,10 @@ def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], ca
     """A page with the scores by family in place of what it had between BEGIN and END, and all that was not as it
     should be; None where it has no such place. `call` is the command that found it.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
+    place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)  # a page may speak of them, too
+    if place is None:
         return None
+    before, after = page[: place.start()], page[place.end() :]
     machine = f"torch {environment.get('torch')}, {environment.get('cpu') or environment.get('machine') or 'a CPU'}"
     cost = "" if found.cpu_seconds is None else f", {found.cpu_seconds / 60:.1f} minutes of CPU"
     cost += f", in {found.calls} calls" if found.calls > 1 else ""
@@ -181,7 +182,7 @@ def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], ca
     for title, chosen in _odd(found.outcomes).items():
         if chosen:
             lines += ["", f"{title[0].upper()}{title[1:]}:", "", *(f"- {line_of(outcome)}" for outcome in chosen)]
-    return "\n".join([before + begin, "", *lines, "", end + after])
+    return "\n".join([before + BEGIN, "", *lines, "", END + after])
 
 
 def _as_expected(outcome: FaultOutcome) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.localize.blame import Culprit, call_of, find_culprit
+from harness.localize.blame import find_culprit
 from harness.localize.calls import Call, Place
+from harness.localize.culprit import Culprit, call_of
 from harness.localize.search import held_as
 from harness.records import Key, Manifest, Record, Recording
 
@@ -447,3 +448,36 @@ def test_a_constant_that_a_pass_put_in_a_value_s_place_is_blamed_and_not_what_re
     assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)
     culprit = blamed(reference, [*candidate[:2], sent._replace(producers=(0,))], "R")
     assert culprit is not None and culprit.call.operator == "reduce_scatter", "no new call made it"
+
+
+def test_a_call_that_was_left_out_is_named_where_backward_computes_its_value_again() -> None:
+    again = call("div x s -> q", BACKWARD)
+    reference = [call("sum x -> s"), call("div x s -> q"), call("mul q k -> y"), again]
+    candidate = [reference[0], call("mul x k -> Y"), again]
+    culprit = blamed(reference, candidate, "Y")
+    assert culprit is not None and (culprit.how, culprit.reference) == ("lacks", 1)
+    late = [reference[0], call("mul x k -> Y"), reference[1], again]
+    culprit = blamed(reference, late, "Y")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 1), "it is made, and not read"
+
+
+def test_a_rank_on_which_a_new_call_changes_nothing_is_not_among_those_to_blame() -> None:
+    reference = [call("mul x w -> a", BACKWARD), reduce_scatter("a -> r")]
+    harmless = [reference[0], call("mul a -> a", BACKWARD), reduce_scatter("a -> R")]
+    wrong = [reference[0], call("mul a -> A", BACKWARD), reduce_scatter("A -> R")]
+    differing = {rank: [("r", "R")] for rank in (0, 1)}
+    culprit = find_culprit([reference, reference], [harmless, wrong], differing)
+    assert culprit is not None and (culprit.ranks, culprit.candidate) == ((1,), 1)
+    replaced = [call("mul x -> x", BACKWARD), reduce_scatter("x -> R")]
+    culprit = find_culprit([reference], [replaced], {0: [("r", "R")]})
+    assert culprit is not None and culprit.candidate == 0, "it stands for another call"
+
+
+def test_a_gather_that_nobody_waits_for_is_named_where_another_s_value_is_read_in_its_place() -> None:
+    def gather(text: str) -> Call:
+        return call(f"gather {text}", collective=True)
+
+    reference = [gather("s -> w"), gather("t -> v"), call("mm x w -> a"), call("mm y v -> b")]
+    candidate = [gather("s -> w"), gather("t ->  "), call("mm x w -> a"), call("mm y w -> B")]
+    culprit = blamed(reference, candidate, "B")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("abandons", 1)

@@ -13,9 +13,10 @@ from torch import Tensor
 from cases.chunking import transformer_batch
 from harness.capture.digest import digest
 from harness.case import Case, Parallelism
-from harness.localize.blame import Culprit, find_culprit
+from harness.localize.blame import find_culprit
 from harness.localize.call_log import logged
 from harness.localize.calls import Call, calls_from_text, calls_to_text
+from harness.localize.culprit import Culprit
 from harness.systems.graph import GraphProgram, make_graph_system, prepare
 from reference.parallel.mesh import Mesh
 from reference.step import Trainer, make_eager

@@ -14,9 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from harness.capture.digest import digest
 from harness.case import Parallelism
-from harness.localize.blame import Culprit, find_culprit
+from harness.localize.blame import find_culprit
 from harness.localize.call_log import logged
 from harness.localize.calls import calls_from_text, calls_to_text
+from harness.localize.culprit import Culprit
 from reference.parallel.mesh import Mesh
 from tests.ranks import on_ranks
 

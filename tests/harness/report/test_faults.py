@@ -130,11 +130,12 @@ def test_a_call_takes_over_what_this_code_judged_and_nothing_of_other_code():
 
 
 def test_a_page_gets_the_table_between_its_marks_and_one_without_marks_gets_none():
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    page = f"before, of {BEGIN} and {END}\n{BEGIN}\nold\n{END}\nafter\n"
     found = FaultsFound(outcomes=[KILLED, SURVIVED], cpu_seconds=90.0)
     text = table_into(page, found, {"torch": "2.13.0", "cpu": "a processor"}, "bitproof faults")
     assert text.startswith(
-        f"before\n{BEGIN}\n\n`bitproof faults`, on torch 2.13.0, a processor, 1.5 minutes of CPU: 1 of 2"
+        f"before, of {BEGIN} and {END}\n{BEGIN}\n\n"
+        "`bitproof faults`, on torch 2.13.0, a processor, 1.5 minutes of CPU: 1 of 2"
     )
     assert text.endswith(f"\n\n{END}\nafter\n") and "old" not in text
     assert "| numerics | 2 | 1 of 2 (50%) |" in text and "Survivors:\n\n- quiet in moe_seq: survived" in text

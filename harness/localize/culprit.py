@@ -1,0 +1,72 @@
+"""The call to blame, and how a report words it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.localize.calls import Call
+from harness.records import BlamedCall
+
+How = Literal["computes", "reads", "exchanges", "adds", "lacks", "abandons", "misplaces"]
+
+HOW: dict[How, str] = {
+    "computes": "gives another output from the same inputs",
+    "reads": "reads other inputs, each of them right by itself",
+    "exchanges": "reads the same inputs in another order",
+    "adds": "is a call that the reference does not make",
+    "lacks": "is a call of the reference that the candidate does not make",
+    "abandons": "is launched, and never waited for",
+    "misplaces": "gives what the tensor should hold, right by itself, and another right value stands there",
+}
+
+HOW_ITSELF: dict[How, str] = HOW | {
+    "reads": "reads other inputs, though no operator call before it gave another output",
+    "adds": "is a call that another run of the system does not make",
+    "lacks": "is a call that another run of the system does not make",
+}
+"""The same, where reference and candidate are two runs of one system."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """The call to blame, on the lowest of the `ranks` on which it differs.
+
+    `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
+    make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
+    given otherwise; `instead_of` is the operator of the reference's call that it stands for, whose place it then has.
+    """
+
+    how: How
+    call: Call
+    ranks: tuple[int, ...]
+    candidate: int | None
+    reference: int | None
+    arguments: str = ""
+    instead_of: str = ""
+
+    @property
+    def rank(self) -> int:
+        """The lowest of its ranks."""
+        return self.ranks[0]
+
+
+def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
+    """What a report says of the call to blame; `told` words what is wrong with it."""
+    call, arguments = culprit.call, culprit.arguments
+    if told is not HOW:  # of two runs of one system
+        arguments = arguments.replace("where the reference has", "where its other run had")
+    return BlamedCall(
+        operator=call.operator,
+        how=told[culprit.how]
+        + (f", with {arguments}" if arguments else "")
+        + (f", in place of {culprit.instead_of}" if culprit.instead_of else ""),
+        module=call.place.module,
+        direction=call.place.direction,
+        chunk=call.place.chunk,
+        node=call.node,
+        source=call.source,
+        rank=culprit.rank,
+        ranks=", ".join(map(str, culprit.ranks)),
+    )

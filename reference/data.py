@@ -107,9 +107,7 @@ class TextStream:
                 f"({sum(map(len, documents))} bytes in all)",
                 fix="choose a larger data file, fewer ranks or a smaller batch",
             )
-        self.tokens_N = torch.tensor(
-            [token for document in own for token in (DOCUMENT_START, *document)], dtype=torch.int64, device="cpu"
-        )
+        self.tokens_N = _tokens_of(own)
         self.positions_N = _positions_within(own) if batch.data == ADVERSARIAL else None
 
     def step(self, step: int) -> Step:
@@ -122,6 +120,16 @@ class TextStream:
         if self.positions_N is not None:
             positions_BS = self.positions_N[where[:-1]].view(rows, seq_len)
         return Step(window[:-1].view(rows, seq_len), window[1:].view(rows, seq_len), positions_BS)
+
+
+def _tokens_of(documents: Sequence[bytes]) -> Tensor:
+    """The documents' bytes as tokens, a DOCUMENT_START before each: int64, (N,)."""
+    tokens_N = torch.frombuffer(
+        bytearray(b"".join(b"\0" + document for document in documents)), dtype=torch.uint8
+    ).long()
+    lengths = torch.tensor([0, *(len(document) + 1 for document in documents[:-1])])
+    tokens_N[lengths.cumsum(0)] = DOCUMENT_START
+    return tokens_N
 
 
 def _positions_within(documents: Sequence[bytes]) -> Tensor:

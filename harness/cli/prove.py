@@ -34,6 +34,9 @@ def prove_command(
     flavor: Annotated[str | None, typer.Option(help="Another size of the model, such as debugmodel.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Another number of layers.")] = None,
     world_size: WorldSize = None,
+    precompiled: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Take the candidate's graph from this precompiled step.")
+    ] = None,
     certificate: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write each case's certificate into a folder of this one.")
     ] = None,
@@ -58,8 +61,16 @@ def prove_command(
     from harness.commands.prove import prove
 
     asked = case_file is not None or asks_for(expression)
-    told = prove(cases, tuple(extra_pass or ()), asked=asked, as_json=as_json, as_table=as_table, folder=certificate)
-    raise typer.Exit(told)
+    status = prove(
+        cases,
+        tuple(extra_pass or ()),
+        asked=asked,
+        as_json=as_json,
+        as_table=as_table,
+        folder=certificate,
+        precompiled=precompiled,
+    )
+    raise typer.Exit(status)
 
 
 def _resized(case: Case, flavor: str | None, layers: int | None, until: str | None) -> Case:

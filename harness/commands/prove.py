@@ -29,15 +29,23 @@ def prove(
     as_json: bool = False,
     as_table: bool = False,
     folder: Path | None = None,
+    precompiled: Path | None = None,
 ) -> int:
     """Prove cases, print what was found, and return the exit status.
 
     0 where each case's answer is the one that it expects: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 where one is
     not, 3 where one is REFUSED, or was asked for and cannot be tried. Without a selection (`asked`), cases that
     cannot be tried are told and do not count. What is found is told in lines, as JSON, or as rows of a table.
-    Certificates of cases that were tried go into folders of `folder`. Raises UsageError when the call is wrong, before
+    Certificates of cases that were tried go into folders of `folder`. With `precompiled`, candidates are the step that
+    this folder holds, which is refused where a run would refuse it. Raises UsageError when the call is wrong, before
     anything is traced.
     """
+    if precompiled is not None and extra_passes:
+        raise UsageError(
+            "--extra-pass is about passes, and none runs over a precompiled step",
+            expected="one of --extra-pass and --precompiled",
+            found=f"--extra-pass {extra_passes[0]}",
+        )
     for case in cases:
         if why_not(case) is None:
             check_extra_passes(extra_passes, case)
@@ -45,7 +53,7 @@ def prove(
     if as_table:
         print("\n".join(_table_head()), flush=True)
     for case in cases:
-        result = _proved(case, GraphOptions(extra_passes=extra_passes))
+        result = _proved(case, GraphOptions(extra_passes=extra_passes), precompiled)
         found.append(result)
         if folder is not None and result.proof is not None:
             write_certificate(certificate_of(case.name, result.proof), folder / case.name)
@@ -63,9 +71,9 @@ def prove(
     return status
 
 
-def _proved(case: Case, options: GraphOptions) -> CaseProof:
+def _proved(case: Case, options: GraphOptions, precompiled: Path | None) -> CaseProof:
     try:
-        return prove_case(case, options)
+        return prove_case(case, options, precompiled=precompiled)
     except UsageError:
         raise
     except BitproofError as error:

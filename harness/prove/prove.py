@@ -15,20 +15,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import TRACED, Case
+from harness.case import PRECOMPILED, PREPARED, Case
 from harness.certificate.data import Graph
 from harness.graph.collector import collector_paused
 from harness.graph.groups import GroupTable
 from harness.graph.options import GraphOptions
 from harness.graph.trace import StepGraph
+from harness.machine.determinism import set_determinism
 from harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
 from harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
 from harness.prove.export import RefusedError, export_graph
+from harness.prove.precompiled import precompiled_step
 from harness.prove.terms import Rule
 from harness.systems.autoplace import placed_case
 from harness.systems.graph import read_inputs, step_graph
@@ -40,7 +43,7 @@ MOST_RANKS = 16
 
 OTHER_BITS = "its term, computed on random inputs, gives OTHER BITS than the graphs: a defect of bitproof"
 
-KNOWN_SYSTEMS = ("eager", "eager_chunked", *TRACED)
+KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
 
 @dataclass(frozen=True)
@@ -83,24 +86,30 @@ def prove_case(
     options: GraphOptions | None = None,
     *,
     device: torch.device | None = None,
+    precompiled: Path | None = None,
     evaluate: bool = True,
     rules: dict[str, list[Rule]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CaseProof:
     """Prove one case on tensors of `device`, by default the CPU; `options` bring passes into the candidate's graph.
 
-    `seconds` of what is returned are those of `clock`.
+    With `precompiled` the candidate is the step that this folder holds. `seconds` of what is returned are those of
+    `clock`. This process is deterministic from then on, as a run's are: by that torch chooses operators.
 
-    Raises what tracing and passes raise. What cannot be understood is part of the answer.
+    Raises what tracing and passes raise, and ArtifactError. What cannot be understood is part of the answer.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(case, NOT_TRIED, reason=reason)
+    set_determinism(case.seed)
     case = placed_case(case)
     device = device or torch.device("cpu")
     laps = _Laps(clock)
     reference = _traced_reference(_of_the_reference(case), device)
     laps.lap("reference")
-    candidate, candidate_groups = step_graph(case, case.candidate, device, options or GraphOptions())
+    if precompiled is None:
+        candidate, candidate_groups = _graph_of(case, case.candidate, device, options or GraphOptions())
+    else:
+        candidate, candidate_groups = precompiled_step(case, case.candidate, device, precompiled)
     laps.lap("candidate")
     try:
         _check_alike(reference.step, candidate)
@@ -162,7 +171,14 @@ class _Reference:
 @functools.lru_cache(maxsize=6)
 def _traced_reference(case: Case, device: torch.device) -> _Reference:
     """A case's reference; whole steps are large, so few are kept."""
-    return _Reference(*step_graph(case, case.reference, device, GraphOptions()))
+    return _Reference(*_graph_of(case, case.reference, device, GraphOptions()))
+
+
+def _graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
+    """A system's step as it is known now, and the groups that it names."""
+    return (
+        precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
+    )
 
 
 def _check_alike(reference: StepGraph, candidate: StepGraph) -> None:

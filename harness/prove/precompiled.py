@@ -1,0 +1,37 @@
+"""A precompiled step as a proof takes it: as its file has it, so that what is proved is what ranks would read.
+
+No compiled code is loaded. Of a step that a backend compiles there is nothing to prove: `prove.why_not` says so.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from harness.case import GRAPH, PRECOMPILED, Case
+from harness.graph.groups import GroupTable
+from harness.graph.trace import StepGraph
+from harness.precompile.artifact import precompile, read_program
+from harness.systems.graph import group_table
+from reference.parallel.mesh import Mesh
+from reference.step import StepInputs
+
+
+def precompiled_step(
+    case: Case, system: str, device: torch.device, folder: Path | None = None
+) -> tuple[StepGraph, GroupTable]:
+    """The graph that a folder's file says, and the groups that it names. Determinism switches are set before.
+
+    Where no folder is named, the step is made now, and goes through a file as it does before a run, which is removed.
+    Raises ArtifactError for a file that a run would refuse, and what precompiling raises.
+    """
+    made_as = GRAPH if system == PRECOMPILED else system
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="bitproof-prove-") as made:
+            precompile(case, made_as, device, Path(made))
+            return precompiled_step(case, system, device, Path(made))
+    program = read_program(folder, case, made_as, device)
+    step = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
+    return step, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})

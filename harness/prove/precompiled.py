@@ -14,9 +14,7 @@ from harness.case import GRAPH, PRECOMPILED, Case
 from harness.graph.groups import GroupTable
 from harness.graph.trace import StepGraph
 from harness.precompile.artifact import precompile, read_program
-from harness.systems.graph import group_table
-from reference.parallel.mesh import Mesh
-from reference.step import StepInputs
+from harness.systems.graph import graph_of_program
 
 
 def precompiled_step(
@@ -32,6 +30,4 @@ def precompiled_step(
         with tempfile.TemporaryDirectory(prefix="bitproof-prove-") as made:
             precompile(case, made_as, device, Path(made))
             return precompiled_step(case, system, device, Path(made))
-    program = read_program(folder, case, made_as, device)
-    step = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
-    return step, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
+    return graph_of_program(case, read_program(folder, case, made_as, device))

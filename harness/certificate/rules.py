@@ -149,11 +149,9 @@ def _slots(t: Terms, place: int) -> list[Window]:
 
 
 def cat_of_nothing(t: Terms, term: Term) -> int | None:
-    """Parts without elements are left out; one part alone is the whole."""
-    kept = tuple(x for x in term[1] if t.shape(x)[term[2]])
-    if len(kept) == 1:
-        return kept[0]
-    return t.find("cat", kept, term[2]) if kept and kept != term[1] else None
+    """Parts without elements are left out, all but one where none has any; one part alone is the whole."""
+    kept = tuple(x for x in term[1] if t.shape(x)[term[2]]) or term[1][:1]
+    return kept[0] if len(kept) == 1 else t.find("cat", kept, term[2]) if kept != term[1] else None
 
 
 def cat_of_cat(t: Terms, term: Term) -> int | None:

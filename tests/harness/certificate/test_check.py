@@ -87,6 +87,24 @@ def test_what_was_refused_is_refused_by_the_checker_too():
         check(replace(found, answers=claimed))
 
 
+def test_what_was_written_in_flight_is_refused_by_the_checker_too_though_nobody_reads_it():
+    def step(write):
+        def run(w, x):
+            y = w * x
+            launch = c10d.all_gather_into_tensor(y, 2, "pairs")
+            if write:
+                y.neg_()
+            return c10d.wait_tensor(launch) * 1.5
+
+        return run
+
+    assert check(certificate_of("read", compare(step(False), step(False), W, X))) == {"PROVED": 1}
+    found = certificate_of("written", compare(step(False), step(True), W, X))
+    assert check(found) == {"REFUSED": 1}
+    with pytest.raises(RejectedError, match="outputs and answers differ: out 0 is REFUSED"):
+        check(replace(found, answers=(("out 0", "PROVED"),)))
+
+
 def test_a_view_is_told_by_its_layout_and_has_no_other_name():
     step = lambda w, x: w[1:3] * x[1:3]  # noqa: E731
     found = certificate_of("rows", compare(step, step, W, X))

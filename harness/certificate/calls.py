@@ -135,7 +135,7 @@ class Walk:
     def _view(self, call: Call, args: Mapping[str, Any], place: int | None, x: Tensor) -> Any:
         """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own. Where
         a size depends on data (`place` is None then) the operator's name says what is shown."""
-        if any(y.dtype != x.dtype for y in call.results):
+        if any(y.dtype != x.dtype for y in call.results) or (call.op in WAITS and call.value != x):
             raise RefusedError
         if place is None and call.op in RESHAPES:
             return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})

@@ -155,6 +155,20 @@ def test_a_size_that_depends_on_data_is_told_as_one():
             check(replace(found, candidate=replace(found.candidate, calls=others)))
 
 
+def test_what_is_waited_for_lies_as_it_was_launched_also_where_a_size_depends_on_data():
+    rows = lambda w, x: w.index_select(0, x.nonzero().view(-1))  # noqa: E731
+    step = lambda w, x: c10d.wait_tensor(c10d.all_reduce(rows(w, x), "sum", "pairs")).sum(0)  # noqa: E731
+    found = certificate_of("open", compare(step, step, W, torch.ones(4, dtype=torch.int64)))
+    assert check(found) == {"PROVED": 1}
+    calls = found.candidate.calls
+    [place] = [place for place, call in enumerate(calls) if "all_reduce" in call.op]
+    value = calls[place].value
+    assert (value.is_closed, value.shape[1], calls[place + 1].value) == (False, 6, value)
+    changed = replace(calls[place], value=replace(value, shape=(value.shape[0], 8)))
+    with pytest.raises(RejectedError):
+        check(replace(found, candidate=replace(found.candidate, calls=(*calls[:place], changed, *calls[place + 1 :]))))
+
+
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
     from harness.prove.rules import RULES
     from tests.harness.prove.test_rules import reassociate

@@ -1,7 +1,7 @@
 """One case, proved: its two systems' graphs, every output's answer, and the check that the answers mean something.
 
 1. Take the reference's step and the candidate's finished graph, or a prefix of its column, traced once, with no ranks:
-   groups come from the table that passes use. One that is precompiled is written into a file and read back.
+   groups come from the table that passes use.
 2. Write both down as data, from fake values computed anew.
 3. Compare them, output by output.
 4. Compute every PROVED output's term on random inputs, and both graphs: an output with other bits is no proof, and is
@@ -11,31 +11,27 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import GRAPH, PRECOMPILED, TRACED, Case
+from harness.case import TRACED, Case
 from harness.certificate.data import Graph
-from harness.errors import UsageError
 from harness.graph.collector import collector_paused
 from harness.graph.groups import GroupTable
 from harness.graph.options import GraphOptions
 from harness.graph.trace import StepGraph
-from harness.precompile.artifact import precompile, read_program
 from harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
 from harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
 from harness.prove.export import RefusedError, export_graph
 from harness.prove.terms import Rule
 from harness.systems.autoplace import placed_case
-from harness.systems.graph import program_step, read_inputs, step_graph
+from harness.systems.graph import read_inputs, step_graph
 
 MOST_ELEMENTS = 20_000_000
 """Elements of a step's parameters beyond which terms are not computed."""
@@ -70,8 +66,8 @@ NOT_TRIED = "NOT TRIED"
 
 def why_not(case: Case) -> str | None:
     """Why a case cannot be proved at all, in words; None where it can be tried."""
-    for system, known in ((case.reference, KNOWN_SYSTEMS), (case.candidate, (*KNOWN_SYSTEMS, PRECOMPILED))):
-        if system not in known:
+    for system in (case.reference, case.candidate):
+        if system not in KNOWN_SYSTEMS:
             return f"system {system} is not known as a graph"
     if case.pipeline.backend != "fx" and case.pipeline.until is None:
         return (
@@ -99,20 +95,12 @@ def prove_case(
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(case, NOT_TRIED, reason=reason)
-    options = options or GraphOptions()
-    if case.candidate == PRECOMPILED and options.extra_passes:
-        raise UsageError(
-            "--extra-pass is about passes, and none runs over a precompiled step",
-            expected="a step that is traced where it runs",
-            found=", ".join(options.extra_passes),
-            fix="leave it out, or prove the candidate graph",
-        )
     case = placed_case(case)
     device = device or torch.device("cpu")
     laps = _Laps(clock)
     reference = _traced_reference(_of_the_reference(case), device)
     laps.lap("reference")
-    candidate, candidate_groups = _candidate_step(case, device, options)
+    candidate, candidate_groups = step_graph(case, case.candidate, device, options or GraphOptions())
     laps.lap("candidate")
     try:
         _check_alike(reference.step, candidate)
@@ -175,15 +163,6 @@ class _Reference:
 def _traced_reference(case: Case, device: torch.device) -> _Reference:
     """A case's reference; whole steps are large, so few are kept."""
     return _Reference(*step_graph(case, case.reference, device, GraphOptions()))
-
-
-def _candidate_step(case: Case, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
-    """The candidate's graph as ranks run it: where they read it from a file, as it comes back from one."""
-    if case.candidate != PRECOMPILED:
-        return step_graph(case, case.candidate, device, options)
-    with tempfile.TemporaryDirectory() as folder:
-        precompile(case, GRAPH, device, Path(folder))
-        return program_step(read_program(Path(folder), case, GRAPH, device), case)
 
 
 def _check_alike(reference: StepGraph, candidate: StepGraph) -> None:

@@ -279,16 +279,19 @@ def step_graph(
     Raises what `prepare` raises, and UsageError for a system that is not known as a graph.
     """
     case = placed_case(case)
+    mesh = Mesh(0, case.parallelism)
+    groups = group_table(mesh)
     case = case if observed else replace(case, observe=())
     if system in TRACED:
-        return program_step(prepare(case, device, options, system=system), case)
+        program = prepare(case, device, options, system=system)
+        graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
+        return graph, GroupTable({**groups.groups, **program.groups})
     if system not in ("eager", "eager_chunked"):
         raise UsageError(
             f"system {system} is not known as a graph",
             expected=f"{', '.join(TRACED)}, eager or eager_chunked",
             found=system,
         )
-    mesh = Mesh(0, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"))
     if system == "eager_chunked":
         assert case.chunking is not None, "Case refuses eager_chunked without chunking"
@@ -302,14 +305,7 @@ def step_graph(
         device=device,
     )
     forget_device_index(graph.module, device)
-    return graph, group_table(mesh)
-
-
-def program_step(program: GraphProgram, case: Case) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph as a step, and the groups that it names."""
-    groups = group_table(Mesh(0, case.parallelism))
-    graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
-    return graph, GroupTable({**groups.groups, **program.groups})
+    return graph, groups
 
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:

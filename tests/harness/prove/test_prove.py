@@ -4,11 +4,9 @@ import functools
 from dataclasses import replace
 
 import pytest
-import torch
 
 from cases import CASES
 from harness.case import Parallelism, Precision
-from harness.errors import UsageError
 from harness.graph.options import GraphOptions
 from harness.prove import prove
 from harness.prove.answers import prove_graphs
@@ -115,29 +113,6 @@ def test_a_defect_of_a_users_pass_is_not_proved(tmp_path):
     )
     found = prove_case(small("moe_seq"), GraphOptions(extra_passes=(f"{file}:double",)), evaluate=False)
     assert found.verdict == "NOT PROVED"
-
-
-@pytest.mark.slow
-def test_a_precompiled_step_is_proved_as_it_comes_back_from_its_file(monkeypatch):
-    case = small("precompiled_experts_seq", reference="eager_chunked")
-    found = prove_case(case, evaluate=False)
-    assert (found.verdict, found.proof.count("PROVED")) == ("PROVED", 19)
-    read = prove.read_program
-
-    def damaged(*args):
-        program = read(*args)
-        adds = [node for node in program.module.graph.nodes if node.target is torch.ops.aten.add.Tensor]
-        adds[-1].args = (adds[-1].args[0], adds[-1].args[0])
-        return program
-
-    monkeypatch.setattr(prove, "read_program", damaged)
-    assert prove_case(case, evaluate=False).verdict == "NOT PROVED"
-
-
-def test_passes_over_a_precompiled_step_are_refused_before_anything_is_traced(monkeypatch):
-    monkeypatch.setattr(prove, "_traced_reference", None)
-    with pytest.raises(UsageError, match="none runs over a precompiled step"):
-        prove_case(small("precompiled_experts_seq"), GraphOptions(extra_passes=("mine.py:mine",)))
 
 
 def test_any_prefix_of_the_column_can_be_proved():

@@ -192,7 +192,7 @@ def exact_in_order(t: Terms, term: Term) -> int | None:
 
 def exact_of_cat(t: Terms, term: Term) -> int | None:
     """The operator on each part of its first concatenation, and on what stands there in its other operands."""
-    place = next(x for x in term[4] if t.terms[x][0] == "cat")
+    place, *_ = (x for x in term[4] if t.terms[x][0] == "cat")
     pieces = (tuple(t.view(x, w) for x in term[4]) for w in _slots(t, place))
     return t.find("cat", tuple(t.find(*term[:4], operands) for operands in pieces), t.terms[place][2])
 

@@ -15,7 +15,7 @@ from harness import certificate as certificates
 from harness.certificate.check import check
 from harness.certificate.data import Step
 from harness.certificate.files import read_certificate
-from harness.certificate.rules import RejectedError, Terms
+from harness.certificate.rules import RULES, RejectedError, Terms, rejecting
 from harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.prove.graphs import aten, c10d, compare, randn
@@ -170,10 +170,10 @@ def test_what_is_waited_for_lies_as_it_was_launched_also_where_a_size_depends_on
 
 
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
-    from harness.prove.rules import RULES
+    from harness.prove import rules
     from tests.harness.prove.test_rules import reassociate
 
-    unsound = RULES | {"exact": [reassociate, *RULES["exact"]]}
+    unsound = rules.RULES | {"exact": [reassociate, *rules.RULES["exact"]]}
     proof = compare(lambda w, x: (w + x) + w, lambda w, x: w + (x + w), W, X, rules=unsound)
     assert proof.verdict == "PROVED"
     with pytest.raises(RejectedError, match="reassociate"):
@@ -250,6 +250,17 @@ def test_neighbours_are_one_window_where_the_hint_says(first, holds):
     else:
         with pytest.raises(RejectedError):
             terms.add(joined)
+
+
+def test_a_rule_that_says_nothing_of_a_term_rewrites_it_to_nothing():
+    terms = Terms()
+    for name in "ab":
+        terms.add(Step(("input", name, "float32", (4, 6)), "", len(terms.terms)))
+    plain = Step(("exact", "sub", "float32", "cpu", (1, 0)), "", 2)
+    for rule in RULES:
+        with pytest.raises(RejectedError), rejecting():
+            terms.add(replace(plain, rule=rule, equals=0))
+    terms.add(plain)
 
 
 def test_an_assumption_that_a_rule_rests_on_must_be_told(certificate):

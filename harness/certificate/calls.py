@@ -60,7 +60,7 @@ class Walk:
         except RefusedError:
             if call.random:
                 self.generator = ("fresh", self.side, index, "generator", ())
-        if call.writes or (value is None and call.op.startswith("higher_order.")):
+        if call.writes or (value is None and (call.value is None or call.op.startswith("higher_order."))):
             self._overwrite(call, value)
         self.values.append(value)
         for x, place in zip(_listed(call.value), _listed(value), strict=False):
@@ -135,7 +135,7 @@ class Walk:
     def _view(self, call: Call, args: Mapping[str, Any], place: int | None, x: Tensor) -> Any:
         """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own. Where
         a size depends on data (`place` is None then) the operator's name says what is shown."""
-        if any(y.dtype != x.dtype for y in call.results):
+        if any(y.dtype != x.dtype for y in call.results) or (call.op in WAITS and call.value != x):
             raise RefusedError
         if place is None and call.op in RESHAPES:
             return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})
@@ -270,10 +270,11 @@ class Walk:
 
     def _overwrite(self, call: Call, value: int | None) -> None:
         """Names for exactly what was written get the new value, others for that memory are stale; all where the call
-        is refused, which may have written whatever it reads."""
+        is refused, which may have written whatever it reads, and what is on its way there is stale then, too."""
         written = [call] if value is not None else [self.graph.calls[read] for read in call.reads]
         for target in (x for several in written for x in several.results):
-            for owner in self.owners.get(target.storage, ()):
+            flying = (launch for launch, storages in self.flying.items() if target.storage in storages)
+            for owner in (*self.owners.get(target.storage, ()), *flying):
                 if value is None or self.graph.calls[owner].value != target:
                     self.stale.add(owner)
                 elif self.values[owner] is not None:

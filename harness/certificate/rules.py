@@ -149,11 +149,9 @@ def _slots(t: Terms, place: int) -> list[Window]:
 
 
 def cat_of_nothing(t: Terms, term: Term) -> int | None:
-    """Parts without elements are left out; one part alone is the whole."""
-    kept = tuple(x for x in term[1] if t.shape(x)[term[2]])
-    if len(kept) == 1:
-        return kept[0]
-    return t.find("cat", kept, term[2]) if kept and kept != term[1] else None
+    """Parts without elements are left out, all but one where none has any; one part alone is the whole."""
+    kept = tuple(x for x in term[1] if t.shape(x)[term[2]]) or term[1][:1]
+    return kept[0] if len(kept) == 1 else t.find("cat", kept, term[2]) if kept != term[1] else None
 
 
 def cat_of_cat(t: Terms, term: Term) -> int | None:
@@ -194,7 +192,7 @@ def exact_in_order(t: Terms, term: Term) -> int | None:
 
 def exact_of_cat(t: Terms, term: Term) -> int | None:
     """The operator on each part of its first concatenation, and on what stands there in its other operands."""
-    place = next(x for x in term[4] if t.terms[x][0] == "cat")
+    place, *_ = (x for x in term[4] if t.terms[x][0] == "cat")
     pieces = (tuple(t.view(x, w) for x in term[4]) for w in _slots(t, place))
     return t.find("cat", tuple(t.find(*term[:4], operands) for operands in pieces), t.terms[place][2])
 

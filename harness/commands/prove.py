@@ -63,7 +63,9 @@ def prove(
     tried = [result for result in found if result.proof is not None]
     if as_json:
         print(json.dumps({"schema": 1, "exit_status": status, "cases": [_data(result) for result in found]}, indent=1))
-    elif tried and not as_table:
+    elif as_table:
+        print("\n".join(_reasons(found)), end="")
+    elif tried:
         listed = dict.fromkeys(text for result in tried for text in _assumed(result))
         print(
             "\n".join(["", "This assumes, besides what docs/proving.md says of tracing:", *(f"- {x}" for x in listed)])
@@ -140,6 +142,17 @@ def _row(result: CaseProof) -> str:
     model = f"{case.model.family} {case.model.flavor}"
     cells = case.name, model, case.parallelism.world_size, *numbers, computed, result.verdict, case.expected
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def _reasons(results: Sequence[CaseProof]) -> list[str]:
+    """What stands below the rows: why cases were not tried, or something of them refused, a line a reason."""
+    cases: dict[str, dict[str, None]] = {}
+    for result in results:
+        answers = result.proof.answers if result.proof else ()
+        reasons = [result.reason, *(answer.reason for answer in answers)]
+        for reason in filter(None, reasons):
+            cases.setdefault(f"{result.verdict}: {reason.splitlines()[0]}", {})[result.case.name] = None
+    return ["", *(f"- {reason}: {', '.join(names)}" for reason, names in cases.items()), ""] if cases else []
 
 
 def _data(result: CaseProof) -> dict[str, object]:

@@ -299,8 +299,9 @@ class Canonicalizer:
         self.memory.refuse_stale(index, reader)
 
     def _distrust(self, index: int, call: Call) -> None:
-        """A refused call may have written whatever it writes, and drawn whatever it draws."""
-        if call.writes or call.op.startswith("higher_order."):
+        """A refused call may have written whatever it writes, and drawn whatever it draws. One that gives nothing does
+        something else, whatever its schema says."""
+        if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)
         if call.random:
             self._generator = ("fresh", SIDES[self.side], index, "generator", ())

@@ -31,12 +31,17 @@ class NotEvaluatedError(Exception):
 
 
 def run_graph(
-    module: GraphModule, inputs: Sequence[Sequence[Tensor]], groups: Mapping[str, Partition]
+    module: GraphModule, inputs: Sequence[Sequence[Tensor]], groups: Mapping[str, Partition], *, late: bool = False
 ) -> tuple[list[Any], list[list[Tensor]]]:
-    """What a graph returns on each rank, and what its inputs hold then. `inputs` are each rank's; they are copied."""
+    """What a graph returns on each rank, and what its inputs hold then. `inputs` are each rank's; they are copied.
+
+    A collective reads and writes memory at any moment between its launch and its wait: here at the launch, and with
+    `late` at the wait once more, which shows what was written meanwhile.
+    """
     ranks = range(len(inputs))
     held = [[x.clone(memory_format=torch.preserve_format) for x in own] for own in inputs]
     env: dict[Node, list[Any]] = {}
+    launches: dict[Node, Callable[[], list[Any]]] = {}
     num_inputs = 0
     with torch.no_grad():
         for node in module.graph.nodes:
@@ -49,10 +54,14 @@ def run_graph(
             elif node.op == "output":
                 return [args[0] for args, _ in given], held
             elif graph_operators.is_wait(node):
-                env[node] = [args[0] for args, _ in given]
+                launch = node.all_input_nodes[0]
+                if late and launch in launches:
+                    env[launch] = launches.pop(launch)()
+                env[node] = env[launch]
             elif graph_operators.is_collective(node):
                 own = [args[:-1] for args, _ in given]
-                env[node] = collective(str(node.target), groups[str(node.args[-1])], own)
+                launches[node] = functools.partial(collective, str(node.target), groups[str(node.args[-1])], own)
+                env[node] = launches[node]()
             else:
                 env[node] = [node.target(*args, **kwargs) for args, kwargs in given]
     raise AssertionError("a graph has an output")

@@ -95,7 +95,8 @@ class Memory:
         return same
 
     def distrust(self, index: int) -> None:
-        """A refused call may have written whatever it was handed."""
+        """A refused call may have written whatever it was handed, while something on its way read it or wrote it."""
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:
-                self._stale.update(dict.fromkeys(self._owners[tensor.storage], index))
+                torn = [launch for launch, storages in self._flying.items() if tensor.storage in storages]
+                self._stale.update(dict.fromkeys([*self._owners[tensor.storage], *torn], index))

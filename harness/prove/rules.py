@@ -79,12 +79,12 @@ def view_of_cat(table: Table, term: Term) -> int | None:
 
 
 def cat_of_nothing(table: Table, term: Term) -> int | None:
-    """A part without elements adds nothing along the dim; one part alone is the whole."""
+    """A part without elements adds nothing along the dim; one part alone is the whole, be it without elements too."""
     _, parts, dim = term
-    kept = tuple(part for part in parts if table.shape(part)[dim])
+    kept = tuple(part for part in parts if table.shape(part)[dim]) or parts[:1]
     if len(kept) == 1:
         return kept[0]
-    return None if len(kept) == len(parts) or not kept else table.make(("cat", kept, dim))
+    return None if len(kept) == len(parts) else table.make(("cat", kept, dim))
 
 
 def cat_of_cat(table: Table, term: Term) -> int | None:

@@ -1,6 +1,6 @@
 """What a proof costs over a model's depth: `python tests/benchmarks/bench_prove.py [--layers 4,61] [--ranks 8,64]`.
 
-    [--cases transformer_batch,moe_batch,moe_seq] [--flavor 671B] [--every-pass] [--no-certificate]
+    [--cases transformer_batch,moe_batch,moe_seq] [--flavor 671B] [--every-pass] [--no-certificate] [--keep DIR]
 
 By default DeepSeek-V3's published dimensions, 4 and all 61 layers (3 of them dense), 4 sequences of 4,096 tokens, the
 three chunkings, 8 ranks with ep 8 and 64 with ep 64, which takes half an hour; `make bench` asks for a part. Tensors
@@ -46,8 +46,10 @@ class Row(TypedDict):
     certificate: dict[str, float]
 
 
-def measure(name: str, flavor: str, layers: int, ranks: int, every_pass: bool, certified: bool) -> Row:
-    """Prove one configuration in this process."""
+def measure(
+    name: str, flavor: str, layers: int, ranks: int, every_pass: bool, certified: bool, keep: Path | None
+) -> Row:
+    """Prove one configuration in this process. Its certificate stays in a folder of `keep`, where that is given."""
     from cases import CASES
     from harness.case import Batch, Memory, Parallelism, Pipeline
     from harness.prove.prove import prove_case
@@ -83,11 +85,12 @@ def measure(name: str, flavor: str, layers: int, ranks: int, every_pass: bool, c
 
         clock = [time.process_time()]
         certificate = certificate_of(name, found.proof)
-        with tempfile.TemporaryDirectory() as folder:
-            write_certificate(certificate, Path(folder))
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (keep or Path(temporary)) / f"{name}-{flavor}-{layers}-layers-{ranks}-ranks"
+            write_certificate(certificate, folder)
             clock.append(time.process_time())
-            size = sum(file.stat().st_size for file in Path(folder).iterdir())
-            certificate = read_certificate(Path(folder))
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            certificate = read_certificate(folder)
             clock.append(time.process_time())
             check(certificate)
         made, read, checked = (b - a for a, b in zip(clock, [*clock[1:], time.process_time()], strict=True))
@@ -153,11 +156,13 @@ def main() -> int:
     parser.add_argument("--flavor", default="671B")
     parser.add_argument("--every-pass", action="store_true", help="with remat, isolation, bucketing and overlap")
     parser.add_argument("--no-certificate", action="store_true")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="a folder in which certificates stay")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         name, layers, ranks = options.measure[0], int(options.measure[1]), int(options.measure[2])
-        row = measure(name, options.flavor, layers, ranks, options.every_pass, not options.no_certificate)
+        is_certified = not options.no_certificate
+        row = measure(name, options.flavor, layers, ranks, options.every_pass, is_certified, options.keep)
         print(json.dumps(row))
         return 0
     misses = 0

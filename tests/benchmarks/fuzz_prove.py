@@ -2,8 +2,9 @@
 
 Mutants of three small steps on four ranks (`tests/harness/prove/mutants.py`), or of a case's reference with one MoE
 layer on two ranks, each with one change that is exact, inexact or plainly wrong, are proved against their step and run:
-small ones on two sets of inputs, layers on one. Budget: no output that is PROVED and differs. Told besides: outputs
-whose bits agreed on these inputs and that are not proved, by mutation.
+small ones on two sets of inputs, layers on one; on the first once more with each collective as late as it may be.
+Budget: no output that is PROVED and differs. Told besides: outputs whose bits agreed on these inputs and that are not
+proved, by mutation.
 """
 
 from __future__ import annotations

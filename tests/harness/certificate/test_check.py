@@ -15,7 +15,7 @@ from harness import certificate as certificates
 from harness.certificate.check import check
 from harness.certificate.data import Step
 from harness.certificate.files import read_certificate
-from harness.certificate.rules import RejectedError, Terms
+from harness.certificate.rules import RULES, RejectedError, Terms, rejecting
 from harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.prove.graphs import aten, c10d, compare, randn
@@ -87,6 +87,24 @@ def test_what_was_refused_is_refused_by_the_checker_too():
         check(replace(found, answers=claimed))
 
 
+def test_what_was_written_in_flight_is_refused_by_the_checker_too_though_nobody_reads_it():
+    def step(write):
+        def run(w, x):
+            y = w * x
+            launch = c10d.all_gather_into_tensor(y, 2, "pairs")
+            if write:
+                y.neg_()
+            return c10d.wait_tensor(launch) * 1.5
+
+        return run
+
+    assert check(certificate_of("read", compare(step(False), step(False), W, X))) == {"PROVED": 1}
+    found = certificate_of("written", compare(step(False), step(True), W, X))
+    assert check(found) == {"REFUSED": 1}
+    with pytest.raises(RejectedError, match="outputs and answers differ: out 0 is REFUSED"):
+        check(replace(found, answers=(("out 0", "PROVED"),)))
+
+
 def test_a_view_is_told_by_its_layout_and_has_no_other_name():
     step = lambda w, x: w[1:3] * x[1:3]  # noqa: E731
     found = certificate_of("rows", compare(step, step, W, X))
@@ -137,11 +155,25 @@ def test_a_size_that_depends_on_data_is_told_as_one():
             check(replace(found, candidate=replace(found.candidate, calls=others)))
 
 
+def test_what_is_waited_for_lies_as_it_was_launched_also_where_a_size_depends_on_data():
+    rows = lambda w, x: w.index_select(0, x.nonzero().view(-1))  # noqa: E731
+    step = lambda w, x: c10d.wait_tensor(c10d.all_reduce(rows(w, x), "sum", "pairs")).sum(0)  # noqa: E731
+    found = certificate_of("open", compare(step, step, W, torch.ones(4, dtype=torch.int64)))
+    assert check(found) == {"PROVED": 1}
+    calls = found.candidate.calls
+    [place] = [place for place, call in enumerate(calls) if "all_reduce" in call.op]
+    value = calls[place].value
+    assert (value.is_closed, value.shape[1], calls[place + 1].value) == (False, 6, value)
+    changed = replace(calls[place], value=replace(value, shape=(value.shape[0], 8)))
+    with pytest.raises(RejectedError):
+        check(replace(found, candidate=replace(found.candidate, calls=(*calls[:place], changed, *calls[place + 1 :]))))
+
+
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
-    from harness.prove.rules import RULES
+    from harness.prove import rules
     from tests.harness.prove.test_rules import reassociate
 
-    unsound = RULES | {"exact": [reassociate, *RULES["exact"]]}
+    unsound = rules.RULES | {"exact": [reassociate, *rules.RULES["exact"]]}
     proof = compare(lambda w, x: (w + x) + w, lambda w, x: w + (x + w), W, X, rules=unsound)
     assert proof.verdict == "PROVED"
     with pytest.raises(RejectedError, match="reassociate"):
@@ -218,6 +250,17 @@ def test_neighbours_are_one_window_where_the_hint_says(first, holds):
     else:
         with pytest.raises(RejectedError):
             terms.add(joined)
+
+
+def test_a_rule_that_says_nothing_of_a_term_rewrites_it_to_nothing():
+    terms = Terms()
+    for name in "ab":
+        terms.add(Step(("input", name, "float32", (4, 6)), "", len(terms.terms)))
+    plain = Step(("exact", "sub", "float32", "cpu", (1, 0)), "", 2)
+    for rule in RULES:
+        with pytest.raises(RejectedError), rejecting():
+            terms.add(replace(plain, rule=rule, equals=0))
+    terms.add(plain)
 
 
 def test_an_assumption_that_a_rule_rests_on_must_be_told(certificate):

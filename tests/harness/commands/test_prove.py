@@ -53,10 +53,12 @@ def test_json_has_every_output(case_file, capsys):
 
 def test_a_table_has_a_row_a_case_with_its_outputs_counted(capsys):
     assert main(["prove", "-k", "inductor_dense", "--table"]) == 3
-    machine, empty, head, ruler, row = capsys.readouterr().out.splitlines()
+    machine, empty, head, ruler, row, _, reason = capsys.readouterr().out.splitlines()
     assert machine.startswith("torch ")
     assert (empty, ruler.count("|"), head.count("|")) == ("", 10, 10)
     assert row == "| inductor_dense | deepseek_v3 dense | 8 |  |  |  |  | NOT TRIED | CLOSE |"
+    assert reason.startswith("- NOT TRIED: backend inductor compiles the graph into code that is not read; ")
+    assert reason.endswith(": inductor_dense")
     assert main(["prove", "-k", "inductor_dense", "--table", "--json"]) == 2
 
 

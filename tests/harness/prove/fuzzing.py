@@ -77,6 +77,7 @@ class Subject:
         kind, mutant = mutate(self.module, chance)
         try:
             found = [self._run(mutant, own) for own in self.inputs]
+            found.append(self._run(mutant, self.inputs[0], late=True))
         except (RuntimeError, IndexError, ValueError):  # torch itself refuses it
             return Outcome(kind, [], [], [], failed=True)
         try:
@@ -84,7 +85,7 @@ class Subject:
         except BitproofError:
             verdicts = {}
         equal = {
-            name: all(mine.agree(theirs, name) for mine, theirs in zip(self.bits, found, strict=True))
+            name: all(mine.agree(theirs, name) for mine, theirs in zip((*self.bits, self.bits[0]), found, strict=True))
             for name in {*self.answered, *verdicts}
         }
         proved = [name for name, verdict in verdicts.items() if verdict == "PROVED"]
@@ -103,8 +104,8 @@ class Subject:
     def _export(self, module: GraphModule) -> Graph:
         return export_graph(module, self.names, self.like, self.outputs, self.groups)
 
-    def _run(self, module: GraphModule, own: Sequence[Sequence[Tensor]]) -> Bits:
-        returned, held = run_graph(module, own, self.groups.partitions())
+    def _run(self, module: GraphModule, own: Sequence[Sequence[Tensor]], *, late: bool = False) -> Bits:
+        returned, held = run_graph(module, own, self.groups.partitions(), late=late)
         found = {name: [values[place] for values in returned] for place, name in enumerate(self.outputs)}
         written = {f"written {name}": [values[place] for values in held] for place, name in enumerate(self.names)}
         return Bits(found | written)

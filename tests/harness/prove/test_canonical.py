@@ -292,12 +292,28 @@ def test_a_collective_that_is_not_waited_for_is_refused():
 
 
 def test_what_is_in_flight_may_be_read_and_not_written():
-    def step(write):
+    def step(write, is_read=True):
         def run(w, x):
             y = w * x
             launch = launched(y)
             z = y.add_(x) if write else y + x
-            return c10d.wait_tensor(launch) + z
+            return c10d.wait_tensor(launch) + (z if is_read else w)
+
+        return run
+
+    assert verdict(step(False), step(False), W, S) == ONE
+    assert verdict(step(True), step(True), W, S) == REFUSED
+    assert verdict(step(False, is_read=False), step(False, is_read=False), W, S) == ONE
+    assert verdict(step(False, is_read=False), step(True, is_read=False), W, S) == REFUSED
+
+
+def test_the_result_of_what_is_in_flight_may_not_be_written_either():
+    def step(write):
+        def run(w, x):
+            launch = launched(w * x)
+            if write:
+                launch.neg_()
+            return c10d.wait_tensor(launch) * 1.5
 
         return run
 

@@ -48,6 +48,25 @@ def test_a_term_has_the_graphs_bits_on_every_rank():
     assert not same_bits(loss[0], outputs[2][0])
 
 
+def test_a_collective_that_is_late_shows_what_was_written_in_flight():
+    def step(written_before_waiting):
+        def run(w, x):
+            y = w * x
+            launch = c10d.all_gather_into_tensor(y, 2, "pairs")
+            if written_before_waiting:
+                y.neg_()
+            rows = c10d.wait_tensor(launch)
+            y.neg_()
+            return rows, c10d.wait_tensor(launch)
+
+        return run
+
+    for written, agrees in ((False, True), (True, False)):
+        module = trace(step(written), (W, X))
+        early, late = (run_graph(module, [[W, X]] * 4, GROUPS.partitions(), late=late)[0][0] for late in (False, True))
+        assert [same_bits(x, y) for x, y in zip(early, late, strict=True)] == [agrees, agrees]
+
+
 def test_what_draws_random_numbers_is_not_computed():
     proof = prove_graphs(*[as_data(trace(lambda w, x: torch.rand_like(w) * w * x, (W, X)), (W, X))] * 2)
     with pytest.raises(NotEvaluatedError, match="rand_like"):

@@ -68,6 +68,8 @@ def test_columns_that_were_joined_are_not_rows_that_were_joined():
 def test_a_part_without_elements_is_nothing():
     assert "cat_of_nothing" in used(lambda w, x: torch.cat([w[:0], w, x[:0]]) + x, lambda w, x: w + x, W, X)
     assert verdict(lambda w, x: torch.cat([w[:1], w, x[:0]]), lambda w, x: torch.cat([w, w[:1]]), W, X) == OTHER
+    nothing = lambda w, x: torch.cat([torch.cat([w[:, :0], w[:, :0]], 1), w + x], 1)  # noqa: E731
+    assert verdict(nothing, lambda w, x: w + x, W, X) == ONE
 
 
 def test_concatenations_along_one_dim_are_one():

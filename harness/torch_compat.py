@@ -66,6 +66,8 @@ __all__ = [
 
 def import_tracing() -> None:
     """Import what torch would import when a first step is traced: 0.5 s, which forked processes then save."""
+    import sympy.combinatorics  # noqa: F401
+    import torch._inductor.sizevars
     import torch.export._trace  # noqa: F401
 
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,6 +66,8 @@ __all__ = [
 
 def import_tracing() -> None:
     """Import what torch would import when a first step is traced: 0.5 s, which forked processes then save."""
+    import sympy.combinatorics  # noqa: F401
+    import torch._inductor.sizevars
     import torch.export._trace  # noqa: F401
 
 
@@ -94,10 +98,19 @@ def symbolic_graph(
     def trace(*args: Any) -> GraphModule:
         # 2.11 and 2.12 lower linear and matmul in C++, which asks for sizes as numbers; their Python versions do not.
         # Later releases need it for decompositions alone, and trace the same graph with it.
-        with fake_mode, enable_python_dispatcher():
+        with fake_mode, enable_python_dispatcher(), nullcontext() if decompositions else _without_tensor_meta():
             return traced(*args)
 
     return trace
+
+
+def _without_tensor_meta() -> AbstractContextManager[Any]:
+    """Where a traced node has its `val` alone, and no second telling of it, a tenth of what a trace costs.
+
+    That is there for passes of torch that are older than `val`. Ours read none, and what Inductor compiles is traced
+    again, decomposed, with it.
+    """
+    return mock.patch.object(proxy_tensor, "_extract_tensor_metadata", lambda value: None)
 
 
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:

@@ -241,7 +241,14 @@ def _replay_step(replay: Replay, step: int, system: System, recorder: Recorder, 
 
 
 def preload() -> None:
-    """Import what every rank and every trace needs, once, before any process is forked."""
+    """Import what every rank and every trace needs, once, before any process is forked.
+
+    So is the text that cases train on, unless they name another: it is a module.
+    """
+    import pydoc_data.topics  # noqa: F401
+
+    import harness.graph.mixing
+    import harness.systems.user_system  # noqa: F401
     import reference.step  # noqa: F401
     from harness.torch_compat import import_tracing
 

@@ -20,9 +20,13 @@ from harness.graph import symbols
 from harness.torch_compat import FakeTensorMode, promise
 
 
-def step_fake_mode(shape_env: ShapeEnv, **options: Any) -> FakeTensorMode:
-    """A FakeTensorMode with the above. No subclass: higher-order operators look their rules up by exact class."""
-    mode = FakeTensorMode(shape_env=shape_env, **options)
+def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True) -> FakeTensorMode:
+    """A FakeTensorMode with the above. No subclass: higher-order operators look their rules up by exact class.
+
+    Torch `remembers` each call by its arguments, which costs more than the call where nobody makes one twice.
+    """
+    mode = FakeTensorMode(shape_env=shape_env)
+    mode.cache_enabled = mode.cache_enabled and remembers
     mode.dispatch = _Dispatch(mode, shape_env)  # type: ignore[method-assign]
     return mode
 

@@ -233,7 +233,7 @@ def trace_forward(
     that is no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
-    fake_mode = step_fake_mode(shape_env=ShapeEnv())
+    fake_mode = step_fake_mode(ShapeEnv(), remembers=False)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     fake_state = [fixed_fake(fake_mode, x.detach(), x.device) for x in state.values()]
     tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}

@@ -34,7 +34,7 @@ class GraphWriter:
         self.graph = Graph()
         self._symbol = symbol
         self._extent = extent
-        self._fake_mode = step_fake_mode(shape_env=_shape_env_without(symbol))
+        self._fake_mode = step_fake_mode(_shape_env_without(symbol), remembers=False)
         self._known: dict[Any, Any] = {}
         self._layouts: dict[Any, int] = {}
         self._layout_of: dict[Node, int] = {}

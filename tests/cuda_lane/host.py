@@ -4,8 +4,10 @@
 2. A step is traced for each device index in BITPROOF_LANE_DEVICES, once for cases in a row that share it, and goes
    through every pass for the first index and the last; all must be one code.
 3. The first is mapped to the CPU, where its ranks run it: whatever records, compares and reports is the real thing.
+4. A reference that several cases share is run once, and again as its own control.
 
-What each program was is written to the folder BITPROOF_LANE_FACTS, a file a case.
+What each program was is written to the folder BITPROOF_LANE_FACTS, a file a case; beside them, whether references were
+run or shared, a word each.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-FACTS = "BITPROOF_LANE_FACTS"
+FACTS, REFERENCES = "BITPROOF_LANE_FACTS", "references"
 
 
 def finish_for_cuda() -> Callable[..., Any]:
@@ -56,6 +58,13 @@ def finish_for_cuda() -> Callable[..., Any]:
     return prepared
 
 
+def note_reference(word: str) -> None:
+    """Write down what became of a reference's run."""
+    if folder := os.environ.get(FACTS):
+        with Path(folder, REFERENCES).open("a") as file:
+            file.write(f"{word}\n")
+
+
 def main() -> None:
     """Become a host."""
     sys.path.insert(0, str(ROOT))
@@ -64,10 +73,12 @@ def main() -> None:
     stand_in.load()
     from harness.execute import runs
     from tests.cuda_lane import operators, tracer
+    from tests.cuda_lane.references import taken_once
 
     operators.install()
     runs.trace_step = lambda case, system, enter: tracer.trace_all(case)
     runs.finish_program = finish_for_cuda()
+    runs.run_ranks = taken_once(runs.run_ranks, note_reference)
     sys.path.pop(0)
     runpy.run_path(str(ROOT / "harness" / "program" / "start.py"), run_name="__main__")
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -28,6 +29,8 @@ from harness.cli import main as bitproof
 from harness.cli import run as cli_run
 from harness.execute import host_process
 from tests.cuda_lane import stand_in
+from tests.cuda_lane.host import REFERENCES
+from tests.cuda_lane.references import TAKEN
 from tests.cuda_lane.selection import slice_of, timed_cases
 
 DEVICES, FACTS = "BITPROOF_LANE_DEVICES", "BITPROOF_LANE_FACTS"
@@ -72,7 +75,9 @@ def main(arguments: list[str]) -> int:
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
             times = {"seconds": time.monotonic() - began, "cpu seconds": used.ru_utime + used.ru_stime}
             programs = [json.loads(file.read_text()) for file in sorted(Path(facts).glob("*.json"))]
-            (latest / LANE_FILE).write_text(json.dumps({"programs": programs, **times}))
+            told = Path(facts, REFERENCES)
+            references = Counter(told.read_text().split() if told.exists() else [])
+            (latest / LANE_FILE).write_text(json.dumps({"programs": programs, "references": references, **times}))
             print(add_up([options.report_dir]))
     return status
 
@@ -98,9 +103,11 @@ def run_slices(jobs: int, arguments: list[str], report_dir: Path) -> int:
 def add_up(report_dirs: list[Path]) -> str:
     """What the latest runs in these folders came to, as a line each and one of all."""
     lines, programs, results, seconds, cpu = [], [], [], 0.0, 0.0
+    references: Counter[str] = Counter()
     for folder in report_dirs:
         lane = json.loads((folder / "latest" / LANE_FILE).read_text())
         programs += lane["programs"]
+        references.update(lane["references"])
         results += json.loads((folder / "latest" / "report.json").read_text())["cases"]
         seconds, cpu = seconds + lane["seconds"], cpu + lane["cpu seconds"]
     verdicts = {result["name"]: result for result in results}
@@ -121,6 +128,7 @@ def add_up(report_dirs: list[Path]) -> str:
         f"each one code for {traced} devices ({rewritten} through every pass), {hashes[:12]} of all; "
         f"{len(equal)} EQUAL, controls agree in {len(agree)}, "
         f"{sum(sum(result['compared'].values()) for result in results):,} records compared; "
+        f"{references[TAKEN]} runs of references, which served {references.total()}; "
         f"{seconds:.0f} s, {cpu:.0f} CPU seconds\nmapped to the CPU: {', '.join(mapped)}"
     )
     return "\n".join(lines)

@@ -164,3 +164,17 @@ def test_linear_and_matmul_of_an_open_dim_trace():
     (value,) = symbolic_graph(product, mode)(x_NSD, weight_FD).graph.find_nodes(op="output")[0].all_input_nodes
     assert value.meta["val"].shape[1:] == (8, 8)
     assert value.meta["val"].shape[0].node.expr == x_NSD.shape[0].node.expr
+
+
+def test_a_trace_tells_of_each_value_once_but_one_for_inductor_as_torch_does():
+    def told(decompositions):
+        mode = step_fake_mode(torch.fx.experimental.symbolic_shapes.ShapeEnv())
+        with mode:
+            x = torch.empty(4, 8)
+        nodes = symbolic_graph(lambda x: x.sin(), mode, decompositions)(x).graph.find_nodes(
+            op="call_function", target=torch.ops.aten.sin.default
+        )
+        return [(node.meta["val"].shape, node.meta["tensor_meta"] is None) for node in nodes]
+
+    assert told(None) == [((4, 8), True)]
+    assert told({torch.ops.aten.silu.default: torch.nn.functional.silu}) == [((4, 8), False)]

@@ -73,3 +73,15 @@ def test_torch_itself_would_add_every_split(mode: FakeTensorMode) -> None:
         x = torch.empty(5, 8)
     plain = FakeTensorMode.dispatch(mode, all_to_all_single, (), (x, received, [1] * 5, "ep"))
     assert len(free_symbols(plain.shape[0])) == 5
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_mode_that_remembers_no_call_gives_the_same_layouts(remembers: bool) -> None:
+    mode = step_fake_mode(ShapeEnv(), remembers=remembers)
+    before = FakeTensorMode.cache_info()
+    with mode:
+        x = torch.empty(6, 8, dtype=torch.bfloat16)
+        for _ in range(2):
+            y = x.t().sum(0, dtype=torch.float32)
+    assert (y.shape, y.stride(), y.dtype) == ((6,), (1,), torch.float32)
+    assert (FakeTensorMode.cache_info() != before) == remembers

@@ -1,0 +1,61 @@
+"""Runs of eager references that several cases of the lane share: each is taken once.
+
+Cases that differ in passes and memory policy alone have one reference, which reads neither. Its first run, and the
+second that is its control, leave the same files for each of them. What a graph runs is run for every case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.case import Case, Memory, Pipeline
+from harness.execute.accounts import End
+from harness.execute.requests import RunRequest, Seats
+from harness.execute.worker import needs_program
+
+TAKEN, SHARED = "taken", "shared"
+
+
+def reference_of(case: Case) -> str:
+    """What decides a run of the case's reference: all but names and what graphs alone read."""
+    plain = replace(case, name="one", family="one", memory=Memory(), pipeline=Pipeline())
+    return json.dumps(plain.to_dict(), sort_keys=True)
+
+
+def taken_once(run_ranks: Callable[..., End], note: Callable[[str], None]) -> Callable[..., End]:
+    """`run_ranks` that takes a plain run of a system without a graph once; `note` hears if one was TAKEN or SHARED.
+
+    Only good ends are kept, so whatever goes wrong goes wrong for every case.
+    """
+    kept: dict[tuple[str, str, str], tuple[End, list[bytes]]] = {}
+
+    def run(request: RunRequest, *given: Any, **named: Any) -> End:
+        if needs_program(request.system) or not _is_plain(request):
+            return run_ranks(request, *given, **named)
+        seats: Seats = given[0]
+        key = reference_of(request.case), request.system, request.arm
+        parts = [Path(seats.part.format(rank=rank)) for rank in seats.ranks]
+        if key in kept:
+            end, contents = kept[key]
+            for part, content in zip(parts, contents, strict=True):
+                part.parent.mkdir(parents=True, exist_ok=True)
+                part.write_bytes(content)
+            note(SHARED)
+            return end
+        end = run_ranks(request, *given, **named)
+        if end.failure is None and not end.unfinished:
+            kept[key] = end, [part.read_bytes() for part in parts]
+        note(TAKEN)
+        return end
+
+    return run
+
+
+def _is_plain(request: RunRequest) -> bool:
+    """Whether a run leaves nothing but what its ranks recorded, and nothing disturbs it."""
+    asked = (request.inject, request.replay, request.stress, request.profile, request.precompiled)
+    return not any(asked) and not request.values_to_keep and not request.names

@@ -60,6 +60,7 @@ class RunOptions:
     `share_gpus` lets ranks share GPUs, over gloo, where there are fewer than ranks.
     With `deep` the last step of a case that is EQUAL is replayed, and calls are told whose values the reference never
     had.
+    With `every_call` all steps of such a case are, and one of these calls makes it DIFFERENT.
     With `profile` the first run of each system is profiled, into the run folder.
     `kept_graphs` is the folder of prepared graphs that are kept from run to run, None where every one shall be traced.
     `precompiled` is the folder of the step that the candidate's ranks read in place of tracing it; with
@@ -84,6 +85,7 @@ class RunOptions:
     baseline_dir: Path | None = None
     profile: bool = False
     deep: bool = False
+    every_call: bool = False
     share_gpus: bool = False
     kept_graphs: Path | None = None
     precompiled: Path | None = None

@@ -107,6 +107,13 @@ NoKeptGraph = Annotated[
     bool,
     typer.Option("--no-kept-graph", help="Trace every graph anew, and keep none: see BITPROOF_CACHE in the documents."),
 ]
+EveryCall = Annotated[
+    bool,
+    typer.Option(
+        "--every-call",
+        help="Compare every operator call of an EQUAL case: values that the reference never had make it DIFFERENT.",
+    ),
+]
 ObserveActivations = Annotated[
     list[str] | None,
     typer.Option(

@@ -19,6 +19,7 @@ from harness.cli.options import (
     Data,
     Device,
     EarlyGradAccumulation,
+    EveryCall,
     ExtraPass,
     Inject,
     Jobs,
@@ -120,6 +121,7 @@ def run_command(
     deep: Annotated[
         bool, typer.Option("--deep", help="Of a case that is EQUAL, tell calls whose values the reference never had.")
     ] = False,
+    every_call: EveryCall = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write the passes' debug logs to the logs.")] = False,
 ) -> None:
     """Run cases on every rank, compare, and write a report."""
@@ -156,6 +158,7 @@ def run_command(
         baseline_dir=chosen_baseline_dir(baseline, baseline_dir),
         profile=profile,
         deep=deep,
+        every_call=every_call,
         jobs=chosen_jobs(jobs),
         sensitivity=Effort() if sensitivity else None,
     )

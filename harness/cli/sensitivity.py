@@ -11,6 +11,7 @@ from harness.cli.app import Expression, app
 from harness.cli.options import (
     Candidate,
     CaseFile,
+    EveryCall,
     NoKeptGraph,
     ObserveActivations,
     Reference,
@@ -37,6 +38,7 @@ def sensitivity_command(
     steps: Steps = None,
     world_size: WorldSize = None,
     observe: ObserveActivations = None,
+    every_call: EveryCall = False,
     sample: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Try this many calls, drawn by the case's seed, not all.")
     ] = None,
@@ -68,6 +70,7 @@ def sensitivity_command(
         device="cpu",
         timeout=timeout,
         control="never",
+        every_call=every_call,
         kept_graphs=kept_graphs_folder(no_kept_graph),
         sensitivity=Effort(sample=sample, seconds=limit or None),
     )

@@ -118,6 +118,7 @@ def replay_options(changes: Changes, run: RunOptions) -> list[str]:
         "--stress": run.stress is not None,
         "--baseline": run.baseline_dir is not None,
         "--deep": run.deep,
+        "--every-call": run.every_call,
         "--sensitivity": run.sensitivity is not None,
         "--trust-compiled": run.trust_compiled,
     }

@@ -25,6 +25,7 @@ from harness.execute.requests import BitsRequest, ClosenessRequest, PlaceRequest
 from harness.execute.session import Desk, Session
 from harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from harness.graph.options import GraphOptions
+from harness.localize.every_call import EveryCall
 from harness.localize.noise import NoiseSearch
 from harness.localize.replay import Replay
 from harness.localize.search import NO_CALL, Search, UnrepeatableError
@@ -80,6 +81,7 @@ class CaseRun:
         self._firsts: dict[Role, Recording] = {}
         self._control_steps = case.steps
         self._on_event = on_event
+        self.every_call: EveryCall | None = None
 
     def result(self) -> CaseResult:
         """Run the case. Whatever goes wrong with it becomes its result."""
@@ -230,19 +232,17 @@ class CaseRun:
         elif judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
             repeat = next(repeat for repeat in repeats(controls, stresses) if repeat.between == first.between)
             judgement = self._find_noise(judgement, first, repeat, recordings)
-        elif judgement.verdict == Verdict.EQUAL and self.options.deep:
-            self.remarks.append(self._strangers())
+        elif judgement.verdict == Verdict.EQUAL and (self.options.every_call or self.options.deep):
+            judgement = self._explained(judgement, lambda: self._looked_at(judgement, recordings))
         return judgement, recordings
 
-    def _strangers(self) -> str:
-        """What of the candidate's last step the reference never had, by replays of both systems."""
+    def _looked_at(self, judgement: Judgement, recordings: dict[Role, Recording]) -> Judgement:
+        """What the candidate's calls make of an EQUAL, by replays of both systems."""
+        if self.options.every_call:
+            self.every_call = EveryCall(self.case, recordings, self._archives, self._replay)
+            return self.every_call.judge(judgement)
         search = Search({}, self._archives, self.case.parallelism.world_size, self._replay, self._compare_bits)
-        try:
-            return str(search.strangers(self.case.steps - 1))
-        except (RankError, RecordingError) as error:
-            return f"--deep: the replay of the last step failed:\n{error}"
-        finally:
-            shutil.rmtree(self._archives, ignore_errors=True)
+        return replace(judgement, remarks=(*judgement.remarks, search.strangers(self.case.steps - 1)))
 
     def _is_measurable(self, comparison: Comparison) -> bool:
         """Whether the case states a bound, and the two systems differ in nothing but values."""

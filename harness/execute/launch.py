@@ -132,6 +132,7 @@ def _run_cases(
                 recording=run.recordings()["candidate"].resolve(),
                 effort=options.sensitivity,
                 extra_passes=options.extra_passes,
+                packing=None if run.every_call is None else tuple(sorted(run.every_call.found.packing)),
             )
             log = run_dir / "logs" / case.name / "sensitivity.log"
             return replace(result, sensitivity=sense_apart(task, placement.device, log))

@@ -45,13 +45,15 @@ FIRST_STEP = 0.8
 class Sensing:
     """What is to be measured: a case whose candidate's recording lies at `recording`.
 
-    `extra_passes` are those that took part in it.
+    `extra_passes` are those that took part in it. Where every call was compared, `packing` names the graph's nodes that
+    were left aside, as they only pack right values.
     """
 
     case: Case
     recording: Path
     effort: Effort = field(default_factory=Effort)
     extra_passes: tuple[str, ...] = ()
+    packing: tuple[str, ...] | None = None
 
 
 def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
@@ -147,9 +149,12 @@ class _Search:
     def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[Finding]:
         """What the processes find, as they do. Raises RankError where one of them dies."""
         from harness.sensitivity.examine import Examiner
+        from harness.sensitivity.spread import Compared
 
         seed = f"{self._task.case.seed} {self._steps.step}"
-        examiner = Examiner(self._steps.program, self._steps.ranks, seed, isolated)
+        program, ranks, packing = self._steps.program, self._steps.ranks, self._task.packing
+        compared = None if packing is None else Compared.of(program, ranks, packing)
+        examiner = Examiner(program, ranks, seed, isolated, compared)
 
         def share(first: int) -> Iterator[Finding]:
             for index in pending[first :: self._processes]:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.compare.bits import ComparedBits
-from harness.errors import BitproofError
+from harness.errors import BitproofError, RankError, RecordingError
 from harness.localize.blame import find_culprit
 from harness.localize.calls import Call
 from harness.localize.culprit import Culprit, call_of
 from harness.localize.neighbours import neighbours_of
 from harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
-from harness.localize.strangers import Strangers, find_strangers
+from harness.localize.strangers import find_strangers
 from harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
@@ -73,11 +73,14 @@ class Search:
         output = self._bits_of_output(culprit, logs, key.step)
         return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
 
-    def strangers(self, step: int) -> Strangers:
-        """The calls of one step whose values the reference never had. Raises what a replay raises."""
-        for role in ROLES:
-            self._replay(role, 1, Replay(step=step, log=True))
-        return find_strangers(self._logs("reference"), self._logs("candidate"), step)
+    def strangers(self, step: int) -> str:
+        """The calls of one step whose values the reference never had, in words."""
+        try:
+            for role in ROLES:
+                self._replay(role, 1, Replay(step=step, log=True))
+            return str(find_strangers(self._logs("reference"), self._logs("candidate"), step))
+        except (RankError, RecordingError) as error:
+            return f"--deep: the replay of the last step failed:\n{error}"
 
     def _with_bits(self, first: Divergence) -> Divergence:
         """`first`, with how its tensor differs in the first replays."""

@@ -12,7 +12,7 @@ from harness.sensitivity import neighbours
 from harness.sensitivity.bits import by_one_ulp, copied, grossly, is_safe, same, tensors_of
 from harness.sensitivity.lockstep import Get, Ranks
 from harness.sensitivity.program import Call, Program
-from harness.sensitivity.spread import KERNELS_REFUSE, Fate, follow, readers_agree
+from harness.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 
 TRIES = 3
 """How many elements of a call's output are changed in a step, one after the other, until one is seen."""
@@ -47,7 +47,11 @@ class NotRepeatableError(Exception):
 class Examiner:
     """Examines calls of one step, whose values on every rank are `ranks`. What it draws hangs on the seed alone."""
 
-    def __init__(self, program: Program, ranks: Ranks, seed: str, isolate: Isolate) -> None:
+    def __init__(
+        self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
+    ) -> None:
+        """`compared` are the values of calls, where every call is compared, not only what a step leaves."""
+        self._compared = compared
         self._program = program
         self._ranks = ranks
         self._seed = seed
@@ -121,7 +125,7 @@ class Examiner:
         return fate
 
     def _followed(self, wrong: Mapping[tuple[int, int], Any], safe: bool) -> Fate:
-        run = functools.partial(follow, self._program, self._ranks, wrong)
+        run = functools.partial(follow, self._program, self._ranks, wrong, self._compared)
         return run() if safe else self._isolate(run)
 
     def _neighbour(self, call: Call, name: str) -> Answer | None:
@@ -134,7 +138,7 @@ class Examiner:
         wrong = {key: value for key, value in found.items() if not same(value, self._ranks[key[1]][key[0]])}
         if not wrong:
             return "same"
-        return "seen" if follow(self._program, self._ranks, wrong).shown else "lost"
+        return "seen" if follow(self._program, self._ranks, wrong, self._compared).shown else "lost"
 
 
 def _again(value: Any) -> Any:

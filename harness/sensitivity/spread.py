@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from harness.sensitivity.bits import same
+from harness.capture.digest import digest
+from harness.graph.operators import UNDEFINED
+from harness.localize.call_log import IDENTITIES
+from harness.sensitivity.bits import same, tensors_of
 from harness.sensitivity.lockstep import Ranks, run_call, run_collective
 from harness.sensitivity.program import Call, Program
 
 FAILURE = "failure"
 """How a difference is seen that makes a call fail: stands where else the kind of a compared tensor does."""
 
+
+NOT_LOGGED = IDENTITIES | UNDEFINED
+"""Operators that no log has: what they give is another's value, or nobody's."""
 
 KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
 """What kernels, and collectives, raise of wrong arguments; anything else is a mistake of ours."""
@@ -38,10 +45,39 @@ class Fate:
     lost: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What shows an error where every call is compared: a logged call gives what no call of the step gave.
+
+    `values` are the digests of all values, by rank; `packing` are nodes whose calls are not compared.
+    """
+
+    program: Program
+    values: Sequence[frozenset[str]]
+    packing: frozenset[str]
+
+    @staticmethod
+    def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
+        """Of a step, whose values are those of the reference, too."""
+        values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
+        return Compared(program, values, frozenset(packing))
+
+    def shows(self, slot: int, rank: int, value: Any) -> bool:
+        """Whether a value in a slot is one that the comparison of calls finds."""
+        call = self.program.makers.get(slot)
+        while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch's
+            call = self.program.makers.get(call.args[0].number)
+        if call is None or not call.counts or call.operator in NOT_LOGGED or call.node in self.packing:
+            return False
+        return any(digest(x) not in self.values[rank] for x in tensors_of(value))
+
+
 @torch.no_grad()
-def follow(program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any]) -> Fate:
+def follow(
+    program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
+) -> Fate:
     """What becomes of wrong values, by slot and rank, of a step whose values are `ranks`."""
-    found = _Wrong(program, ranks)
+    found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
         found.note(slot, rank, value)
     while found.shown is None and found.waiting:
@@ -66,9 +102,10 @@ def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: A
 class _Wrong:
     """The wrong values so far, and the calls that have to be repeated, on which ranks."""
 
-    def __init__(self, program: Program, ranks: Ranks) -> None:
+    def __init__(self, program: Program, ranks: Ranks, compared: Compared | None = None) -> None:
         self._program = program
         self._ranks = ranks
+        self._compared = compared
         self._values: dict[tuple[int, int], Any] = {}
         self.waiting: list[int] = []
         self.on: dict[int, set[int]] = {}
@@ -86,6 +123,8 @@ class _Wrong:
         self.has_noted = True
         if slot in self._program.shown:
             self.shown = self.shown or self._program.shown[slot]
+        elif self._compared is not None and self._compared.shows(slot, rank, value):
+            self.shown = self.shown or "activation"
         for index in self._program.readers[slot]:
             if index not in self.on:
                 self.on[index] = set()

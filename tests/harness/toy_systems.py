@@ -154,6 +154,17 @@ class Unseen(Toy):
 unseen = Unseen
 
 
+class Secretive(Toy):
+    """Computes, at one step on one rank, what steady systems never do and nobody reads."""
+
+    def misbehave(self, index: int) -> None:
+        if index == BAD_STEP and self.rank == BAD_RANK:
+            self.weight.mul(3.0)
+
+
+secretive = Secretive
+
+
 class Noisy(Toy):
     """Never the same twice."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.evidence import contradiction
 from harness.execute.launch import run_cases
 from harness.localize.search import NO_CALL
 from harness.options import RunOptions
@@ -116,6 +117,17 @@ def test_noise_that_nobody_saw_at_once_is_found_in_the_step_and_on_the_rank_it_c
 
 def test_what_replays_leave_is_removed_once_the_cause_is_found(batch):
     assert not list(batch.folder.rglob("*.zip"))
+
+
+def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_never_made_counts(tmp_path):
+    options = RunOptions(device="cpu", control="never", every_call=True)
+    [found] = run_cases([toy("secretive")], options, tmp_path)
+    assert (found.verdict, found.differing_kinds) == (Verdict.DIFFERENT, ("activation",))
+    assert contradiction(found) is None and found.mismatched["activation"] == 1 < found.compared["activation"]
+    first = found.first_divergence
+    assert (first.step, first.rank, first.kind, first.call.operator) == (2, 1, "activation", "mul.Tensor")
+    assert re.fullmatch(r"mul.Tensor of the step itself \(update\), call \d+", first.name)
+    assert first.call.how == "gives a value that the reference never had" and first.call.ranks == "1"
 
 
 def test_a_case_is_looked_at_deeply_where_it_is_equal_and_where_no_call_explains_a_difference_that_is_said(tmp_path):

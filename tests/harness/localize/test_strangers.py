@@ -43,6 +43,14 @@ def test_what_only_packs_right_values_is_counted_apart_and_what_packs_wrong_ones
     assert stranger.call == "cat of layers.0 (forward)"
 
 
+def test_what_packs_is_told_where_the_reference_packs_the_same_in_another_way() -> None:
+    packs = [*STEP[:2], call("cat a b -> P"), call("sum P -> l")]
+    assert find_strangers([packs], [packs], 0).found == []
+    [stranger] = find_strangers([packs], [[*STEP[:2], call("cat a b -> Q"), call("sum P -> l")]], 0).found
+    assert stranger.call == "cat of layers.0 (forward)"
+    assert find_strangers([packs], [[*STEP[:2], call("cat b a -> Q"), call("sum P -> l")]], 0).packing == 1
+
+
 def test_beyond_twenty_strangers_are_counted() -> None:
     many = [call(f"op{i} x -> V{i}") for i in range(25)]
     assert str(find_strangers([STEP], [[*STEP, *many]], 0)).endswith("op19 of layers.0 (forward) x 1; and 5 more")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.sensitivity.spread import FAILURE, Fate, follow, readers_agree
+from harness.sensitivity.spread import FAILURE, Compared, Fate, follow, readers_agree
 from tests.harness.sensitivity.toy import by_name, run
 
 
@@ -36,6 +36,20 @@ def test_an_error_is_lost_where_nothing_takes_it_is_rounded_away_or_multiplied_b
     assert fate("add", poked(1, 2.0**-23)) == (None, ["all_reduce"])
     assert fate("neg", poked(0, -1e6)) == (None, ["mul"])
     assert fate("neg", poked(0, 1e6)) == (None, ["add"]), "the sign of zero is another, and adding swallows that"
+
+
+def test_where_every_call_is_compared_the_wrong_one_shows_itself_unless_it_only_packs():
+    def fate_of(node, change, packing=()):
+        program, ranks = run()
+        slot = by_name(program, node).result
+        compared = Compared.of(program, ranks, packing)
+        return follow(program, ranks, {(slot, 0): change(ranks[0][slot].clone())}, compared).shown
+
+    assert fate_of("mul", poked(3, 0.5)) == "activation", "the slice does not take it"
+    assert fate_of("add", poked(1, 2.0**-22)) == "activation", "the sum over ranks loses it"
+    assert fate_of("neg", poked(0, 1e6)) == "activation"
+    assert fate_of("neg", poked(0, 1e6), packing=["neg"]) == "activation", "what reads it is another call"
+    assert fate_of("add", poked(1, 2.0**-22), packing=["add", "add_tensor"]) is None
 
 
 def test_what_makes_a_call_fail_is_seen():

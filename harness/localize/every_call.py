@@ -1,0 +1,205 @@
+"""Every operator call compared: a candidate whose records all agree, and which computed what the reference never did.
+
+1. Both systems run once more, with every call of every step logged. They must come to what was recorded.
+2. Each call of the candidate must give values that the reference had in that step on that rank. What only packs right
+   values is left aside: a pass may cut and join as it likes (`strangers`).
+3. Where one does not, both run again: a call that varies from run to run, such as one whose last rows nobody wrote,
+   shows nothing, and the case is UNVERIFIED. Else it is DIFFERENT, and the first of these calls is to blame.
+
+A call counts as a record of kind `activation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.case import Case, Kind
+from harness.compare.verdict import Judgement
+from harness.errors import RankError, RecordingError
+from harness.localize.calls import Call
+from harness.localize.culprit import HOW
+from harness.localize.reference_log import ReferenceLog
+from harness.localize.replay import Replay, archive_of, read_log, read_records, read_steps
+from harness.localize.strangers import listed, look_at, summed_up, told_packing
+from harness.records import (
+    MAX_DIFFERING,
+    ROLES,
+    BlamedCall,
+    Divergence,
+    Key,
+    Recording,
+    Role,
+    Verdict,
+    group_keys,
+)
+
+ACTIVATION: Kind = "activation"
+ANOTHER_VALUE = "gives a value that the reference never had"
+
+RunReplay = Callable[[Role, int, Path, Replay], str | None]
+"""Replay a system, for the given time, into a folder."""
+
+
+def why_not(case: Case) -> str | None:
+    """Why a case's calls cannot be compared, in words; None where they can."""
+    if case.pipeline.backend != "fx" and case.pipeline.until is None:
+        return f"backend {case.pipeline.backend} compiles calls together, so they have no partners in the reference"
+    return None
+
+
+@dataclass
+class Found:
+    """What comparing all calls came to.
+
+    `fewest` is the number of calls in the step that has the fewest, over all ranks; `strange` has rank and index of
+    each call that gave what the reference never had, by step. `packing` are the graph's nodes that only pack.
+    """
+
+    steps: int = 0
+    calls: int = 0
+    fewest: int = 0
+    strange: list[tuple[int, int, int, Call]] = field(default_factory=list)
+    packing: set[str] = field(default_factory=set)
+    num_packing: int = 0
+
+
+@dataclass
+class EveryCall:
+    """The comparison of all calls of one case. `folder` is where replays leave archives."""
+
+    case: Case
+    recordings: Mapping[Role, Recording]
+    folder: Path
+    run_replay: RunReplay
+    found: Found = field(default_factory=Found)
+
+    def judge(self, judgement: Judgement) -> Judgement:
+        """What the calls make of an EQUAL."""
+        if reason := why_not(self.case):
+            return _unverified(judgement, reason)
+        try:
+            return self._judge(judgement)
+        except (RankError, RecordingError) as error:
+            return _unverified(judgement, f"a replay failed:\n{error}")
+
+    def _judge(self, judgement: Judgement) -> Judgement:
+        for role in ROLES:
+            if missed := self._replay(role, 1):
+                key = missed[0]
+                where = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+                return _unverified(judgement, f"a replay of the {role} did not reproduce its recording, at {where}")
+        self.found = found = self._look()
+        total = found.fewest * found.steps
+        counts = judgement.compared | {ACTIVATION: judgement.compared.get(ACTIVATION, 0) + total}
+        looked = f"{found.calls:,} calls of {found.steps} steps{told_packing(found.num_packing)}"
+        if not found.strange:
+            told = f"--every-call: each of {looked} gave values that the reference had too"
+            differ = judgement.mismatched | {ACTIVATION: judgement.mismatched.get(ACTIVATION, 0)}
+            return replace(judgement, compared=counts, mismatched=differ, remarks=(*judgement.remarks, told))
+        if varying := self._varying():
+            return _unverified(judgement, varying)
+        strangers = summed_up([(rank, call) for _, rank, _, call in found.strange])
+        told = (
+            f"--every-call: {len(found.strange)} of {looked} gave values that the reference never had: "
+            f"{listed(strangers)}"
+        )
+        number = min(len(found.strange), total)
+        keys = [_key(*site) for site in found.strange[:number]]
+        return replace(
+            judgement,
+            verdict=Verdict.DIFFERENT,
+            compared=counts,
+            mismatched=judgement.mismatched | {ACTIVATION: number},
+            differing_kinds=(ACTIVATION,),
+            first_divergence=self._divergence(*found.strange[0]),
+            differing=group_keys(keys[:MAX_DIFFERING]),
+            differing_left_out=len(keys[MAX_DIFFERING:]),
+            remarks=(*judgement.remarks, told),
+        )
+
+    def _replay(self, role: Role, number: int) -> list[Key]:
+        """Log every call of a system; the records, in order, in which this is not what was recorded."""
+        last = self.case.steps - 1
+        self.run_replay(role, number, self._folder(role, number), Replay(step=last, log=True, every_step=True))
+        known = self.recordings[role].records
+        again = {
+            key: row for rank in self._ranks for key, row in read_records(self._archive(role, number, rank)).items()
+        }
+        return [key for key, row in known.items() if key not in again or again[key].digest != row.digest]
+
+    def _look(self) -> Found:
+        found, by_step = Found(), dict.fromkeys(range(self.case.steps), 0)
+        for rank in self._ranks:
+            pairs = zip(self._steps("reference", 1, rank), self._steps("candidate", 1, rank), strict=True)
+            for (step, known), (_, calls) in pairs:
+                look = look_at(known, calls)
+                by_step[step] += len(calls)
+                found.strange += [(step, rank, index, calls[index]) for index in look.strange]
+                found.packing.update(str(calls[index].node) for index in look.packing)
+                found.num_packing += len(look.packing)
+        found.strange.sort(key=lambda site: (site[0], site[2], site[1]))
+        found.steps, found.calls, found.fewest = len(by_step), sum(by_step.values()), min(by_step.values())
+        return found
+
+    def _varying(self) -> str:
+        """Which system's call gives other values when it runs once more, in words; empty where none does."""
+        for role in ROLES:
+            self._replay(role, 2)
+            for rank in self._ranks:
+                first, again = (read_log(self._archive(role, number, rank)) for number in (1, 2))
+                if len(first) != len(again):
+                    return f"two replays of the {role} make {len(first)} and {len(again)} calls on rank {rank}"
+                for call, other in zip(first, again, strict=True):
+                    if call.outputs != other.outputs:
+                        return f"two replays of the {role} differ in {call}, on rank {rank}"
+        return ""
+
+    def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
+        """The first stranger as a first divergence, itself to blame."""
+        known = ReferenceLog(next(calls for number, calls in self._steps("reference", 1, rank) if number == step))
+        partner, same = known.partner(call, 0)
+        how = ANOTHER_VALUE if partner is None or same is None else HOW[same]
+        if not known.calls(call):
+            how = HOW["adds"]
+        ranks = [peer for at, peer, place, _ in self.found.strange if (at, place) == (step, index)]
+        blamed = BlamedCall(
+            operator=call.operator,
+            how=how,
+            module=call.place.module,
+            direction=call.place.direction,
+            chunk=call.place.chunk,
+            node=call.node,
+            source=call.source,
+            rank=rank,
+            ranks=", ".join(map(str, sorted(ranks))),
+        )
+        return Divergence(**_key(step, rank, index, call)._asdict(), call=blamed)
+
+    def _steps(self, role: Role, number: int, rank: int) -> Iterator[tuple[int, Sequence[Call]]]:
+        """A rank's calls in a replay, step by step."""
+        archive = self._archive(role, number, rank)
+        calls, begin = read_log(archive), 0
+        for step, count in read_steps(archive):
+            yield step, calls[begin : begin + count]
+            begin += count
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.case.parallelism.world_size)
+
+    def _folder(self, role: Role, number: int) -> Path:
+        return self.folder / f"{role}.every-call{number}"
+
+    def _archive(self, role: Role, number: int, rank: int) -> Path:
+        return archive_of(self._folder(role, number), rank)
+
+
+def _key(step: int, rank: int, index: int, call: Call) -> Key:
+    """A call as a record: where it is, and the how-manieth call of its rank in the step."""
+    return Key(step, ACTIVATION, f"{call}, call {index}", rank)
+
+
+def _unverified(judgement: Judgement, reason: str) -> Judgement:
+    return replace(judgement.with_error(f"--every-call: {reason}"), verdict=Verdict.UNVERIFIED)

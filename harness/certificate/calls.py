@@ -27,7 +27,7 @@ GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 EXCHANGE = "_c10d_functional.all_to_all_single.default"
 COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
-SHOWING = ("view", SPLIT, *RESHAPES, *WAITS)
+SHOWING = ("view", SPLIT, *RESHAPES)
 LAUNCHES = (*COLLECTIVES, *LAUNCHED)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
@@ -109,8 +109,9 @@ class Walk:
             case "aten._local_scalar_dense.default", (("self", _),):
                 self._name((own,), lambda _: ("item", places[0]))
                 return find("item", places[0])
-        if op in COPIES and (own.dtype, own.shape) == (read[-1].dtype, read[-1].shape):
-            return places[-1]
+        is_copy = op in COPIES and (own.dtype, own.shape) == (read[-1].dtype, read[-1].shape)
+        if is_copy or (op in WAITS and own == read[0]):
+            return places[-1 if is_copy else 0]
         if _is_exact(call, read):
             operands = (
                 place if x.shape == own.shape else self.terms.view(place, windows.repeated(x.shape, own.shape))
@@ -135,7 +136,7 @@ class Walk:
     def _view(self, call: Call, args: Mapping[str, Any], place: int | None, x: Tensor) -> Any:
         """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own. Where
         a size depends on data (`place` is None then) the operator's name says what is shown."""
-        if any(y.dtype != x.dtype for y in call.results) or (call.op in WAITS and call.value != x):
+        if any(y.dtype != x.dtype for y in call.results):
             raise RefusedError
         if place is None and call.op in RESHAPES:
             return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from harness.graph import offload_operators  # noqa: F401
 from tests.harness.prove.graphs import aten, c10d, compare, randn, verdict, verdicts
 
 W, X = randn(4, 6), randn(6, 5)
@@ -324,6 +325,20 @@ def test_the_result_of_what_is_in_flight_may_not_be_written_either():
 def test_a_gather_of_what_is_not_contiguous_is_refused():
     step = lambda w, x: c10d.wait_tensor(c10d.all_gather_into_tensor((w * x).t(), 2, "pairs"))  # noqa: E731
     assert verdict(step, step, W, S) == REFUSED
+
+
+def test_rows_whose_number_depends_on_data_come_back_from_the_host_as_they_went():
+    bitproof = torch.ops.bitproof
+    rows = lambda w, x: w.index_select(0, x.nonzero().view(-1))  # noqa: E731
+
+    def moved(w, x):
+        shown = rows(w, x)
+        host = bitproof.wait_offload(bitproof.offload(shown), shown)
+        return bitproof.wait_reload(bitproof.reload(host, "cpu")).sum(0)
+
+    count = torch.ones(4, dtype=torch.int64)
+    assert verdict(lambda w, x: rows(w, x).sum(0), moved, W, count) == ONE
+    assert verdict(lambda w, x: rows(w, x).sum(0), lambda w, x: moved(w, 1 - x), W, count) == OTHER
 
 
 # -- random draws and sizes from data -----------------------------------------------------------------

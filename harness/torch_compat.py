@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 from unittest import mock
@@ -98,19 +98,25 @@ def symbolic_graph(
     def trace(*args: Any) -> GraphModule:
         # 2.11 and 2.12 lower linear and matmul in C++, which asks for sizes as numbers; their Python versions do not.
         # Later releases need it for decompositions alone, and trace the same graph with it.
-        with fake_mode, enable_python_dispatcher(), nullcontext() if decompositions else _without_tensor_meta():
-            return traced(*args)
+        with fake_mode, enable_python_dispatcher():
+            if decompositions:
+                return traced(*args)
+            with mock.patch.object(proxy_tensor, "_extract_tensor_metadata", lambda value: None):
+                return _without_tensor_meta(traced(*args))
 
     return trace
 
 
-def _without_tensor_meta() -> AbstractContextManager[Any]:
-    """Where a traced node has its `val` alone, and no second telling of it, a tenth of what a trace costs.
+def _without_tensor_meta(module: GraphModule) -> GraphModule:
+    """Each node with its `val` alone, and not told a second time in older words, which takes a tenth of a trace.
 
-    That is there for passes of torch that are older than `val`. Ours read none, and what Inductor compiles is traced
-    again, decomposed, with it.
+    None of our passes reads those, and they would be wrong after the first that changes a size. What Inductor compiles
+    is traced again, decomposed, with them.
     """
-    return mock.patch.object(proxy_tensor, "_extract_tensor_metadata", lambda value: None)
+    for nested in module.modules():
+        for node in nested.graph.nodes if isinstance(nested, GraphModule) else ():
+            node.meta.pop("tensor_meta", None)
+    return module
 
 
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:

@@ -1,7 +1,8 @@
 """`bitproof doctor --gpu`: what a machine's GPUs must do, tried one thing after the other, as a table of pass and fail.
 
 First what a step relies on, in `execute/gpu_checks.py`; then that a rank that is killed or hangs is named; then the
-three main cases on all GPUs. On a machine without GPUs nothing is tried, and every line says so: NOT RUN is no pass.
+three main cases on all GPUs. What needs several GPUs and NCCL is not tried without them, and on a machine without GPUs
+nothing is: every such line says so, and NOT RUN is no pass.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,11 +31,10 @@ _START = Path(__file__).parents[1] / "program" / "start.py"
 _CHECKS_SECONDS = 1800
 _CASE_SECONDS = 600.0
 _HANG_SECONDS = 60.0
-NAMES = (
-    *("digests", "attention", "grouped products", "offload", "digest bandwidth"),
-    *("sums in rank order", "native sums", "all-to-all"),
-)
-"""What `harness.execute.gpu_checks` checks; importing it would load torch."""
+ALONE = ("digests", "attention", "grouped products", "offload", "digest bandwidth")
+TOGETHER = ("sums in rank order", "native sums", "all-to-all")
+NAMES = (*ALONE, *TOGETHER)
+"""What `harness.execute.gpu_checks` checks, on one device and on all ranks; importing it would load torch."""
 KILLED, HUNG = "a killed rank", "a hung rank"
 
 
@@ -54,21 +54,32 @@ def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator
     """Every check, as soon as it is known, on all GPUs that torch can use."""
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
-        for name in (*NAMES, KILLED, HUNG, *MAIN_CASES):
-            yield Line(name=name, outcome="NOT RUN", found=why)
+        yield from _not_run((*NAMES, KILLED, HUNG, *MAIN_CASES), why)
         return
     assert not isinstance(torch, str), "it has GPUs"
+    if why := why_not_together(torch):
+        yield from run_checks("cuda", 1)
+        yield from _not_run((*TOGETHER, KILLED, HUNG, *MAIN_CASES), why)
+        return
     ranks = len(torch.gpus)
     yield from run_checks("cuda", ranks)
     yield from run_cases_on(ranks, report_dir)
 
 
+def _not_run(names: Iterable[str], why: str) -> Iterator[Line]:
+    for name in names:
+        yield Line(name=name, outcome="NOT RUN", found=why)
+
+
 def why_not(torch: Torch | str) -> str | None:
-    """Why nothing can be tried on this machine, in words; None when it can."""
+    """Why nothing can be tried on this machine, in words; None when something can."""
     if isinstance(torch, str):
         return torch
-    if not torch.gpus:
-        return "no GPU that this torch can use"
+    return None if torch.gpus else "no GPU that this torch can use"
+
+
+def why_not_together(torch: Torch) -> str | None:
+    """Why what takes several ranks cannot be tried, in words; None when it can."""
     if not torch.nccl:
         return "this torch has no NCCL"
     return None if len(torch.gpus) > 1 else "one GPU: there is nothing that NCCL could join"
@@ -81,12 +92,15 @@ def status_of(lines: list[Line]) -> int:
 
 
 def run_checks(device: str, ranks: int) -> Iterator[Line]:
-    """The checks of `execute/gpu_checks.py`, in a process that ends with them. One that was not told has failed."""
+    """The checks of `execute/gpu_checks.py`, in a process that ends with them; those of one device for one rank.
+
+    One that was not told has failed.
+    """
     reader, writer = os.pipe()
     command = [sys.executable, "-P", str(_START), "harness.execute.gpu_checks", "--answers", str(writer)]
     command += ["--device", device, "--ranks", str(ranks)]
     environment = os.environ | ENVIRONMENT
-    left = dict.fromkeys(NAMES)
+    left = dict.fromkeys(NAMES if ranks > 1 else ALONE)
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(

@@ -281,11 +281,14 @@ NAMES = (*ALONE, *TOGETHER)
 
 
 def run_checks(setting: Setting, seconds: float = SECONDS) -> Iterator[Found]:
-    """Every check, each in processes that are forked for it. This process touches no device: it is forked from."""
+    """Every check, each in processes that are forked for it; of one rank, those that need no other.
+
+    This process touches no device: it is forked from.
+    """
     set_determinism(0)  # imports what takes a second, once
     for name, alone in ALONE.items():
         yield _forked(name, [_on_one_device(alone, setting)], seconds)
-    for name, together in TOGETHER.items():
+    for name, together in TOGETHER.items() if setting.ranks > 1 else ():
         with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
             yield _forked(name, [_on_a_rank(together, setting, f"{folder}/store")] * setting.ranks, seconds)
 

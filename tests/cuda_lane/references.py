@@ -6,24 +6,14 @@ second that is its control, leave the same files for each of them. What a graph 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case, Memory, Pipeline
 from harness.execute.accounts import End
 from harness.execute.requests import RunRequest, Seats
 from harness.execute.worker import needs_program
-
-TAKEN, SHARED = "taken", "shared"
-
-
-def reference_of(case: Case) -> str:
-    """What decides a run of the case's reference: all but names and what graphs alone read."""
-    plain = replace(case, name="one", family="one", memory=Memory(), pipeline=Pipeline())
-    return json.dumps(plain.to_dict(), sort_keys=True)
+from tests.cuda_lane.selection import SHARED, TAKEN, reference_of
 
 
 def taken_once(run_ranks: Callable[..., End], note: Callable[[str], None]) -> Callable[..., End]:

@@ -30,8 +30,7 @@ from harness.cli import run as cli_run
 from harness.execute import host_process
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.host import REFERENCES
-from tests.cuda_lane.references import TAKEN
-from tests.cuda_lane.selection import slice_of, timed_cases
+from tests.cuda_lane.selection import TAKEN, slice_of, timed_cases
 
 DEVICES, FACTS = "BITPROOF_LANE_DEVICES", "BITPROOF_LANE_FACTS"
 ALL_DEVICES = ",".join(map(str, range(stand_in.NUM_DEVICES)))

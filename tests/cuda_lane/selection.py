@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+from dataclasses import replace
 
 from cases import CASES, debug
-from harness.case import Case
+from harness.case import Case, Memory, Pipeline
 
 
 def every_graph_case() -> list[Case]:
@@ -27,8 +30,36 @@ def step_of(case: Case) -> tuple[object, ...]:
     return case.model, case.parallelism, case.batch, case.precision, dim
 
 
-TRACE_COST, CASE_COST = 3, 14
-"""CPU seconds, roughly: tracing a step for one device, and rewriting and running a case."""
+TAKEN, SHARED = "taken", "shared"
+"""What became of a run of a reference: it was run, or what an earlier case's run left is its."""
+
+
+def reference_of(case: Case) -> str:
+    """What decides a run of the case's reference: all but names, passes and memory policy, which it does not read."""
+    plain = replace(case, name="one", family="one", memory=Memory(), pipeline=Pipeline())
+    return json.dumps(plain.to_dict(), sort_keys=True)
+
+
+TRACE_COST, CASE_COST, REFERENCE_COST, RANK_COST = 4.0, 3.5, 2.5, 0.5
+"""CPU seconds, roughly: tracing a step for one device; rewriting a case twice; looking for modules that mix; two runs
+of a rank. A step that several cases share, and a reference, is paid for by the first of them."""
+
+
+def costs(cases: list[Case], devices: int) -> list[float]:
+    """What each case costs where those before it have been taken, and steps are traced for so many devices."""
+    steps: set[object] = set()
+    references: set[str] = set()
+    found = []
+    for case in cases:
+        step, ranks = step_of(case), case.parallelism.world_size
+        reference = reference_of(replace(case, steps=1))  # the lane takes as many of each case
+        cost = CASE_COST + RANK_COST * ranks
+        cost += TRACE_COST * devices * (step not in steps)
+        cost += (REFERENCE_COST + RANK_COST * ranks) * (reference not in references)
+        steps.add(step)
+        references.add(reference)
+        found.append(cost)
+    return found
 
 
 def slice_of(cases: list[Case], text: str, devices: int) -> list[Case]:
@@ -37,9 +68,6 @@ def slice_of(cases: list[Case], text: str, devices: int) -> list[Case]:
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise SystemExit(f"--slice takes i/n, 1 <= i <= n, not {text}")
     index, count = int(found[1]) - 1, int(found[2])
-    ends, total, seen = [], 0, set()
-    for case in cases:
-        total += CASE_COST + (TRACE_COST * devices if step_of(case) not in seen else 0)
-        seen.add(step_of(case))
-        ends.append(total)
-    return [case for case, end in zip(cases, ends, strict=True) if (end - 1) * count // total == index]
+    ends = list(itertools.accumulate(costs(cases, devices)))
+    middles = [end - cost / 2 for end, cost in zip(ends, costs(cases, devices), strict=True)]
+    return [case for case, middle in zip(cases, middles, strict=True) if int(middle * count / ends[-1]) == index]

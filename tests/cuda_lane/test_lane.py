@@ -17,7 +17,7 @@ from torch.nn import functional
 from cases import CASES, autoplace, joint, precompiled, regional, trainers
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.run import LANE_FILE
-from tests.cuda_lane.selection import every_graph_case, slice_of, step_of
+from tests.cuda_lane.selection import costs, every_graph_case, slice_of, step_of
 from tests.cuda_lane.to_cpu import efficient, map_to_cpu
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +103,8 @@ def test_slices_are_all_cases_once_each_and_steps_that_are_alike_stay_together()
     assert [case for part in slices for case in part] == cases and all(slices)
     changes = sum(step_of(a) != step_of(b) for a, b in itertools.pairwise(cases))
     assert changes + 1 == len({step_of(case) for case in cases}) < len(cases) / 2
+    thirds = [sum(costs(slice_of(cases, f"{index}/3", 2), 2)) for index in (1, 2, 3)]
+    assert max(thirds) < 1.1 * min(thirds)
     with pytest.raises(SystemExit, match="1 <= i <= n, not 3/2"):
         slice_of(cases, "3/2", 2)
 

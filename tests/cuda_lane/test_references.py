@@ -13,7 +13,8 @@ from harness.execute.accounts import End
 from harness.execute.failures import Failure
 from harness.execute.requests import RunRequest, Seats
 from harness.machine.devices import Placement
-from tests.cuda_lane.references import SHARED, TAKEN, taken_once
+from tests.cuda_lane.references import taken_once
+from tests.cuda_lane.selection import SHARED, TAKEN
 
 PLAIN, OFFLOADED = CASES["blocks_batch_selective"], CASES["blocks_batch_offload"]
 

@@ -8,7 +8,7 @@ from cases import CASES
 from harness.cli import main
 from harness.commands import doctor_gpu
 from harness.commands.doctor import MAIN_CASES, Torch
-from harness.commands.doctor_gpu import HUNG, KILLED, NAMES, Line, examine_gpus, run_checks, status_of
+from harness.commands.doctor_gpu import ALONE, HUNG, KILLED, NAMES, TOGETHER, Line, examine_gpus, run_checks, status_of
 from harness.execute import gpu_checks, launch
 from harness.records import CaseResult, Verdict
 from tests.small import small
@@ -17,24 +17,38 @@ TWO = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 2)
 
 
 def test_the_checks_that_are_named_are_those_that_there_are():
-    assert NAMES == gpu_checks.NAMES
+    assert (tuple(gpu_checks.ALONE), tuple(gpu_checks.TOGETHER)) == (ALONE, TOGETHER)
 
 
 @pytest.mark.parametrize(
     ("torch", "why"),
     [
         (replace(TWO, gpus=[]), "no GPU that this torch can use"),
-        (replace(TWO, gpus=["H200"]), "one GPU: there is nothing that NCCL could join"),
-        (replace(TWO, nccl=False), "this torch has no NCCL"),
         ("ModuleNotFoundError: No module named 'torch'", "ModuleNotFoundError: No module named 'torch'"),
     ],
 )
-def test_without_gpus_that_nccl_could_join_nothing_is_run_and_every_line_says_so(tmp_path, torch, why):
+def test_without_a_gpu_nothing_is_run_and_every_line_says_so(tmp_path, torch, why):
     lines = list(examine_gpus(tmp_path, torch))
     assert [line.name for line in lines] == [*NAMES, KILLED, HUNG, *MAIN_CASES]
     assert {(line.outcome, line.found) for line in lines} == {("NOT RUN", why)}
     assert status_of(lines) == 3
     assert str(lines[0]) == f"NOT RUN  digests             {why}"
+
+
+@pytest.mark.parametrize(
+    ("torch", "why"),
+    [
+        (replace(TWO, gpus=["H200"]), "one GPU: there is nothing that NCCL could join"),
+        (replace(TWO, nccl=False), "this torch has no NCCL"),
+    ],
+)
+def test_without_gpus_that_nccl_could_join_what_needs_one_device_is_run_and_no_more(monkeypatch, tmp_path, torch, why):
+    monkeypatch.setattr(doctor_gpu, "run_checks", lambda device, ranks: [Line(name=device, outcome="pass", found="")])
+    first, *others = examine_gpus(tmp_path, torch)
+    assert (first.name, first.outcome) == ("cuda", "pass")
+    assert [line.name for line in others] == [*TOGETHER, KILLED, HUNG, *MAIN_CASES]
+    assert {(line.outcome, line.found) for line in others} == {("NOT RUN", why)}
+    assert status_of([first, *others]) == 3
 
 
 def test_the_command_ends_with_3_where_nothing_was_run(monkeypatch, tmp_path, capsys):
@@ -51,10 +65,11 @@ def test_a_failure_is_1_and_what_was_not_run_is_3(outcomes, status):
 
 
 @pytest.mark.ranks
-def test_a_check_that_was_never_told_has_failed():
+@pytest.mark.parametrize(("ranks", "names"), [(2, NAMES), pytest.param(1, ALONE, marks=pytest.mark.slow)])
+def test_a_check_that_was_never_told_has_failed(ranks, names):
     """There are no GPUs of the kind `none`, so each check raises; and where the process ends, none is told."""
-    lines = list(run_checks("none", 2))
-    assert [(line.name, line.outcome) for line in lines] == [(name, "FAIL") for name in NAMES]
+    lines = list(run_checks("none", ranks))
+    assert [(line.name, line.outcome) for line in lines] == [(name, "FAIL") for name in names]
 
 
 @pytest.fixture

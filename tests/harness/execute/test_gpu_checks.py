@@ -144,3 +144,11 @@ def test_a_check_that_raises_crashes_or_hangs_has_failed_and_the_others_run(monk
 def test_sizes_go_up_by_fours_to_the_largest():
     assert sizes(64 * 2**20)[:2] == [4096, 16384] and sizes(64 * 2**20)[-1] == 64 * 2**20
     assert sizes(100) == [100]
+
+
+@pytest.mark.parametrize(("ranks", "names"), [(1, [*ALONE]), (2, [*ALONE, *TOGETHER])])
+def test_one_rank_checks_what_needs_no_other(monkeypatch, ranks, names):
+    told = []
+    monkeypatch.setattr(gpu_checks, "_forked", lambda name, bodies, seconds: told.append((name, len(bodies))))
+    list(gpu_checks.run_checks(Setting(device="cpu", ranks=ranks)))
+    assert told == [(name, ranks if name in TOGETHER else 1) for name in names]

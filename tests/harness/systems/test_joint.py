@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +17,9 @@ from harness.disturb.faults import CATALOGUE
 from harness.disturb.faults.strike import strike
 from harness.errors import UsageError
 from harness.graph.passes.partition import partition
-from harness.systems.graph import GraphProgram, make_graph_system, prepare, trace
-from reference.parallel.mesh import Mesh
-from reference.step import make_eager
+from harness.systems.graph import GraphProgram, prepare, trace
 from tests.harness.graph.graphs import context_of
-from tests.harness.systems.test_graph import observed
-from tests.ranks import on_ranks
+from tests.harness.systems.test_graph import assert_eagers_bits
 from tests.small import small
 
 CPU = torch.device("cpu")
@@ -65,17 +61,8 @@ def test_preparing_again_gives_the_same_code_and_as_any_rank() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", [ON_TWO, EP_ON_TWO], ids=lambda case: case.name)
-def test_the_exported_step_has_eagers_bits(case: Case) -> None:
-    program = prepared(case)
-
-    def body(mesh: Mesh) -> list[Any]:
-        eager = observed(make_eager(case, mesh, CPU, False, lambda gradients: gradients))
-        graph = observed(make_graph_system(case, mesh, CPU, program, lambda gradients: gradients))
-        return [len(eager), [name for name in eager.keys() | graph.keys() if eager.get(name) != graph.get(name)]]
-
-    for count, differing in on_ranks(case.parallelism, body):
-        assert count > 100
-        assert differing == []
+def test_the_exported_step_has_eagers_bits(case: Case, tmp_path: Path) -> None:
+    assert_eagers_bits(case, lambda: prepared(case), tmp_path)
 
 
 def test_faults_are_struck_into_an_exported_step_or_refused_by_name() -> None:

@@ -129,7 +129,10 @@ def _first_of(sites: set[Site], logs: Sequence[CandidateLog], roots: set[Site]) 
     """The first site in execution order, on the lowest rank."""
     index, rank = min((index, rank) for rank, index in sites)
     log = logs[rank]
-    return _Picked((rank, index), *log.reference.partner(log.calls[index], log.turn(index)), roots)
+    partner, same = log.reference.partner(log.calls[index], log.turn(index))
+    if same is None and log.is_extra(index):  # a call too many of its operator, and the reference makes none of these
+        partner = None
+    return _Picked((rank, index), partner, same, roots)
 
 
 def _loses(logs: Sequence[CandidateLog], picked: _Picked, differing: Differing) -> bool:
@@ -175,8 +178,12 @@ def _first_missing(
     for number, mine in enumerate(logs[ranks[0]].calls if call.collective else ()):
         if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
             return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index)
-    if (between := logs[ranks[0]].put_between(index)) is not None:
-        return Culprit(how="adds", call=logs[ranks[0]].calls[between], ranks=ranks, candidate=between, reference=None)
+    log = logs[ranks[0]]
+    if (made := log.made_as(index)) is not None:  # of another value: that is what is wrong, and no call is missing
+        if (between := log.put_between(index, made)) is not None:
+            return Culprit(how="adds", call=log.calls[between], ranks=ranks, candidate=between, reference=None)
+        if not log.calls[made].view and log.reference.values.issuperset(log.calls[made].inputs):
+            return Culprit(how="reads", call=log.calls[made], ranks=ranks, candidate=made, reference=index)
     return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
 
 

@@ -79,17 +79,20 @@ class CandidateLog:
 
     def bucket_of(self, index: int) -> int | None:
         """The collective of the bucket that all of what a call reads are parts of; None where there is none."""
-
-        def launch_of(number: int | None) -> int | None:
-            if number is None or self.calls[number].collective:
-                return number
-            given = {launch_of(producer) for producer in self.calls[number].producers}
-            return given.pop() if self.packs(number) and len(given) == 1 else None
-
-        found = {launch_of(producer) for producer in self.calls[index].producers}
-        launch = found.pop() if len(found) == 1 else None
-        known = launch is None or self.reference.values.issuperset(self.calls[launch].inputs)
-        return None if known else launch
+        launches, pending, seen = set[int | None](), list(self.calls[index].producers), set[int | None]()
+        while pending:
+            number = pending.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if number is None or self.calls[number].collective or not self.packs(number):
+                launches.add(number)
+            else:
+                pending += self.calls[number].producers
+        launch = launches.pop() if len(launches) == 1 else None
+        if launch is None or not self.calls[launch].collective:
+            return None
+        return None if self.reference.values.issuperset(self.calls[launch].inputs) else launch
 
     def only_packs(self, index: int) -> bool:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
@@ -141,17 +144,17 @@ class CandidateLog:
                 return known
         return None
 
-    def put_between(self, index: int) -> int | None:
-        """The new call that reads what a call of the reference reads, where this log makes that call of its value.
-
-        None where it does not: then the call is missing indeed.
-        """
+    def made_as(self, index: int) -> int | None:
+        """This log's call that stands for a call of the reference by its turn; None where it makes more or fewer."""
         wanted = self.reference.log[index]
         made, due = _alike(self.calls, wanted), _alike(self.reference.log, wanted)
-        if len(made) != len(due):
-            return None
-        given = [number for number in self.calls[made[due.index(index)]].producers if number is not None]
-        reads_it = [number for number in given if set(self.calls[number].inputs) & set(wanted.inputs)]
+        return made[due.index(index)] if len(made) == len(due) else None
+
+    def put_between(self, index: int, mine: int) -> int | None:
+        """The new call that reads what a call of the reference reads, and is read by the one that stands for it."""
+        wanted = set(self.reference.log[index].inputs)
+        given = [number for number in self.calls[mine].producers if number is not None]
+        reads_it = [number for number in given if wanted & set(self.calls[number].inputs)]
         return next((number for number in reads_it if self.is_new(number) or self.is_extra(number)), None)
 
     def put_before(self, index: int) -> Call | None:
@@ -193,8 +196,10 @@ class CandidateLog:
         What adds two chunks runs once here, and there as chunk 0's or chunk 1's.
         """
 
-        def kind(call: Call) -> tuple[str, str | None, str | None]:
-            return call.operator, call.place.module, call.place.direction
+        is_untold = self.calls[index].place.direction is None  # then nothing but its operator tells
+
+        def kind(call: Call) -> tuple[str | None, ...]:
+            return (call.operator,) if is_untold else (call.operator, call.place.module, call.place.direction)
 
         mine = kind(self.calls[index])
         made, due = ([kind(call) for call in log].count(mine) for log in (self.calls, self.reference.log))

@@ -26,9 +26,9 @@ def logged(*calls: Call) -> CandidateLog:
 
 def test_what_was_put_between_two_calls_is_found_where_the_second_is_made_of_another_value() -> None:
     between = logged(STEP[0], call("mul c -> Z", ROUTER, 0), call("add_ n Z -> M", FORWARD, None, 1), STEP[2])
-    assert between.put_between(1) == 1
-    assert logged(STEP[0], STEP[2]).put_between(1) is None, "the call is not made at all"
-    assert logged(*STEP).put_between(1) is None
+    assert between.made_as(1) == 2 and between.put_between(1, 2) == 1
+    assert logged(STEP[0], STEP[2]).made_as(1) is None, "the call is not made at all"
+    assert logged(*STEP).put_between(1, 1) is None
 
 
 def test_what_one_call_alone_reads_was_put_before_that_one_and_what_all_read_was_put_after_a_call() -> None:

@@ -130,6 +130,8 @@ def _first_of(sites: set[Site], logs: Sequence[CandidateLog], roots: set[Site]) 
     index, rank = min((index, rank) for rank, index in sites)
     log = logs[rank]
     partner, same = log.reference.partner(log.calls[index], log.turn(index))
+    if same is None and (first := log.repeated_by(index)) is not None:
+        partner, _ = log.reference.partner(log.calls[first], log.turn(first))
     if same is None and log.is_extra(index):  # a call too many of its operator, and the reference makes none of these
         partner = None
     return _Picked((rank, index), partner, same, roots)

@@ -9,6 +9,9 @@ from harness.localize.calls import Call
 from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
 from harness.localize.reference_log import ReferenceLog
 
+RECOMPUTED = "_recomputed"
+"""Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
+
 
 class CandidateLog:
     """One rank's calls, and which of them agree with the reference's."""
@@ -193,17 +196,27 @@ class CandidateLog:
     def is_extra(self, index: int) -> bool:
         """Whether more calls of its operator are made in its module than the reference makes, in either chunk.
 
-        What adds two chunks runs once here, and there as chunk 0's or chunk 1's.
+        What adds two chunks runs once here, and there as chunk 0's or chunk 1's. What is computed again does not count.
         """
-
+        if _is_again(self.calls[index]):
+            return False
         is_untold = self.calls[index].place.direction is None  # then nothing but its operator tells
 
         def kind(call: Call) -> tuple[str | None, ...]:
             return (call.operator,) if is_untold else (call.operator, call.place.module, call.place.direction)
 
         mine = kind(self.calls[index])
-        made, due = ([kind(call) for call in log].count(mine) for log in (self.calls, self.reference.log))
+        once = [call for call in self.calls if not _is_again(call)]
+        made, due = ([kind(call) for call in log].count(mine) for log in (once, self.reference.log))
         return made > due
+
+    def repeated_by(self, index: int) -> int | None:
+        """The call that one repeats which backward computes again, by the names of their nodes."""
+        call = self.calls[index]
+        if not _is_again(call):
+            return None
+        first = str(call.node).replace(RECOMPUTED, "")
+        return next((number for number, known in enumerate(self.calls) if known.node == first), None)
 
     def same_collective(self, turn: int, call: Call) -> int | None:
         """This rank's part in a collective that another rank launched as its turn-th.
@@ -222,3 +235,8 @@ class CandidateLog:
 def _alike(calls: Sequence[Call], wanted: Call) -> list[int]:
     """The calls of one operator at one place, by index."""
     return [i for i, call in enumerate(calls) if (call.operator, call.place) == (wanted.operator, wanted.place)]
+
+
+def _is_again(call: Call) -> bool:
+    """Whether a call is one that backward computes again."""
+    return call.node is not None and RECOMPUTED in call.node

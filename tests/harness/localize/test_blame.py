@@ -498,3 +498,15 @@ def test_a_call_that_is_made_of_another_right_value_is_not_missing_and_one_that_
     assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("reads", 2, 2)
     left_out = blamed(reference, [weight, reference[1], call("mul a a -> C")], "C")
     assert left_out is not None and (left_out.how, left_out.candidate, left_out.reference) == ("lacks", None, 2)
+
+
+def test_what_is_computed_again_from_another_value_reads_that_and_is_no_call_of_its_own() -> None:
+    reference = [call("mm x w -> a"), call("silu a -> b"), call("neg g -> h"), call("mul b h -> d", BACKWARD)]
+    again = call("silu h -> B")._replace(node="silu_1_recomputed_chunk1", producers=(2,))
+    candidate = [*reference[:3], again, call("mul B h -> D", BACKWARD)._replace(producers=(3, 2))]
+    candidate[1] = candidate[1]._replace(node="silu_1_chunk1")
+    culprit = blamed(reference, candidate, "D")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("reads", 3, 1)
+    candidate[3] = again._replace(node="silu_2")
+    culprit = blamed(reference, candidate, "D")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("adds", 3, None)

@@ -28,6 +28,7 @@ from torch.fx.node import map_arg
 
 from harness.errors import PassError, UsageError
 from harness.graph.context import PassContext
+from harness.graph.observation import hand_on_lost_marks, marked_nodes
 from harness.graph.options import PassSpec
 from harness.graph.origin import META_KEY, UNKNOWN
 from harness.graph.verify import verify_order
@@ -54,7 +55,7 @@ class ExtraPass:
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
         """Run the function, then see to metadata and to code that it left stale."""
-        before = _calls(module)
+        before, marked = _calls(module), marked_nodes(module.graph)
         result = self._function(module, context) if self._takes_context else self._function(module)
         result = module if result is None else result
         if not isinstance(result, GraphModule):
@@ -64,6 +65,7 @@ class ExtraPass:
                 found=type(result).__name__,
             )
         verify_order(result.graph)
+        hand_on_lost_marks(result.graph, marked)
         _propagate(result, before)
         result.recompile()
         return result

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from harness.case import Boundary, Chunking, Kind, observed_modules
 from harness.errors import PassError, TraceError
@@ -121,6 +122,46 @@ def hand_on_marks(node: Node, to: Node) -> None:
     """Let a node that stands for another have its marks."""
     if MARKS_KEY in node.meta:
         to.meta[MARKS_KEY] = (*to.meta.get(MARKS_KEY, ()), *node.meta[MARKS_KEY])
+
+
+class Marked(NamedTuple):
+    """A marked node, and where others read it: by a reader's name, its places among what that reads."""
+
+    node: Node
+    readers: dict[str, list[int]]
+
+
+def marked_nodes(graph: Graph) -> list[Marked]:
+    """Every marked node, before somebody else's code changes the graph."""
+    found = []
+    for node in graph.nodes:
+        if MARKS_KEY in node.meta:
+            readers = {user.name: [i for i, x in enumerate(_read_by(user)) if x is node] for user in node.users}
+            found.append(Marked(node, readers))
+    return found
+
+
+def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
+    """Let what is read in a marked node's place now, where that is gone, have its marks; a new node also its chunk."""
+    nodes = {node.name: node for node in graph.nodes}
+    for node, readers in before:
+        if nodes.get(node.name) is not None:
+            continue
+        for name, places in readers.items():
+            read = _read_by(nodes[name]) if name in nodes else []
+            if places and places[-1] < len(read):
+                to = read[places[0]]
+                hand_on_marks(node, to)
+                if META_KEY not in to.meta and CHUNK_KEY in node.meta:
+                    to.meta[CHUNK_KEY] = node.meta[CHUNK_KEY]
+                break
+
+
+def _read_by(node: Node) -> list[Node]:
+    """The nodes that a node reads, in the order of its arguments, each as often as it does."""
+    found: list[Node] = []
+    map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 # 2. Calls that look.

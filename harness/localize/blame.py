@@ -26,19 +26,19 @@
    call may be missing: the first call of the reference, in the history of the value that the candidate
    should have had, whose output the candidate has nowhere and whose inputs it has.
 6. No call of the update is wrong where what it is given is: where a tensor that differs is another right value and its
-   own was computed, as where two gradients are exchanged, the call that gave its own is the answer.
+   own was computed, as where two gradients are exchanged, the call that gave its own is the answer; the collective of a
+   bucket where that call only reads parts of one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from harness.errors import cut
 from harness.localize.calls import Call
+from harness.localize.candidate_log import CandidateLog
 from harness.localize.culprit import Culprit, How
-from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
 from harness.localize.reference_log import ReferenceLog
 
 Site = tuple[int, int]
@@ -57,12 +57,12 @@ def find_culprit(
     None when no call explains what differs: it was changed outside of every operator.
     """
     known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
-    logs = [_Log(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
+    logs = [CandidateLog(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
     picked = _pick(logs, differing)
     missing = _missing_for(logs, picked) if picked is not None and picked.reads else None
     if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
         return missing
-    if picked is None or (picked.reads and _loses(logs, picked)):
+    if picked is None or (picked.reads and _loses(logs, picked, differing)):
         for each in logs:
             each.trusts_parts = False
         picked = _pick(logs, differing)
@@ -86,8 +86,9 @@ def find_culprit(
         how = "abandons"
     arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
     other = log.replaced_by(call) if how == "adds" else None
-    if other is not None:
-        call = call._replace(place=other.place)
+    other_place = other or (log.put_before(index) if how == "adds" else None)
+    if other_place is not None:
+        call = call._replace(place=other_place.place)
     return Culprit(
         how=how,
         call=call,
@@ -113,7 +114,7 @@ class _Picked(NamedTuple):
         return self.partner is not None and self.same is None
 
 
-def _pick(logs: Sequence[_Log], differing: Differing) -> _Picked | None:
+def _pick(logs: Sequence[CandidateLog], differing: Differing) -> _Picked | None:
     """Rule 4. What makes a value of nothing, as `arange`, goes by numbers, which other calls may have got wrong."""
     roots = _roots(logs, differing)
     if not roots:
@@ -124,23 +125,33 @@ def _pick(logs: Sequence[_Log], differing: Differing) -> _Picked | None:
     return _first_of(packing, logs, roots) if packing and picked.reads else picked  # what was packed in another place
 
 
-def _first_of(sites: set[Site], logs: Sequence[_Log], roots: set[Site]) -> _Picked:
+def _first_of(sites: set[Site], logs: Sequence[CandidateLog], roots: set[Site]) -> _Picked:
     """The first site in execution order, on the lowest rank."""
     index, rank = min((index, rank) for rank, index in sites)
     log = logs[rank]
-    return _Picked((rank, index), *log.reference.partner(log.calls[index], log.turn(index)), roots)
+    partner, same = log.reference.partner(log.calls[index], log.turn(index))
+    if same is None and (first := log.repeated_by(index)) is not None:
+        partner, _ = log.reference.partner(log.calls[first], log.turn(first))
+    if same is None and log.is_extra(index):  # a call too many of its operator, and the reference makes none of these
+        partner = None
+    return _Picked((rank, index), partner, same, roots)
 
 
-def _loses(logs: Sequence[_Log], picked: _Picked) -> bool:
-    """Whether a collective of the reference has no output here, though its input is: a bucket was packed wrong."""
-    log = logs[picked.site[0]]
-    if log.is_extra(picked.site[1]):  # what a pass put there is wrong, and no bucket
+def _loses(logs: Sequence[CandidateLog], picked: _Picked, differing: Differing) -> bool:
+    """Whether what first went missing is what a collective gives, though its input is there: a bucket was packed wrong.
+
+    Of other collectives a bucket may give the parts in other shapes.
+    """
+    if logs[picked.site[0]].is_extra(picked.site[1]):  # what a pass put there is wrong, and no bucket
         return False
-    launched = (known for known in log.reference.log if known.collective and known.outputs)
-    return any(log.has_all(known.inputs) and not log.has_all(known.outputs) for known in launched)
+    for rank, pairs in differing.items():
+        index = logs[rank].first_missing(wanted for wanted, _ in pairs)
+        if index is not None and logs[rank].reference.log[index].collective:
+            return True
+    return False
 
 
-def _missing_for(logs: Sequence[_Log], picked: _Picked) -> Culprit | None:
+def _missing_for(logs: Sequence[CandidateLog], picked: _Picked) -> Culprit | None:
     """Rule 5, for what the partner of a root reads."""
     rank, index = picked.site
     read = logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
@@ -156,7 +167,7 @@ def _unlike_arguments(call: Call, partner: Call) -> str:
 
 
 def _first_missing(
-    logs: Sequence[_Log], wanted: Mapping[int, Iterable[str]], before: int | None = None
+    logs: Sequence[CandidateLog], wanted: Mapping[int, Iterable[str]], before: int | None = None
 ) -> Culprit | None:
     """Rule 5, for values that the candidate should have had, by rank, before some call where that is known."""
     found = {rank: logs[rank].first_missing(values, before) for rank, values in wanted.items()}
@@ -169,10 +180,16 @@ def _first_missing(
     for number, mine in enumerate(logs[ranks[0]].calls if call.collective else ()):
         if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
             return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index)
+    log = logs[ranks[0]]
+    if (made := log.made_as(index)) is not None:  # of another value: that is what is wrong, and no call is missing
+        if (between := log.put_between(index, made)) is not None:
+            return Culprit(how="adds", call=log.calls[between], ranks=ranks, candidate=between, reference=None)
+        if not log.calls[made].view and log.reference.values.issuperset(log.calls[made].inputs):
+            return Culprit(how="reads", call=log.calls[made], ranks=ranks, candidate=made, reference=index)
     return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
 
 
-def _misplaced(logs: Sequence[_Log], differing: Differing) -> Culprit | None:
+def _misplaced(logs: Sequence[CandidateLog], differing: Differing) -> Culprit | None:
     """Rule 6: the first call before the update that gave what a tensor should hold which holds another right value."""
     found: list[tuple[int, int]] = []
     for rank, pairs in differing.items():
@@ -185,11 +202,14 @@ def _misplaced(logs: Sequence[_Log], differing: Differing) -> Culprit | None:
     if not found:
         return None
     index, rank = min(found)
+    bucket = logs[rank].bucket_of(index)
+    if bucket is not None:  # it was packed, or unpacked, in another order
+        found, index = [(bucket, peer) for i, peer in found if i == index], bucket
     call, ranks = logs[rank].calls[index], tuple(sorted({peer for i, peer in found if i == index}))
     return Culprit(how="misplaces", call=call, ranks=ranks, candidate=index, reference=None)
 
 
-def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
+def _roots(logs: Sequence[CandidateLog], differing: Differing) -> set[Site]:
     """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
     is_misplaced = any(has in logs[rank].reference.values for rank, pairs in differing.items() for _, has in pairs)
     starts = [(rank, log.last_producer(has)) for rank, log in enumerate(logs) for _, has in differing.get(rank, ())]
@@ -218,156 +238,3 @@ def _roots(logs: Sequence[_Log], differing: Differing) -> set[Site]:
             elif logs[rank].is_new(index):
                 roots.add((rank, index))
     return roots
-
-
-class _Log:
-    """One rank's calls, and which of them agree with the reference's."""
-
-    def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
-        self.calls = calls
-        self.reference = reference
-        self.collectives = [index for index, call in enumerate(calls) if call.collective]
-        self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
-        self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
-        self._latest: dict[str, int] = {}
-        self.trusts_parts = True
-        self._bad: list[tuple[int, ...]] = []
-        self._unpacked: list[set[int]] = []
-        for index, call in enumerate(calls):
-            producers = call.producers or (None,) * len(call.inputs)
-            pairs = zip(call.inputs, producers, strict=True)
-            given = (self._latest.get(value) if producer is None else producer for value, producer in pairs)
-            found = [producer for producer in given if producer is not None]
-            unpacked = {
-                i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
-            }
-            self._unpacked.append(unpacked)
-            self._bad.append(tuple(i for i in found if not self._agrees[i]))
-            for value in (*call.aliases, *call.outputs):
-                self._latest[value] = index
-
-    def turn(self, index: int) -> int:
-        """How many calls of the same operator at the same place came before."""
-        call = self.calls[index]
-        return sum((earlier.place, earlier.operator) == (call.place, call.operator) for earlier in self.calls[:index])
-
-    def last_producer(self, digest: str) -> int | None:
-        """The last call that gave this value, unless it agrees."""
-        index = self._latest.get(digest)
-        return None if index is None or self._agrees[index] else index
-
-    def new_constant(self, index: int, partner: int | None) -> int | None:
-        """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""
-        call, theirs = self.calls[index], self.reference.log[partner].inputs if partner is not None else ()
-        odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]
-        return next((i for i in odd if self.is_new(i) and name_of(self.calls[i]) in CONSTANTS), None)
-
-    def bad_producers(self, index: int) -> set[int]:
-        """The calls that gave a call's inputs and do not agree."""
-        found, pending = set(), self._bad_inputs(index)
-        while pending:
-            producer = pending.pop()
-            view = self.calls[producer]
-            if view.view and (self.is_new(index) or keeps_order(view)):
-                pending += self._bad_inputs(producer)
-            else:
-                found.add(producer)
-        return found
-
-    def _bad_inputs(self, index: int) -> list[int]:
-        """The same, views included; a right part of a bucket is right, where it is trusted, wherever it belongs."""
-        unpacked = self._unpacked[index] if self.trusts_parts else ()
-        return [producer for producer in self._bad[index] if producer not in unpacked]
-
-    def has_all(self, values: Iterable[str]) -> bool:
-        """Whether this log has each of some values somewhere."""
-        return self._values.issuperset(values)
-
-    def packs(self, index: int) -> bool:
-        """Whether a call computes nothing: it puts values together, or takes them apart."""
-        return self.calls[index].view or name_of(self.calls[index]) in PACKING
-
-    def _unpacks(self, index: int) -> bool:
-        """Whether a call takes apart what the reference has nowhere: then its parts count each by itself."""
-        return self.packs(index) and not self.reference.values.issuperset(self.calls[index].inputs)
-
-    def only_packs(self, index: int) -> bool:
-        """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
-        return name_of(self.calls[index]) in PACKING and all(map(self.only_packs, self.bad_producers(index)))
-
-    def is_packing(self, index: int) -> bool:
-        """Whether a call only packs right values, or is the collective of such."""
-        earlier = self.bad_producers(index)
-        return self.only_packs(index) or (bool(earlier) and all(map(self.only_packs, earlier)))
-
-    def first_missing(self, wanted: Iterable[str], before: int | None = None) -> int | None:
-        """In the reference's log, the first call whose output this log has nowhere and whose inputs it has.
-
-        What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
-        """
-        made_late = {value for call in self.calls[before:] for value in call.outputs} if before is not None else set()
-        there = self._values - made_late  # what is given to the step is there, whoever reads it when
-        there |= {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs)}
-        late = {(value, call.place.direction) for call in self.calls[before:] for value in call.outputs}
-
-        def is_missing(value: str) -> bool:
-            index = self.reference.producer(value)
-            direction = None if index is None else self.reference.log[index].place.direction
-            return value not in there and (value, direction) not in late
-
-        pending, seen, found = [*filter(is_missing, wanted)], set(), []
-        while pending:
-            index = self.reference.producer(pending.pop())
-            if index is None or index in seen:
-                continue
-            seen.add(index)
-            earlier = [*filter(is_missing, self.reference.log[index].inputs)]
-            pending += earlier
-            if not earlier:
-                found.append(index)
-        return min(found, default=None)
-
-    def replaced_by(self, call: Call) -> Call | None:
-        """The first call of the reference that reads what a new call reads and that this log does not make.
-
-        What a pass puts in a call's place says nothing of where it belongs; that call does.
-        """
-        made = Counter((mine.operator, mine.place) for mine in self.calls)
-        due = Counter((known.operator, known.place) for known in self.reference.log)
-        for known in self.reference.log:
-            kind = known.operator, known.place
-            reads_it = bool(call.inputs) and set(call.inputs) <= set(known.inputs)
-            if reads_it and not known.view and made[kind] < due[kind] and self._values.isdisjoint(known.outputs):
-                return known
-        return None
-
-    def is_new(self, index: int) -> bool:
-        """Whether the reference never calls such an operator there."""
-        return not self.reference.calls(self.calls[index])
-
-    def _changes_nothing(self, index: int) -> bool:
-        """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
-        call = self.calls[index]
-        is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
-        return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
-
-    def is_extra(self, index: int) -> bool:
-        """Whether more calls of its operator are made at its place than the reference makes."""
-        kind = self.calls[index].operator, self.calls[index].place
-        made, due = (
-            [(call.operator, call.place) for call in log].count(kind) for log in (self.calls, self.reference.log)
-        )
-        return made > due
-
-    def same_collective(self, turn: int, call: Call) -> int | None:
-        """This rank's part in a collective that another rank launched as its turn-th.
-
-        Collectives are what all ranks launch alike; a rank may make calls of its own between them.
-        """
-        index = self.collectives[turn] if turn < len(self.collectives) else None
-        return index if index is not None and self.has_same(index, call) else None
-
-    def has_same(self, index: int, call: Call) -> bool:
-        """Whether this rank made the same call at the same point of its log."""
-        mine = self.calls[index] if index < len(self.calls) else None
-        return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)

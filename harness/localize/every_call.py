@@ -93,7 +93,8 @@ class EveryCall:
         self.found = found = self._look()
         total = found.fewest * found.steps
         counts = judgement.compared | {ACTIVATION: judgement.compared.get(ACTIVATION, 0) + total}
-        looked = f"{found.calls:,} calls of {found.steps} steps{told_packing(found.num_packing)}"
+        steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
+        looked = f"{found.calls:,} calls of {steps}{told_packing(found.num_packing)}"
         if not found.strange:
             told = f"--every-call: each of {looked} gave values that the reference had too"
             differ = judgement.mismatched | {ACTIVATION: judgement.mismatched.get(ACTIVATION, 0)}

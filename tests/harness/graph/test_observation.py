@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from harness.case import Boundary, Chunking
 from harness.errors import CaseError, PassError
@@ -13,7 +13,9 @@ from harness.graph.observation import (
     MARKS_KEY,
     Mark,
     activation,
+    hand_on_lost_marks,
     hand_on_marks,
+    marked_nodes,
     observed,
     show_activations,
     shown_to,
@@ -192,3 +194,35 @@ def test_marks_are_handed_to_what_stands_for_a_node() -> None:
     first.meta[MARKS_KEY], second.meta[MARKS_KEY] = (one,), (other,)
     hand_on_marks(first, second)
     assert second.meta[MARKS_KEY] == (other, one)
+
+
+def test_what_somebody_s_pass_puts_in_a_marked_node_s_place_is_what_the_boundary_shows() -> None:
+    def graph_with_mark() -> tuple[GraphModule, Node, Node]:
+        graph = Graph()
+        x = graph.placeholder("x")
+        node = graph.call_function(aten.sin.default, (x,))
+        node.meta |= {MARKS_KEY: ("a mark",), CHUNK_KEY: 1}
+        reader = graph.call_function(aten.mul.Tensor, (x, node))
+        graph.output(reader)
+        return GraphModule(nn.Module(), graph), node, reader
+
+    module, node, reader = graph_with_mark()
+    marked = marked_nodes(module.graph)
+    with module.graph.inserting_before(node):
+        new = module.graph.call_function(aten.cos.default, (node.args[0],))
+    node.replace_all_uses_with(new)
+    hand_on_lost_marks(module.graph, marked)
+    assert MARKS_KEY not in new.meta, "the node is still there, whoever reads it"
+    module.graph.erase_node(node)
+    hand_on_lost_marks(module.graph, marked)
+    assert (new.meta[MARKS_KEY], new.meta[CHUNK_KEY]) == (("a mark",), 1)
+
+    module, node, reader = graph_with_mark()
+    marked = marked_nodes(module.graph)
+    for call in (reader, node):
+        call.replace_all_uses_with(call.args[0])
+        module.graph.erase_node(call)
+    hand_on_lost_marks(module.graph, marked)
+    assert not any(MARKS_KEY in call.meta for call in module.graph.nodes), (
+        "with its readers gone, nothing stands for it"
+    )

@@ -481,3 +481,32 @@ def test_a_gather_that_nobody_waits_for_is_named_where_another_s_value_is_read_i
     candidate = [gather("s -> w"), gather("t ->  "), call("mm x w -> a"), call("mm y w -> B")]
     culprit = blamed(reference, candidate, "B")
     assert culprit is not None and (culprit.how, culprit.candidate) == ("abandons", 1)
+
+
+def test_a_call_too_many_of_its_operator_is_new_and_not_another_one_that_reads_something_else() -> None:
+    reference = [call("index t p -> a"), call("add a b -> c"), call("sum c -> l")]
+    candidate = [call("add p o -> P"), call("index t P -> A"), call("add A b -> C"), call("sum C -> L")]
+    culprit = blamed(reference, candidate, "L")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("adds", 0, None)
+
+
+def test_a_call_that_is_made_of_another_right_value_is_not_missing_and_one_that_is_not_made_is() -> None:
+    weight = call("neg v -> n")
+    reference = [weight, call("mm x w -> a"), call("mm x v -> b"), call("mul a b -> c")]
+    candidate = [weight, reference[1], call("mm x w -> a"), call("mul a a -> C")]
+    culprit = blamed(reference, candidate, "C")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("reads", 2, 2)
+    left_out = blamed(reference, [weight, reference[1], call("mul a a -> C")], "C")
+    assert left_out is not None and (left_out.how, left_out.candidate, left_out.reference) == ("lacks", None, 2)
+
+
+def test_what_is_computed_again_from_another_value_reads_that_and_is_no_call_of_its_own() -> None:
+    reference = [call("mm x w -> a"), call("silu a -> b"), call("neg g -> h"), call("mul b h -> d", BACKWARD)]
+    again = call("silu h -> B")._replace(node="silu_1_recomputed_chunk1", producers=(2,))
+    candidate = [*reference[:3], again, call("mul B h -> D", BACKWARD)._replace(producers=(3, 2))]
+    candidate[1] = candidate[1]._replace(node="silu_1_chunk1")
+    culprit = blamed(reference, candidate, "D")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("reads", 3, 1)
+    candidate[3] = again._replace(node="silu_2")
+    culprit = blamed(reference, candidate, "D")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("adds", 3, None)

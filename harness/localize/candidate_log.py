@@ -1,0 +1,242 @@
+"""One rank's calls of the candidate, and which of them agree with the reference's: see the rules in `blame`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from harness.localize.calls import Call
+from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
+from harness.localize.reference_log import ReferenceLog
+
+RECOMPUTED = "_recomputed"
+"""Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
+
+
+class CandidateLog:
+    """One rank's calls, and which of them agree with the reference's."""
+
+    def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
+        self.calls = calls
+        self.reference = reference
+        self.collectives = [index for index, call in enumerate(calls) if call.collective]
+        self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
+        self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
+        self._latest: dict[str, int] = {}
+        self.trusts_parts = True
+        self._bad: list[tuple[int, ...]] = []
+        self._unpacked: list[set[int]] = []
+        for index, call in enumerate(calls):
+            producers = call.producers or (None,) * len(call.inputs)
+            pairs = zip(call.inputs, producers, strict=True)
+            given = (self._latest.get(value) if producer is None else producer for value, producer in pairs)
+            found = [producer for producer in given if producer is not None]
+            unpacked = {
+                i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
+            }
+            self._unpacked.append(unpacked)
+            self._bad.append(tuple(i for i in found if not self._agrees[i]))
+            for value in (*call.aliases, *call.outputs):
+                self._latest[value] = index
+
+    def turn(self, index: int) -> int:
+        """How many calls of the same operator at the same place came before."""
+        call = self.calls[index]
+        return sum((earlier.place, earlier.operator) == (call.place, call.operator) for earlier in self.calls[:index])
+
+    def last_producer(self, digest: str) -> int | None:
+        """The last call that gave this value, unless it agrees."""
+        index = self._latest.get(digest)
+        return None if index is None or self._agrees[index] else index
+
+    def new_constant(self, index: int, partner: int | None) -> int | None:
+        """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""
+        call, theirs = self.calls[index], self.reference.log[partner].inputs if partner is not None else ()
+        odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]
+        return next((i for i in odd if self.is_new(i) and name_of(self.calls[i]) in CONSTANTS), None)
+
+    def bad_producers(self, index: int) -> set[int]:
+        """The calls that gave a call's inputs and do not agree."""
+        found, pending = set(), self._bad_inputs(index)
+        while pending:
+            producer = pending.pop()
+            view = self.calls[producer]
+            if view.view and (self.is_new(index) or keeps_order(view)):
+                pending += self._bad_inputs(producer)
+            else:
+                found.add(producer)
+        return found
+
+    def _bad_inputs(self, index: int) -> list[int]:
+        """The same, views included; a right part of a bucket is right, where it is trusted, wherever it belongs."""
+        unpacked = self._unpacked[index] if self.trusts_parts else ()
+        return [producer for producer in self._bad[index] if producer not in unpacked]
+
+    def packs(self, index: int) -> bool:
+        """Whether a call computes nothing: it puts values together, or takes them apart."""
+        return self.calls[index].view or name_of(self.calls[index]) in PACKING
+
+    def _unpacks(self, index: int) -> bool:
+        """Whether a call takes apart what the reference has nowhere: then its parts count each by itself."""
+        return self.packs(index) and not self.reference.values.issuperset(self.calls[index].inputs)
+
+    def bucket_of(self, index: int) -> int | None:
+        """The collective of the bucket that all of what a call reads are parts of; None where there is none."""
+        launches, pending, seen = set[int | None](), list(self.calls[index].producers), set[int | None]()
+        while pending:
+            number = pending.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if number is None or self.calls[number].collective or not self.packs(number):
+                launches.add(number)
+            else:
+                pending += self.calls[number].producers
+        launch = launches.pop() if len(launches) == 1 else None
+        if launch is None or not self.calls[launch].collective:
+            return None
+        return None if self.reference.values.issuperset(self.calls[launch].inputs) else launch
+
+    def only_packs(self, index: int) -> bool:
+        """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
+        return name_of(self.calls[index]) in PACKING and all(map(self.only_packs, self.bad_producers(index)))
+
+    def is_packing(self, index: int) -> bool:
+        """Whether a call only packs right values, or is the collective of such."""
+        earlier = self.bad_producers(index)
+        return self.only_packs(index) or (bool(earlier) and all(map(self.only_packs, earlier)))
+
+    def first_missing(self, wanted: Iterable[str], before: int | None = None) -> int | None:
+        """In the reference's log, the first call whose output this log has nowhere and whose inputs it has.
+
+        What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
+        """
+        made_late = {value for call in self.calls[before:] for value in call.outputs} if before is not None else set()
+        there = self._values - made_late  # what is given to the step is there, whoever reads it when
+        there |= {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs)}
+        late = {(value, call.place.direction) for call in self.calls[before:] for value in call.outputs}
+
+        def is_missing(value: str) -> bool:
+            index = self.reference.producer(value)
+            direction = None if index is None else self.reference.log[index].place.direction
+            return value not in there and (value, direction) not in late
+
+        pending, seen, found = [*filter(is_missing, wanted)], set(), []
+        while pending:
+            index = self.reference.producer(pending.pop())
+            if index is None or index in seen:
+                continue
+            seen.add(index)
+            earlier = [*filter(is_missing, self.reference.log[index].inputs)]
+            pending += earlier
+            if not earlier:
+                found.append(index)
+        return min(found, default=None)
+
+    def replaced_by(self, call: Call) -> Call | None:
+        """The first call of the reference that reads what a new call reads and that this log does not make.
+
+        What a pass puts in a call's place says nothing of where it belongs; that call does.
+        """
+        made = Counter((mine.operator, mine.place) for mine in self.calls)
+        due = Counter((known.operator, known.place) for known in self.reference.log)
+        for known in self.reference.log:
+            kind = known.operator, known.place
+            reads_it = bool(call.inputs) and set(call.inputs) <= set(known.inputs)
+            if reads_it and not known.view and made[kind] < due[kind] and self._values.isdisjoint(known.outputs):
+                return known
+        return None
+
+    def made_as(self, index: int) -> int | None:
+        """This log's call that stands for a call of the reference by its turn; None where it makes more or fewer."""
+        wanted = self.reference.log[index]
+        made, due = _alike(self.calls, wanted), _alike(self.reference.log, wanted)
+        return made[due.index(index)] if len(made) == len(due) else None
+
+    def put_between(self, index: int, mine: int) -> int | None:
+        """The new call that reads what a call of the reference reads, and is read by the one that stands for it."""
+        wanted = set(self.reference.log[index].inputs)
+        given = [number for number in self.calls[mine].producers if number is not None]
+        reads_it = [number for number in given if wanted & set(self.calls[number].inputs)]
+        return next((number for number in reads_it if self.is_new(number) or self.is_extra(number)), None)
+
+    def put_before(self, index: int) -> Call | None:
+        """The call that a new one was put before: it alone reads, by new calls alone, what that made of a value.
+
+        Others read that value as it is, and this call should. What is put after a call changes it for all readers.
+        """
+        if name_of(self.calls[index]).endswith("_"):  # what is written in place is so for all that read it later
+            return None
+        value, made = set(self.calls[index].inputs), {index}
+        as_it_is = (call for i, call in enumerate(self.calls) if i != index and value & set(call.inputs))
+        if not any(not call.view and self.reference.knows(call) for call in as_it_is):
+            return None
+        for number in range(index + 1, len(self.calls)):
+            call = self.calls[number]
+            if made.isdisjoint(call.producers):
+                continue
+            if self.is_new(number) or self.is_extra(number):
+                made.add(number)
+                continue
+            due = _alike(self.reference.log, call)
+            turn = _alike(self.calls, call).index(number)
+            return call if turn < len(due) and value & set(self.reference.log[due[turn]].inputs) else None
+        return None
+
+    def is_new(self, index: int) -> bool:
+        """Whether the reference never calls such an operator there."""
+        return not self.reference.calls(self.calls[index])
+
+    def _changes_nothing(self, index: int) -> bool:
+        """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
+        call = self.calls[index]
+        is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
+        return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
+
+    def is_extra(self, index: int) -> bool:
+        """Whether more calls of its operator are made in its module than the reference makes, in either chunk.
+
+        What adds two chunks runs once here, and there as chunk 0's or chunk 1's. What is computed again does not count.
+        """
+        if _is_again(self.calls[index]):
+            return False
+        is_untold = self.calls[index].place.direction is None  # then nothing but its operator tells
+
+        def kind(call: Call) -> tuple[str | None, ...]:
+            return (call.operator,) if is_untold else (call.operator, call.place.module, call.place.direction)
+
+        mine = kind(self.calls[index])
+        once = [call for call in self.calls if not _is_again(call)]
+        made, due = ([kind(call) for call in log].count(mine) for log in (once, self.reference.log))
+        return made > due
+
+    def repeated_by(self, index: int) -> int | None:
+        """The call that one repeats which backward computes again, by the names of their nodes."""
+        call = self.calls[index]
+        if not _is_again(call):
+            return None
+        first = str(call.node).replace(RECOMPUTED, "")
+        return next((number for number, known in enumerate(self.calls) if known.node == first), None)
+
+    def same_collective(self, turn: int, call: Call) -> int | None:
+        """This rank's part in a collective that another rank launched as its turn-th.
+
+        Collectives are what all ranks launch alike; a rank may make calls of its own between them.
+        """
+        index = self.collectives[turn] if turn < len(self.collectives) else None
+        return index if index is not None and self.has_same(index, call) else None
+
+    def has_same(self, index: int, call: Call) -> bool:
+        """Whether this rank made the same call at the same point of its log."""
+        mine = self.calls[index] if index < len(self.calls) else None
+        return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)
+
+
+def _alike(calls: Sequence[Call], wanted: Call) -> list[int]:
+    """The calls of one operator at one place, by index."""
+    return [i for i, call in enumerate(calls) if (call.operator, call.place) == (wanted.operator, wanted.place)]
+
+
+def _is_again(call: Call) -> bool:
+    """Whether a call is one that backward computes again."""
+    return call.node is not None and RECOMPUTED in call.node

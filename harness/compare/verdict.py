@@ -17,7 +17,7 @@ that states a bound, and the values of every tensor, measured to be within it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ BEFORE_OPTIMIZER = "@before_optimizer"
 AFTER_OPTIMIZER = "@after_optimizer"
 BACKWARD = "@backward"
 VACUOUS = "what agrees shows nothing, so it is no evidence"
+RACES = "a graph races with its collectives, so that its bits agree by luck, if they do"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +134,15 @@ def judge(
     closeness: Closeness | None = None,
     reference_stress: Comparison | None = None,
     candidate_stress: Comparison | None = None,
+    races: Sequence[str] = (),
 ) -> Judgement:
     """Join a comparison with its controls, each one system compared with itself, and with measured values.
 
     A control that lacks evidence makes the case UNVERIFIED, one that differs makes it NONDETERMINISTIC; its first
     divergence is then that of the system from itself. The same goes for a run under stress. Without a control its
     field is None. A case with a bound whose systems differ is UNVERIFIED without `closeness`, unless dtypes or
-    shapes differ: then there is nothing to measure.
+    shapes differ: then there is nothing to measure. Agreement is withdrawn where graphs that ran have `races`: they
+    read what a collective brings, or write what it sends, before anything waits for it.
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}
@@ -166,6 +169,8 @@ def judge(
         texts += [text] if text else []
     if verdict == Verdict.CLOSE and comparison.vacuous:
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
+    if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:
+        verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(RACES, races)]
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RankError
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class PreparedGraph:
     """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
 
-    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from.
+    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` are the
+    places where it reads or writes what a collective still works on.
     """
 
     code_hash: str
@@ -26,17 +27,24 @@ class PreparedGraph:
     trace_seconds: float = 0.0
     is_kept: bool = False
     artifact: Artifact | None = None
+    races: list[str] = field(default_factory=list)
 
     @property
     def was_kept(self) -> bool | None:
         """What the report says of it: None of a graph that was not traced for want of a kept one."""
         return None if self.artifact else self.is_kept
 
+    def racing_with(self, other: PreparedGraph | None) -> PreparedGraph:
+        """The same, with the races of another graph of the case, too."""
+        return replace(self, races=[*other.races, *self.races]) if other else self
+
     @staticmethod
     def of(program: GraphProgram | None) -> PreparedGraph | None:
         """What is told of a program; None when there is none."""
         if program is None:
             return None
+        from harness.graph.in_flight import races
+
         return PreparedGraph(
             code_hash=program.code_hash,
             generated_hash=program.generated_hash,
@@ -44,6 +52,7 @@ class PreparedGraph:
             trace_seconds=program.trace_seconds,
             is_kept=program.is_kept,
             artifact=program.artifact,
+            races=races(program.module),
         )
 
 

@@ -225,9 +225,9 @@ class CaseRun:
             closeness=closeness,
             reference_stress=stresses["reference"],
             candidate_stress=stresses["candidate"],
+            races=self.graph.races if self.graph else (),
         )
-        first = judgement.first_divergence
-        if judgement.verdict == Verdict.DIFFERENT and first is not None:
+        if (first := judgement.first_divergence) is not None and judgement.verdict == Verdict.DIFFERENT:
             judgement = self._find_cause(judgement, first, recordings)
         elif judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
             repeat = next(repeat for repeat in repeats(controls, stresses) if repeat.between == first.between)
@@ -383,7 +383,7 @@ class CaseRun:
         if graph := answer.graph:
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
-            self.graph = graph
+            self.graph = graph.racing_with(self.graph)
             self.remarks += [graph.artifact.tell(role)] if graph.artifact else []
 
     def _measured(self) -> dict[str, Any]:

@@ -108,6 +108,11 @@ def is_collective(node: Node) -> bool:
     return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
 
 
+def is_functional_collective(node: Node) -> bool:
+    """Whether the node launches a collective whose result is there once a wait for it has returned."""
+    return getattr(node.target, "namespace", None) == _FUNCTIONAL and not is_wait(node)
+
+
 def is_wait(node: Node) -> bool:
     """Whether the node waits for a functional collective."""
     return getattr(node.target, "namespace", None) == _FUNCTIONAL and operator_name(node) == "wait_tensor"

@@ -340,6 +340,17 @@ def test_without_controls_the_comparison_is_the_judgement(case, record):
     assert judgement.error is None
 
 
+def test_agreement_of_a_graph_that_races_with_its_collectives_is_withdrawn_and_a_difference_stands(case, record, flip):
+    race = "`neg` reads what `all_gather` brings, before anything waits for it"
+    candidate = record()
+    found = judge(case, compare(record(), candidate, case), races=[race])
+    assert found.verdict == Verdict.UNVERIFIED
+    assert found.error == f"{verdict.RACES}\n  {race}"
+    flip(candidate, 0, "grad", "layers.0.b", 1)
+    found = judge(case, compare(record(), candidate, case), races=[race])
+    assert (found.verdict, found.error) == (Verdict.DIFFERENT, None)
+
+
 def test_equal_controls_leave_the_verdict_alone(case, record, flip):
     candidate = record()
     flip(candidate, 0, "grad", "layers.0.b", 1)

@@ -3,8 +3,8 @@
 A case's ranks take some steps, with its groups replaced by some that take every sum in ascending rank order, as always,
 and besides in each order that the fault `sum-order` knows, and count the elements that would have had other bits. What
 ranks sum is gradients, and sums of layers under tensor parallelism: each is recorded, or goes into what is. A case that
-buckets takes its steps as a graph, where messages have other sizes, all others as eager code. Sums of two ranks have
-one order, as addition commutes.
+buckets takes its steps as a graph, where messages have other sizes, all others as eager code; nothing is compiled. Sums
+of two ranks have one order, as addition commutes.
 
 Ends with 1 when a case of `cases.bucketing.SEE_ORDER` sees less than all of them.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def tell(counts: Counter[str], order: str) -> str:
 
 def measure(case: Case, steps: int) -> Counter[str]:
     """By order the elements whose sum has other bits, over all ranks; "elements" and "sums" are of all."""
-    case = placed_case(case)
+    case = placed_case(replace(case, pipeline=replace(case.pipeline, backend="fx", regions=())))
     program = prepare(case, CPU, system=case.candidate) if case.pipeline.bucket else None
 
     def body(mesh: Mesh) -> dict[str, int]:

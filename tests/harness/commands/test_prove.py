@@ -65,7 +65,9 @@ def test_a_table_has_a_row_a_case_with_its_outputs_counted(capsys):
 def test_a_tried_cases_row_counts_its_outputs(capsys, monkeypatch):
     w, x = randn(4, 6), randn(4, 6)
     proof = compare(lambda w, x: (w + x, w - x), lambda w, x: (x + w, x - w), w, x)
-    monkeypatch.setattr(command, "prove_case", lambda case, options: CaseProof(case, proof.verdict, proof, evaluated=1))
+    monkeypatch.setattr(
+        command, "prove_case", lambda case, *_, **__: CaseProof(case, proof.verdict, proof, evaluated=1)
+    )
     assert main(["prove", "-k", "experts_seq_world2", "--table"]) == 1
     row = capsys.readouterr().out.splitlines()[-1]
     assert row == "| experts_seq_world2 | deepseek_v3 tiny | 2 | 1 | 1 | 0 | 1 | NOT PROVED | EQUAL |"
@@ -77,7 +79,7 @@ def test_what_cannot_be_tried_counts_only_where_it_was_asked_for(capsys):
 
 
 def test_a_step_that_cannot_be_traced_is_refused(case_file, capsys, monkeypatch):
-    def fail(case, options):
+    def fail(case, options, precompiled):
         raise TraceError("cannot trace")
 
     monkeypatch.setattr(command, "prove_case", fail)

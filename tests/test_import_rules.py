@@ -30,6 +30,7 @@ FLOOR = {
     "harness.records.placed",
     "harness.records.proof",
     "harness.records.recording",
+    "harness.records.report",
     "harness.records.result",
     "harness.records.sensitivity",
     "harness.ulps",

@@ -83,6 +83,7 @@ ELSEWHERE = {
     "harness/records/partition.py": ("tests/harness/report/test_partition.py", "partitions are told in reports"),
     "harness/records/proof.py": ("tests/harness/report/test_proofs.py", "proofs are told in reports"),
     "harness/records/recording.py": ("tests/harness/capture/test_store.py", "recordings go to disk and back"),
+    "harness/records/report.py": ("tests/harness/report/test_json.py", "reports go through report.json and back"),
     "harness/records/result.py": ("tests/harness/report/test_json.py", "results go through report.json and back"),
     "harness/cli/sensitivity.py": (
         "tests/harness/commands/test_sensitivity.py",

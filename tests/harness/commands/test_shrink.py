@@ -23,6 +23,7 @@ from harness.localize.shrink_case import Trial
 from harness.records import CaseResult, Verdict
 from harness.report import json as report_json
 from tests.harness.execute.test_launch import nothing_left_behind, toy
+from tests.hosts import one_host
 
 PASS = "cases/examples/extra_passes.py:add_gradients_in_bfloat16"
 SMALL = replace(
@@ -93,11 +94,9 @@ def test_a_rank_that_raises_is_shrunk_too_with_tries_in_turns_or_at_once_and_get
     tmp_path: Path, capsys: Any
 ) -> None:
     start, found = replace(toy("raising", world_size=3), steps=3), []
-    for jobs in ("1", "2"):
-        folder = tmp_path / jobs
-        folder.mkdir()
-        with nothing_left_behind(make(tmp_path / f"temporary{jobs}")):
-            found.append(shrink(start, folder, capsys, "--tries", "3", "-j", jobs))
+    for jobs, alone in (("1", one_host()), ("2", nothing_left_behind(make(tmp_path / "temporary")))):
+        with alone:
+            found.append(shrink(start, make(tmp_path / jobs), capsys, "--tries", "3", "-j", jobs))
     alone, beside = found
     assert alone.status == beside.status == 3
     assert told_tries(alone.lines) == told_tries(beside.lines) and len(told_tries(beside.lines)) == 3

@@ -32,7 +32,13 @@ def small(name: str, ranks: int) -> Case:
     return replace(CASES[name], model=model, parallelism=parallelism, steps=2)
 
 
-@pytest.mark.parametrize("name", NAMES + NIGHTLY)
+# The other cases ask for the same collectives, of the same dtypes, in other places of a step.
+QUICK = ("moe_seq", "experts_seq_nightly")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES + NIGHTLY]
+)
 def test_every_tensor_of_a_case_is_equal_in_shared_memory_and_over_gloo(name: str) -> None:
     case = small(name, ranks=4 if name == "experts_seq_nightly" else 2)
     set_determinism(case.seed)

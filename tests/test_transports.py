@@ -23,17 +23,15 @@ pytestmark = pytest.mark.ranks
 CPU = torch.device("cpu")
 NAMES = ("transformer_batch", "moe_batch", "moe_seq")
 NIGHTLY = ("blocks_batch_nightly", "experts_batch_nightly", "experts_seq_nightly")
+# The other cases ask for the same collectives, of the same dtypes, in other places of a step.
+QUICK = ("moe_seq", "experts_seq_nightly")
 
 
 def small(name: str, ranks: int) -> Case:
     """A case with one layer, of experts, on fewer ranks, two of which share experts."""
     model, parallelism = Model(layers=1, dense_layers=0), Parallelism(world_size=ranks, ep=2)
     parallelism = replace(parallelism, shared_groups=CASES[name].parallelism.shared_groups)
-    return replace(CASES[name], model=model, parallelism=parallelism, steps=2)
-
-
-# The other cases ask for the same collectives, of the same dtypes, in other places of a step.
-QUICK = ("moe_seq", "experts_seq_nightly")
+    return replace(CASES[name], model=model, parallelism=parallelism, steps=1 if name in QUICK else 2)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,6 @@ from harness.case import Batch, Case, Model, Parallelism, Pipeline
 from harness.case.case_file import case_text, read_case
 from harness.cli import main
 from harness.commands.shrink import refuse, why_no_file
-from harness.errors import UsageError
-from harness.execute.worker import write_standalone
-from harness.graph.options import GraphOptions
 from harness.localize.shrink_case import Trial
 from harness.records import CaseResult, Verdict
 from harness.report import json as report_json
@@ -173,12 +170,6 @@ def test_a_file_is_written_only_of_what_it_can_show(change: Any, device: str, wh
     case = replace(SMALL, **change)
     result = CaseResult(case=case, verdict=Verdict.DIFFERENT, steps=1, world_size=2, device=device, backend="gloo")
     assert why_no_file(Trial(case, (), None), result) == why
-
-
-def test_a_system_whose_code_is_no_graph_is_refused_by_name() -> None:
-    with pytest.raises(UsageError) as refusal:
-        write_standalone(replace(SMALL, reference="mine:factory"), GraphOptions(), 0, "")
-    assert refusal.value.what == "system mine:factory is not known as a graph"
 
 
 @pytest.mark.ranks

@@ -20,10 +20,11 @@ from harness.errors import RankError, UsageError
 from harness.execute.accounts import End
 from harness.execute.precompiled import read_precompiled
 from harness.execute.process import num_cores
+from harness.execute.programs import needs_program, options_of_rank, struck
 from harness.execute.ranks import Ranks
 from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
 from harness.execute.stage import Place, Send, Stage
-from harness.execute.worker import Job, needs_program, options_of_rank, struck
+from harness.execute.worker import Job
 from harness.machine.determinism import set_determinism
 from harness.options import OnEvent
 from harness.program.sources import Installation

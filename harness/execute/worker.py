@@ -345,14 +345,6 @@ def struck(program: Any, fault: Fault | None, case: Case) -> Any:
     return strike_program(program, entry, case)
 
 
-def model_sizes(case: Case) -> dict[str, int]:
-    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
-    from reference.models import model_config
-    from reference.models.sizes import sizes_of
-
-    return sizes_of(model_config(case.model))
-
-
 def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
     """A file that shows by itself what differs between the case's two systems; see `localize.standalone`.
 

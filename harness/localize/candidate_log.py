@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.localize.calls import Call
 from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
-from harness.localize.reference_log import ReferenceLog
+from harness.localize.reference_log import COMMUTATIVE, ReferenceLog
 
 RECOMPUTED = "_recomputed"
 """Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
@@ -147,6 +147,22 @@ class CandidateLog:
                 return known
         return None
 
+    def regrouped(self, call: Call) -> Call | None:
+        """The first sum of the reference that this log has nowhere, though it adds the same up in another grouping.
+
+        `call` is a part of that. What groups otherwise makes sums that stand for none of the reference's by themselves.
+        """
+        if name_of(call) not in COMMUTATIVE or len(call.inputs) < 2:
+            return None
+        mine, part = _summands(self.calls, call), Counter[str]()
+        for value in call.inputs:
+            part += mine.get(value, Counter([value]))
+        for value, summands in _summands(self.reference.log, call).items():
+            if value not in self._values and part <= summands and summands in mine.values():
+                index = self.reference.producer(value)
+                return None if index is None else self.reference.log[index]
+        return None
+
     def made_as(self, index: int) -> int | None:
         """This log's call that stands for a call of the reference by its turn; None where it makes more or fewer."""
         wanted = self.reference.log[index]
@@ -230,6 +246,16 @@ class CandidateLog:
         """Whether this rank made the same call at the same point of its log."""
         mine = self.calls[index] if index < len(self.calls) else None
         return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)
+
+
+def _summands(calls: Sequence[Call], wanted: Call) -> dict[str, Counter[str]]:
+    """By sum, what it is the sum of, through sums of sums; so for other operators by which order does not count."""
+    found: dict[str, Counter[str]] = {}
+    for call in calls:
+        if (call.operator, call.scalars) == (wanted.operator, wanted.scalars):
+            parts = (found.get(value, Counter([value])) for value in call.inputs)
+            found |= dict.fromkeys(call.outputs, sum(parts, Counter[str]()))
+    return found
 
 
 def _alike(calls: Sequence[Call], wanted: Call) -> list[int]:

@@ -77,6 +77,23 @@ def test_summands_that_are_grouped_otherwise_belong_where_the_reference_adds_the
     assert culprit is not None and (culprit.how, culprit.call.place) == ("adds", near)
 
 
+def test_what_a_call_read_that_gives_a_right_value_by_a_wrong_way_is_blamed() -> None:
+    """A sum of which one summand was made zero is the sum so far, which the reference had, too."""
+    reference = [call("mul x -> a"), call("mul y -> b"), call("add x a -> s"), call("add s b -> l")]
+    candidate = [*reference[:3], call("mul b -> Z"), call("add s Z -> s")]
+    culprit = find_culprit([reference], [candidate], {0: [("l", "s")]})
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 3)
+
+
+def test_a_wrong_value_that_fills_a_right_tensor_is_no_part_of_a_bucket() -> None:
+    """Zeros are right somewhere."""
+    reference = [call("zeros x -> e"), call("mul q k -> m"), call("expand m -> f"), call("mul f c -> d")]
+    candidate = [*reference[:2], call("mul m -> Z"), call("expand Z -> e"), call("mul e c -> D")]
+    logs = [[each._replace(view=each.operator == "expand") for each in log] for log in (reference, candidate)]
+    culprit = blamed(*logs, "D")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)
+
+
 def test_of_two_defects_the_earlier_one_is_blamed() -> None:
     candidate = [call("mm x w -> A"), call("silu A -> B"), STEP[2], call("mul b g -> D", BACKWARD)]
     culprit = blamed(STEP, candidate, "B", "D")

@@ -25,7 +25,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import AllgatherOptions, FakeWork, ProcessGroup
+from torch._C._distributed_c10d import AllgatherOptions, ProcessGroup
 from torch._dispatch.python import enable_python_dispatcher
 from torch._logging import trace_structured
 from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
@@ -47,7 +47,6 @@ from harness.torch_versions import TESTED, is_tested
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
-    "FakeWork",
     "HigherOrderOperator",
     "LazyGraphModule",
     "LazyTraceHandler",

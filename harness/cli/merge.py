@@ -13,7 +13,12 @@ from harness.cli.options import ReportDir
 
 @app.command("merge")
 def merge_command(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="The folders of the shards' runs, and of one run of `bitproof faults`.")],
+    run_dirs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR...", help="The folders of the shards' runs, and of one run of `bitproof faults`."
+        ),
+    ],
     report_dir: ReportDir = Path("reports"),
 ) -> None:
     """Join the run folders that `run --shard` made into one; a missing shard's cases are UNVERIFIED.

@@ -320,14 +320,6 @@ def _mixing_check(case: Case) -> Any:
     return MixingCheck(case.chunking.dim, DIM_INDEX[case.chunking.dim])
 
 
-def model_sizes(case: Case) -> dict[str, int]:
-    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
-    from reference.models import model_config
-    from reference.models.sizes import sizes_of
-
-    return sizes_of(model_config(case.model))
-
-
 def _forget_peak(device: torch.device) -> None:
     import torch
 

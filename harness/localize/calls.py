@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from harness.errors import RecordingError
@@ -49,6 +49,18 @@ class Call(NamedTuple):
         module = self.place.module if self.place.module else "the step itself"
         chunk = "" if self.place.chunk is None else f", chunk {self.place.chunk}"
         return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk})"
+
+
+def maker_of(calls: Sequence[Call], index: int, position: int) -> Call | None:
+    """The call that computed an input of a call, views passed over; None for what none of these calls made."""
+    while True:
+        producers = calls[index].producers
+        made_by = producers[position] if position < len(producers) else None
+        if made_by is None:
+            return None
+        if not calls[made_by].view or not any(producer is not None for producer in calls[made_by].producers):
+            return calls[made_by]
+        index, position = made_by, 0
 
 
 def calls_to_text(calls: Iterable[Call]) -> str:

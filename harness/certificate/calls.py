@@ -28,9 +28,8 @@ REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 EXCHANGE = "_c10d_functional.all_to_all_single.default"
 COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
 SHOWING = ("view", SPLIT, *RESHAPES)
-LAUNCHES = (*COLLECTIVES, *LAUNCHED)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
-REFUSED = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
+REFUSED = ("aten.as_strided", "aten._reshape_alias.", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
 UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
@@ -86,13 +85,13 @@ class Walk:
         awaited = call.reads[0] if op in WAITS else -1
         places = [self._known(read, awaited) for read in call.reads]
         read = [self.graph.calls[index].value for index in call.reads]
-        is_known = op in UNDERSTOOD or not (op in REFUSED or op.startswith(("_c10d_functional.", "higher_order.")))
+        is_known = op in UNDERSTOOD or not op.startswith(REFUSED)
         is_known &= args.get("group_name", ("ranks",))[0] == "ranks" and "non_blocking" not in args
         if None in places or not is_known:
             raise RefusedError
         if call.writes:
             self._check_write(call, args)
-        if op in LAUNCHES:
+        if op in (*COLLECTIVES, *LAUNCHED):
             self.flying[index] = {own.storage, read[0].storage}
         self.flying.pop(awaited, None)
         match op, call.args:
@@ -136,7 +135,8 @@ class Walk:
     def _view(self, call: Call, args: Mapping[str, Any], place: int | None, x: Tensor) -> Any:
         """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own. Where
         a size depends on data (`place` is None then) the operator's name says what is shown."""
-        if any(y.dtype != x.dtype for y in call.results):
+        is_told = place is not None or call.op.startswith(("aten.", "bitproof."))
+        if any(y.dtype != x.dtype for y in call.results) or not is_told:
             raise RefusedError
         if place is None and call.op in RESHAPES:
             return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})
@@ -179,7 +179,7 @@ class Walk:
             return self._whole(self.terms.find("gather", place, ranks), call.value.shape)
         require(args["reduce_op"][0] == "str", f"{call.name} reduces by no name")
         rows = self._whole(place, (size, prod(x.shape) // size))
-        reduced = self.terms.find("reduce", rows, f"{args['reduce_op'][1]} in {x.dtype}", ranks)
+        reduced = self.terms.find("reduce", rows, f"{args['reduce_op'][1]} in {x.dtype} on {x.device}", ranks)
         return self._whole(reduced, call.value.shape)
 
     # -- what is equal only of equal arguments ------------------------------------------------------

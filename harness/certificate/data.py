@@ -33,7 +33,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 4
+FORMAT = 5
 
 Term = tuple[Any, ...]
 Size = Any

@@ -92,7 +92,10 @@ class Terms:
                 require(is_inside, "a window shows what is not there, or has another form")
                 return w[0]
             case ("cat", parts, dim):
-                return windows.put(self.shape(parts[0]), dim, sum(self.shape(x)[dim] for x in parts))
+                shapes = [self.shape(x) for x in parts]
+                is_one = dim in range(len(shapes[0])) and len({windows.put(x, dim, 0) for x in shapes}) == 1
+                require(is_one, "parts are joined that do not fit")
+                return windows.put(shapes[0], dim, sum(x[dim] for x in shapes))
             case ("exact", _, _, _, operands):
                 return self.shapes[operands[0]]
             case ("gather", below, ranks):
@@ -162,26 +165,15 @@ def cat_of_cat(t: Terms, term: Term) -> int | None:
     return t.find("cat", flat, dim) if flat != parts else None
 
 
-def cat_of_neighbours(t: Terms, term: Term, first: int) -> int | None:
-    """Two parts as one, the first of which is the hint."""
+def cat_of_neighbours(t: Terms, term: Term, place: int, both: int) -> int | None:
+    """Two parts as one, where the one shows first the one and then the other. Which, and that one, are the hint."""
     _, parts, dim = term
-    require(first in range(len(parts) - 1), f"{first} is no part that has another after it")
-    both = _joined(t, parts[first], parts[first + 1], dim)
-    return None if both is None else t.find("cat", (*parts[:first], both, *parts[first + 2 :]), dim)
-
-
-def _joined(t: Terms, first: int, second: int, dim: int) -> int | None:
-    """Neighbouring windows on one tensor as one; or one operator's results, whose operands are that in turn."""
-    one, two = t.terms[first], t.terms[second]
-    if one[0] == "exact" and one[:4] == two[:4] and len(one[4]) == len(two[4]):
-        for order in (two[4], two[4][::-1]) if one[1] in ("add", "mul") else (two[4],):
-            pairs = tuple(_joined(t, a, b, dim) for a, b in zip(one[4], order, strict=True))
-            if (*one[:4], pairs) in t.places:
-                return t.find(*one[:4], pairs)
+    require(0 <= place < len(parts) - 1, f"{place} is no part that has another after it")
+    sizes = [t.shape(x)[dim] for x in parts[place : place + 2]]
+    shown = tuple(t.view(both, w) for w in windows.parts(t.shape(both), dim, sizes))
+    if shown != parts[place : place + 2] or sum(sizes) != t.shape(both)[dim]:
         return None
-    (base, a), (other, b) = t.as_window(first), t.as_window(second)
-    w = windows.follows(a, b, dim) if base == other else None
-    return t.view(base, w) if w is not None and ("view", base, *w) in t.places else None
+    return t.find("cat", (*parts[:place], both, *parts[place + 2 :]), dim)
 
 
 def exact_in_order(t: Terms, term: Term) -> int | None:

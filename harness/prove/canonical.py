@@ -88,6 +88,8 @@ class Canonicalizer:
         is_higher_order = call.op.startswith("higher_order.")
         if call.op in operators.REFUSED or (is_higher_order and call.op not in operators.HIGHER_ORDER):
             raise refuse(call, f"{call.op} is not understood")
+        if call.op.split(".")[0] in operators.FAMILIES and call.op not in (*operators.COLLECTIVES, *operators.WAITS):
+            raise refuse(call, f"collective {call.op} is not understood")
         if "non_blocking" in args:
             raise refuse(call, "a copy to another device that nothing waits for")
         if call.writes:
@@ -122,7 +124,7 @@ class Canonicalizer:
             return term
         if shows(call, self.graph.calls):
             return self._view(call, call.reads[0])
-        if call.op.startswith("_c10d_functional"):
+        if call.op in operators.COLLECTIVES:
             return self._collective(call, args)
         return self._opaque(call, call.args)
 
@@ -141,6 +143,8 @@ class Canonicalizer:
         if call.op in operators.WAITS and call.value == source:
             return place
         if not all(x.is_closed for x in (source, *call.results)):
+            if not call.op.startswith(("aten.", "bitproof.")):
+                raise refuse(call, f"{call.op} shows what is not told where a size depends on data")
             if call.op not in operators.RESHAPES:
                 return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
             shape = ("list", *self.symbols.sizes(call.value.shape))
@@ -197,8 +201,6 @@ class Canonicalizer:
         return self.table.make(("exact", name, own.dtype, own.device, tuple(operands)))
 
     def _collective(self, call: Call, args: Arguments) -> Any:
-        if call.op not in operators.COLLECTIVES:
-            raise refuse(call, f"collective {call.op} is not understood")
         read = args["input"][1]
         source, ranks = self.graph.calls[read].value, self._ranks(call, args)
         if call.op not in (operators.GATHER, operators.REDUCE):
@@ -212,7 +214,8 @@ class Canonicalizer:
             return self.table.view(gathered, whole(call.value.shape))
         columns = len(ranks[0]), math.prod(source.shape) // len(ranks[0])
         rows = self.table.view(self.values[read], whole(columns))
-        reduced = self.table.make(("reduce", rows, f"{args['reduce_op'][1]} in {source.dtype}", ranks))
+        operation = f"{args['reduce_op'][1]} in {source.dtype} on {source.device}"
+        reduced = self.table.make(("reduce", rows, operation, ranks))
         return self.table.view(reduced, whole(call.value.shape))
 
     def _ranks(self, call: Call, args: Arguments) -> Any:

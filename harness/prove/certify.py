@@ -12,7 +12,7 @@ from typing import Any
 from harness.certificate.check import check_calls
 from harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor, terms_in
 from harness.certificate.files import MAIN, SUMS, sums_of
-from harness.certificate.rules import Terms, rejecting
+from harness.certificate.rules import Terms, cat_of_neighbours, rejecting
 from harness.machine.describe import torch_version
 from harness.prove.answers import Proof
 from harness.prove.assumptions import assumptions_of
@@ -74,7 +74,10 @@ def _needed(certificate: Certificate) -> list[int]:
 
 def _moved(step: Step, places: Mapping[int, int]) -> Step:
     """A step when the terms that it refers to stand elsewhere."""
-    return replace(step, term=_map(step.term, places.__getitem__), equals=places[step.equals])
+    hint = step.hint
+    if step.rule == cat_of_neighbours.__name__:
+        hint = (hint[0], places[hint[1]])
+    return replace(step, term=_map(step.term, places.__getitem__), equals=places[step.equals], hint=hint)
 
 
 def _map(value: Any, place: Callable[[int], int]) -> Any:

@@ -41,6 +41,7 @@ from harness.torch_compat import (
 )
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Place(NamedTuple):
@@ -67,6 +68,8 @@ def export_graph(
 
     `outputs` names what it returns. Raises RefusedError, naming the node.
     """
+    if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in vars(module):
+        raise RefusedError("a graph that is run with hooks, or with a function in its place", where="the whole graph")
     exporter = _Exporter(module, inputs, names, groups)
     with torch.no_grad(), exporter.mode, exporter.shape_env.ignore_fresh_unbacked_symbols():
         exporter.run()
@@ -77,7 +80,7 @@ def export_graph(
             expected=f"{len(outputs)}: {', '.join(outputs[:3])}, ...",
             found=str(len(returned)),
         )
-    places = tuple((name, exporter.index[node]) for name, node in zip(outputs, returned, strict=True))
+    places = tuple((name, exporter.place_of(node, name)) for name, node in zip(outputs, returned, strict=True))
     return Graph(tuple(exporter.calls), places)
 
 
@@ -112,6 +115,12 @@ class _Exporter:
             elif node.op != "output":
                 raise _refused(node, f"a node of kind {node.op}")
 
+    def place_of(self, returned: Any, name: str) -> int:
+        """The call that gives an output. Raises RefusedError for what is no tensor."""
+        if not isinstance(returned, Node) or not isinstance(self.values[returned], Tensor):
+            raise RefusedError(f"{name} is no tensor (`{returned}`)", where="the graph's outputs")
+        return self.index[returned]
+
     def _constant(self, node: Node) -> None:
         value = self.module
         for part in str(node.target).split("."):
@@ -130,6 +139,7 @@ class _Exporter:
             raise _refused(node, f"an attribute that is a {type(value).__name__}")
 
     def _call(self, node: Node) -> None:
+        op = "" if node.target in known.ARITHMETIC else _operator(node)  # what is neither is not run
         args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
         try:
             value = node.target(*args, **kwargs)  # type: ignore[operator]
@@ -137,11 +147,16 @@ class _Exporter:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise _refused(node, f"a call that fails on fake values: {type(error).__name__}: {reason}") from error
         self.values[node] = value
-        if _is_scalar(value) and _is_arithmetic(node):
+        if _is_scalar(value) and (op in known.SIZES or (not op and self._reads_numbers(node))):
             return  # arithmetic on sizes: whoever reads it has the size itself
-        if operators.is_check(node):
+        if op in known.CHECKS:
             return  # it raises or it does not: no bit depends on it
-        self._add(node, node.name, _operator(node), self._arguments(node), value)
+        if value is None and not operators.written_arguments(node):
+            raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
+        self._add(node, node.name, op or _operator(node), self._arguments(node), value)
+
+    def _reads_numbers(self, node: Node) -> bool:
+        return all(_is_scalar(self.values[x]) for x in node.all_input_nodes)
 
     def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
         self.values[node] = value
@@ -155,7 +170,7 @@ class _Exporter:
             args=tuple(args),
             value=self._shared(node, value, self._layout(node, value)),
             writes=writes,
-            random=node.op == "call_function" and operators.is_random(node),
+            random=node.op == "call_function" and _draws(node),
             place=_place(node),
         )
         self.calls.append(self._told_once(call))
@@ -330,7 +345,7 @@ def _nested(caller: Node, module: GraphModule) -> Any:
     def one(node: Node) -> Any:
         if node.op not in ("placeholder", "call_function", "output"):
             raise _refused(caller, f"a nested graph with a node of kind {node.op}")
-        if node.op == "call_function" and (operators.written_arguments(node) or operators.is_random(node)):
+        if node.op == "call_function" and (operators.written_arguments(node) or _draws(node)):
             raise _refused(caller, f"a nested graph that writes or draws: {node.target}")
         name = _operator(node) if node.op == "call_function" else node.op
         kwargs = tuple((key, argument(value)) for key, value in sorted(node.kwargs.items()))
@@ -339,6 +354,10 @@ def _nested(caller: Node, module: GraphModule) -> Any:
         return (name, args, kwargs)
 
     return tuple(one(node) for node in module.graph.nodes)
+
+
+def _draws(node: Node) -> bool:
+    return operators.is_random(node) or str(node.target) in known.DRAWS
 
 
 def _operator(node: Node) -> str:
@@ -362,14 +381,6 @@ def _place(node: Node) -> Place:
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, (int, float, bool, *symbols.SYMBOLIC_SCALARS))
-
-
-def _is_arithmetic(node: Node) -> bool:
-    """Whether a call that gives a number computes it from what it is handed, and does nothing besides."""
-    if isinstance(node.target, OpOverload):
-        is_silent = not operators.written_names(node.target) and not operators.is_random(node)
-        return is_silent and not operators.reads_data(node.target)
-    return getattr(node.target, "__module__", None) in ("_operator", "builtins", "math", "torch")
 
 
 def _fake_like(x: Tensor) -> Tensor:

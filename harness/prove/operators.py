@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
+
+import torch
+
 FLOATS = {"float64", "float32", "bfloat16", "float16"}
 """Real dtypes in which one operation is one rounding."""
 
@@ -70,16 +75,54 @@ SPLIT = "aten.split_with_sizes_copy.default"
 
 REFUSED = {
     "aten.as_strided.default",
+    "aten.as_strided_.default",
     "aten.as_strided_copy.default",
     "aten.as_strided_scatter.default",
+    "aten._reshape_alias.default",
+    "aten.lift.default",
 }
-"""Operators that read what lies in memory, not what a tensor's values are."""
+"""Operators that read what lies in memory, not what a tensor's values are; where layouts tell which elements these
+show, they are written down as views. And one whose result lies in the memory of what it reads, which neither its schema
+nor fake values tell."""
+
+CHECKS = {
+    *("aten._assert_async.default", "aten._assert_async.msg", "aten._assert_scalar.default"),
+    *("aten._assert_tensor_metadata.default", "aten._linalg_check_errors.default"),
+    *("aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"),
+    *("aten._functional_assert_async.msg", "aten._functional_assert_scalar.default"),
+    *("aten._functional_sym_constrain_range.default", "aten._functional_sym_constrain_range_for_size.default"),
+}
+"""Operators that raise or do not, and do nothing else. That an operator gives nothing, and says that it writes nothing,
+does not make it one: `manual_seed` is such."""
+
+SIZES = {"aten.sym_size.int", "aten.sym_stride.int", "aten.sym_numel.default", "aten.sym_storage_offset.default"}
+"""Operators that read a number off a tensor's layout."""
+
+ARITHMETIC = {
+    *(getattr(operator, name) for name in ("add", "sub", "mul", "neg", "floordiv", "truediv", "mod", "pow")),
+    *(getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_")),
+    *(torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not, torch.sym_sum),
+    *(max, min, abs, int, float, math.ceil, math.floor, math.trunc),
+}
+"""Functions that compute numbers of the numbers that they are handed, and do nothing else.
+
+What any other gives now, the time or the number of threads, it need not give in another step.
+"""
+
+
+DRAWS = {
+    *("prims.inductor_random.default", "prims.inductor_randint.default"),
+    *("aten._no_grad_normal_.default", "aten._no_grad_uniform_.default"),
+}
+"""Operators that draw random numbers and are not tagged as such."""
 
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators, without overload, whose result is whatever memory held."""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
+FAMILIES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem")
+"""Namespaces of operators that communicate."""
 COLLECTIVES = {
     GATHER,
     REDUCE,

@@ -237,19 +237,76 @@ def test_a_window_that_goes_backwards_or_beyond_the_end_is_none(w):
     terms.add(Step(("view", 0, *LOWER), "", 1))
 
 
-@pytest.mark.parametrize(("first", "holds"), [(0, True), (-1, False), (1, False)])
-def test_neighbours_are_one_window_where_the_hint_says(first, holds):
+@pytest.mark.parametrize(
+    ("hint", "holds"),
+    [((0, 0), True), ((-1, 0), False), ((1, 0), False), ((0, 5), False), ((0, 6), False), ((0, 1), False)],
+)
+def test_neighbours_are_one_where_that_shows_first_the_one_and_then_the_other(hint, holds):
+    """Number 5 shows both in the other order, 6 both and one more; -1 would be no neighbours at all."""
     terms = Terms()
     for term in (("input", "a", "float32", (4, 6)), ("view", 0, *UPPER), ("view", 0, *LOWER)):
         terms.add(Step(term, "", len(terms.terms)))
     terms.add(Step(("view", 0, (4, 6), (6, 1), 0), "view_of_whole", 0))
     terms.add(Step(("cat", (0,), 0), "cat_of_nothing", 0))
-    joined = Step(("cat", (1, 2), 0), "cat_of_neighbours", 0, (first,))
+    for term in (("input", "b", "float32", (4, 6)), ("input", "c", "float32", (6, 6))):
+        terms.add(Step(term, "", len(terms.terms)))
+    for place, rows in ((6, UPPER), (6, LOWER), (5, UPPER), (5, LOWER)):
+        terms.add(Step(("view", place, *rows), "", len(terms.terms)))
+    for other in (5, 6):
+        terms.add(Step(("cat", (other,), 0), "cat_of_nothing", other))
+    joined = Step(("cat", (1, 2), 0), "cat_of_neighbours", 0, hint)
     if holds:
         terms.add(joined)
     else:
-        with pytest.raises(RejectedError):
+        with pytest.raises(RejectedError), rejecting():
             terms.add(joined)
+
+
+def test_a_longer_term_that_shows_both_neighbours_first_is_not_both():
+    terms = Terms()
+    first, second = ((2,), (1,), 0), ((2,), (1,), 2)
+    for term in (("input", "a", "float32", (6,)), ("view", 0, *first), ("view", 0, *second)):
+        terms.add(Step(term, "", len(terms.terms)))
+    terms.add(Step(("cat", (0,), 0), "cat_of_nothing", 0))
+    with pytest.raises(RejectedError, match="does not follow"):
+        terms.add(Step(("cat", (1, 2), 0), "cat_of_neighbours", 0, (0, 0)))
+    terms.add(Step(("view", 0, (4,), (1,), 0), "", 4))
+    terms.add(Step(("cat", (4,), 0), "cat_of_nothing", 4))
+    for place, (window, shown) in enumerate(((first, 1), (second, 2)), 6):
+        terms.add(Step(("view", 4, *window), "view_of_view", shown))
+        assert terms.equals[place] == shown
+    terms.add(Step(("cat", (1, 2), 0), "cat_of_neighbours", 4, (0, 4)))
+
+
+@pytest.mark.parametrize("dim", [-1, 1, 2])
+def test_parts_are_joined_along_a_dim_that_they_have_and_fit_in_all_others(dim):
+    """Along dim -1 a sliding window over three parts would be one over two of them, whatever the third holds."""
+    terms = Terms()
+    for name in "abc":
+        terms.add(Step(("input", name, "float32", (2,)), "", len(terms.terms)))
+    with pytest.raises(RejectedError, match="parts are joined that do not fit"):
+        terms.add(Step(("cat", (0, 1), dim), "", 3))
+    terms.add(Step(("cat", (0, 1, 2), 0), "", 3))
+    terms.add(Step(("input", "d", "float32", (2, 3)), "", 4))
+    with pytest.raises(RejectedError), rejecting():
+        terms.add(Step(("cat", (0, 4), 0), "", 5))
+    terms.add(Step(("cat", (4, 4), 1), "", 5))
+
+
+def test_sums_of_sums_in_halves_are_checked_in_time_that_grows_with_their_number():
+    """Each is an operand twice, so there are 2 ** 40 ways to come to the first."""
+
+    def doubled(w, x):
+        y = w * x
+        for _ in range(40):
+            y = y + y
+        return y
+
+    halves = lambda w, x: torch.cat([doubled(w[:2], x[:2]), doubled(w[2:], x[2:])])  # noqa: E731
+    found = certificate_of("doubled", compare(doubled, halves, W, X))
+    assert check(found) == {"PROVED": 1}
+    reversed_halves = lambda w, x: torch.cat([doubled(w[2:], x[2:]), doubled(w[:2], x[:2])])  # noqa: E731
+    assert check(certificate_of("reversed", compare(doubled, reversed_halves, W, X))) == {"NOT PROVED": 1}
 
 
 def test_a_rule_that_says_nothing_of_a_term_rewrites_it_to_nothing():

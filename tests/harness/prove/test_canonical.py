@@ -341,6 +341,49 @@ def test_rows_whose_number_depends_on_data_come_back_from_the_host_as_they_went(
     assert verdict(lambda w, x: rows(w, x).sum(0), lambda w, x: moved(w, 1 - x), W, count) == OTHER
 
 
+@pytest.mark.parametrize("op", ["all_reduce_", "broadcast"])
+def test_any_other_collective_is_refused_in_place_too(op):
+    """One in place hands back what it has only begun to write."""
+    step = lambda w, x: c10d.wait_tensor(getattr(c10d, op)(w * x, *args)) * x  # noqa: E731
+    args = ("sum", "pairs") if op == "all_reduce_" else (0, "pairs")
+    assert verdict(step, step, W, S) == REFUSED
+    assert f"collective _c10d_functional.{op}.default is not understood" in str(reasons(step, step, W, S)[0])
+
+
+def test_memory_that_is_handed_on_without_a_word_is_not_understood():
+    """Neither its schema nor fake values tell that a lifted tensor lies where the other does."""
+
+    def step(target, write):
+        def run(w, x):
+            y = w * x
+            z = target(y)
+            if write:
+                z.neg_()
+            return y * 1.5 + z
+
+        return run
+
+    fresh = step(aten.lift_fresh.default, True)
+    assert verdict(fresh, fresh, W, S) == ONE
+    assert verdict(step(aten.lift_fresh.default, False), fresh, W, S) == OTHER
+    assert verdict(step(aten.lift.default, False), step(aten.lift.default, True), W, S) == REFUSED
+
+
+def test_what_reads_memory_in_its_own_order_is_refused_where_a_size_depends_on_data():
+    """Of the same rows laid out in columns it would show other values; where sizes are numbers, layouts tell which."""
+
+    def step(show):
+        return lambda w, x: show(w.index_select(0, x.nonzero().view(-1))).sum(0)
+
+    w, count = randn(4, 2, 3), torch.ones(4, dtype=torch.int64)
+    values = step(lambda rows: rows.transpose(1, 2))
+    memory = step(lambda rows: aten._reshape_alias.default(rows, [rows.shape[0], 6], [6, 1]))
+    closed = lambda w, x: aten._reshape_alias.default(w * x[0], [4, 6], [6, 1]).sum(0)  # noqa: E731
+    assert verdict(values, values, w, count) == ONE
+    assert verdict(closed, closed, w, count) == ONE
+    assert verdict(memory, memory, w, count) == REFUSED
+
+
 # -- random draws and sizes from data -----------------------------------------------------------------
 
 

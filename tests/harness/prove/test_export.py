@@ -1,3 +1,4 @@
+import builtins
 import operator
 import time
 
@@ -9,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from harness.certificate.check import check
 from harness.certificate.data import Tensor
 from harness.graph.groups import GroupTable
+from harness.prove import operators as known
 from harness.prove.answers import prove_graphs
 from harness.prove.certify import certificate_of
 from harness.prove.export import RefusedError, export_graph, size_of
@@ -78,6 +80,88 @@ def test_numbers_are_arithmetic_and_nothing_else(target, args):
     else:
         with pytest.raises(RefusedError, match="which is no operator"):
             export()
+
+
+ran = []
+
+
+def counted():
+    ran.append(1)
+    return 2
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (torch.set_flush_denormal, (False,)),
+        (torch.get_num_threads, ()),
+        (builtins.eval, ("1 + 1",)),
+        (builtins.len, ([1, 2],)),
+        (counted, ()),
+    ],
+)
+def test_a_function_that_gives_a_number_is_refused_before_it_is_run(target, args):
+    """It may change what others compute, though nobody reads its number: flushing denormals does."""
+    module, export = exported(lambda w, x: w * x, W, X)
+    with module.graph.inserting_before(module.graph.output_node()):
+        module.graph.call_function(target, args)
+    with pytest.raises(RefusedError, match="which is no operator"):
+        export()
+    assert not ran
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "is_check"),
+    [
+        (aten._assert_scalar.default, (True, "holds"), True),
+        (aten.manual_seed.default, (0,), False),
+        (aten.set_grad_enabled.default, (False,), False),
+    ],
+)
+def test_a_call_that_gives_nothing_is_there_to_check_or_is_refused(target, args, is_check):
+    module, export = exported(lambda w, x: w * torch.rand_like(x), W, X)
+    honest = export()
+    with module.graph.inserting_before(module.graph.output_node().args[0][0]):
+        module.graph.call_function(target, args)
+    if is_check:
+        assert export() == honest
+    else:
+        with pytest.raises(RefusedError, match="a call that gives nothing"):
+            export()
+
+
+def test_random_calls_that_no_tag_tells_are_known_by_name(monkeypatch):
+    _, export = exported(lambda w, x: w * x.sin(), W, X)
+    randoms = lambda: [call.random for call in export().calls[2:]]  # noqa: E731
+    assert randoms() == [False, False]
+    monkeypatch.setattr(known, "DRAWS", {*known.DRAWS, "aten.sin.default"})
+    assert randoms() == [True, False]
+
+
+@pytest.mark.parametrize("returned", [None, 3, "a size"])
+def test_an_output_that_is_no_tensor_is_refused(returned):
+    module, export = exported(lambda w, x: w * x, W, X)
+    output = module.graph.output_node()
+    if returned == "a size":
+        with module.graph.inserting_before(output):
+            returned = module.graph.call_function(aten.sym_size.int, (output.args[0][0], 0))
+    output.args = ([returned],)
+    with pytest.raises(RefusedError, match="out is no tensor"):
+        export()
+
+
+@pytest.mark.parametrize("change", ["hook", "hook before", "function"])
+def test_a_graph_that_runs_as_something_else_is_refused(change):
+    module, export = exported(lambda w, x: w * x, W, X)
+    export()
+    if change == "function":
+        module.forward = lambda w, x: [w + x]
+    elif change == "hook":
+        module.register_forward_hook(lambda module, args, out: [out[0] + 1])
+    else:
+        module.register_forward_pre_hook(lambda module, args: (args[0] + 1, args[1]))
+    with pytest.raises(RefusedError, match="with hooks, or with a function in its place"):
+        export()
 
 
 def test_a_call_that_cannot_run_is_refused():

@@ -120,10 +120,6 @@ ELSEWHERE = {
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
     "harness/prove/assumptions.py": ("tests/harness/prove/test_prove.py", "what is assumed depends on what was proved"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
-    "reference/parallel/collectives.py": (
-        "tests/reference/parallel/test_rank_order_group.py",
-        "each is one call, which means something on ranks alone",
-    ),
 }
 # Files of product code that are still too long.
 LONG: set[str] = set()

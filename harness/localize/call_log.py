@@ -218,7 +218,7 @@ def _in_place_results(function: Any) -> tuple[str, ...]:
 
 
 def _scalars(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The arguments that are numbers, words or lists of these, by name, as texts; left-out ones as their defaults."""
+    """The arguments that are numbers, words, dtypes or lists of these, by name, as texts; left-out ones as defaults."""
     given = _defaults(function) | _given(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
 
@@ -231,7 +231,7 @@ def _defaults(function: Any) -> dict[str, object]:
 def _is_scalar(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_is_scalar, value))
-    return isinstance(value, (bool, int, float, str))
+    return isinstance(value, (bool, int, float, str, torch.dtype))
 
 
 def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Call(NamedTuple):
     `aliases` are the other tensors over a storage that the call wrote, as they are after it. A `view` computes nothing.
     `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
     have histories of their own. None, or nothing, where that is not known.
-    `scalars` are the arguments that are numbers, words or lists of these, by name, left-out ones as their defaults.
+    `scalars` are the arguments that are numbers, words, dtypes or lists of these, by name, left-out ones as defaults.
     `node` and `source` name the graph's node and the user's line, where known.
     """
 

@@ -1,0 +1,37 @@
+"""Each assumption is listed where the graphs, or the rules that were used, make it, and nowhere else."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from harness.certificate.data import Call, Graph
+from harness.prove.assumptions import ALWAYS, BUCKETS, COLLECTIVES, GROUPED, assumptions_of
+from harness.prove.rules import reduce_of_cat
+
+PLAIN = ("view", "aten.mul.Tensor")
+
+
+@pytest.mark.parametrize(
+    ("operators", "rules", "more"),
+    [
+        ((), set(), []),
+        (("_c10d_functional.wait_tensor.default",), set(), [COLLECTIVES]),
+        (("aten._grouped_mm.default",), {"another_rule"}, [GROUPED]),
+        ((), {reduce_of_cat.__name__}, [BUCKETS]),
+        (
+            ("aten._grouped_mm.default", "_c10d_functional.all_reduce.default"),
+            {reduce_of_cat.__name__},
+            [COLLECTIVES, BUCKETS, GROUPED],
+        ),
+    ],
+)
+@pytest.mark.parametrize("side", [0, 1], ids=["reference", "candidate"])
+def test_what_is_assumed_follows_from_operators_and_rules(side, operators, rules, more):
+    table = SimpleNamespace(used=lambda: rules)
+    graphs = [graph_of(*PLAIN), graph_of(*PLAIN)]
+    graphs[side] = graph_of(*PLAIN, *operators)
+    assert assumptions_of(table, tuple(graphs)) == [*ALWAYS, *more]
+
+
+def graph_of(*operators):
+    return Graph(tuple(Call(name=f"n{i}", op=op, args=(), value=None) for i, op in enumerate(operators)), ())

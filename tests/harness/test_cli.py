@@ -122,6 +122,32 @@ def test_a_wrong_call_ends_with_2_and_its_text_on_stderr(capsys, called, argumen
     assert called == []
 
 
+UNTOLD = {
+    "device": "auto",
+    "collectives": "auto",
+    "timeout": 600.0,
+    "control": "always",
+    "inject": None,
+    "extra_passes": (),
+    "dump_graphs": False,
+    "verbose": False,
+    "stress": None,
+    "names": {},
+    "values": (),
+    "baseline_dir": None,
+    "profile": False,
+    "deep": False,
+    "every_call": False,
+    "sensitivity": None,
+    "share_gpus": False,
+    "kept_graphs": default_folder(),
+    "precompiled": None,
+    "trust_compiled": False,
+    "jobs": 1,
+}
+"""How cases run where nothing is said of it."""
+
+
 def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_path):
     data = tmp_path / "text.txt"
     data.write_text("text")
@@ -136,7 +162,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     [(cases, options, report_dir, replay, not_run)] = called
     assert ([case.name for case in cases], not_run) == (["moe_seq"], {})
     assert (cases[0].candidate, cases[0].reference, cases[0].steps) == ("mine", "eager", 3)
-    assert vars(options) == {
+    assert vars(options) == UNTOLD | {
         "device": "cpu",
         "collectives": "gloo",
         "timeout": 30.0,
@@ -147,16 +173,6 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
         "verbose": True,
         "stress": Stress(),
         "names": {"model.*": "*"},
-        "values": (),
-        "baseline_dir": None,
-        "profile": False,
-        "deep": False,
-        "every_call": False,
-        "sensitivity": None,
-        "share_gpus": False,
-        "kept_graphs": default_folder(),
-        "precompiled": None,
-        "trust_compiled": False,
         "jobs": "auto",
     }
     assert report_dir == tmp_path
@@ -223,29 +239,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
     names += ["blocks_batch_sight", "experts_batch_sight", "experts_seq_sight"]
     assert [case.name for case in cases] == names
     assert not_run == {}, "who selects by name gets every case that is named"
-    assert vars(options) == {
-        "device": "auto",
-        "collectives": "auto",
-        "timeout": 600.0,
-        "control": "always",
-        "inject": None,
-        "extra_passes": (),
-        "dump_graphs": False,
-        "verbose": False,
-        "stress": None,
-        "names": {},
-        "values": (),
-        "baseline_dir": None,
-        "profile": False,
-        "deep": False,
-        "every_call": False,
-        "sensitivity": None,
-        "share_gpus": False,
-        "kept_graphs": default_folder(),
-        "precompiled": None,
-        "trust_compiled": False,
-        "jobs": 1,
-    }
+    assert vars(options) == UNTOLD
     assert (report_dir, replay) == (Path("reports"), [])
 
 

@@ -100,10 +100,15 @@ def run_eager(model: nn.Module, x: Tensor, modules: str | None, dim: Any) -> Ste
     return {"loss": loss.detach()} | {f"grad {name}": g for name, g in zip(parameters, gradients, strict=True)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("layer", "modules", "dim"),
-    [(Layer, None, "batch"), (Layer, None, "seq"), (Layer, "layers.*", "batch"), (Mix, "layers.*.moe", "seq")],
+    ("layer", "modules", "dim", "dtype"),
+    [
+        (Layer, None, "batch", torch.bfloat16),
+        (Layer, None, "seq", torch.float32),
+        (Layer, "layers.*", "batch", torch.bfloat16),
+        (Mix, "layers.*.moe", "seq", torch.float32),
+        (Mix, "layers.*.moe", "seq", torch.bfloat16),
+    ],
 )
 def test_the_graph_has_eagers_bits(
     layer: Callable[[], nn.Module], modules: str | None, dim: Any, dtype: torch.dtype

@@ -40,7 +40,7 @@ def run_cases(cases, options, run_dir, on_event):
 
 def write_slowly(path, content, write=write.write_atomically):
     print("writing", flush=True)
-    time.sleep(0.2)
+    time.sleep(0.1)
     write(path, content)
 
 launch.run_cases, write.write_atomically = run_cases, write_slowly

@@ -19,16 +19,15 @@ pytestmark = pytest.mark.ranks
 
 FORMS = ["junit.xml", "report.html", "report.json", "report.md"]
 
-# Cases that end at once with EQUAL, after the reader had time to leave.
+# Cases that end at once with EQUAL.
 STUBBED = """
-import sys, time
+import sys
 from dataclasses import replace
 from harness.execute import launch
 from harness.records import Event
 from tests.harness.commands.test_run import equal
 
 def run_cases(cases, options, run_dir, on_event):
-    time.sleep(0.3)
     for case in cases:
         on_event(Event(event="start", case=case.name, system="graph", arm="first"))
         yield replace(equal(case), steps=case.steps, world_size=case.parallelism.world_size, error=ERROR)

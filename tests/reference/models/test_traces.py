@@ -81,6 +81,6 @@ def test_the_trace_keeps_the_write_to_every_token_counter(family: str, num_mixtu
     assert len(writes) == num_mixtures
 
 
-@pytest.mark.parametrize("dim", [0, 1], ids=["batch", "sequence"])
+@pytest.mark.parametrize("dim", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["batch", "sequence"])
 def test_attention_of_unequal_head_dims_traces_too(dim: int) -> None:
     assert len(symbols_of(trace_step(Model(flavor="debugmodel", layers=1, dense_layers=1), dim))) == 1

@@ -69,7 +69,7 @@ def random_model(choice: random.Random, dtype: torch.dtype) -> Layers:
     return Layers(*(layer() for _ in range(choice.randint(2, 3)))).to(dtype)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed % 2 else pytest.mark.slow) for seed in range(24)])
 def test_a_random_model_chunked_by_a_random_pattern_has_eagers_bits(seed: int) -> None:
     choice = random.Random(seed)
     dtype = choice.choice([torch.float32, torch.bfloat16])
@@ -81,10 +81,10 @@ def test_a_random_model_chunked_by_a_random_pattern_has_eagers_bits(seed: int) -
 def test_a_model_chunked_by_another_pattern_has_not() -> None:
     """Without this, the test above might pass because chunks change no bits of such small models."""
     changed = 0
-    for seed in range(4):
+    for seed in range(2):
         choice = random.Random(seed)
         model = random_model(choice, torch.bfloat16)
         x = batch(torch.bfloat16, seed)
         joint = trace(model, x)
         changed += bool(differing(run_graph(chunked(joint, "layers.*"), joint, model, x), run_eager(model, x)))
-    assert changed == 4
+    assert changed == 2

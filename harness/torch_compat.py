@@ -298,7 +298,9 @@ def sequence_number_of(autograd_node: Any) -> int:
 
 
 def is_watched() -> bool:
-    """Whether something sees each operator that is called on this thread: a dispatch mode, a trace, or a profiler."""
+    """Whether something sees each operator that is called on this thread: a mode, a trace, Dynamo, or a profiler."""
+    if torch.compiler.is_compiling():  # Dynamo reads this line, and could not call what follows
+        return True
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._autograd._profiler_enabled()
 
 

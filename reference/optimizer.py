@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,15 +43,19 @@ class ShardedAdamW:
                 yield f"{name}.{state}", value
 
 
+def layers_with_experts(model: nn.Module) -> list[Any]:
+    """The layers of a model whose experts have a bias to balance them."""
+    return [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
+
+
 @torch.no_grad()
-def balance_experts(model: nn.Module, rate: float) -> None:
+def balance_experts(layers: Sequence[Any], rate: float) -> None:
     """Move each expert's bias by `rate` toward balance, and start its token count again at zero.
 
     Counts are summed over all ranks of one tensor coordinate in one all-reduce, in rank order on gloo: those read
     different text, and each counts all tokens of its own. An expert with fewer
     tokens than the mean gains `rate`, one with more loses it (https://arxiv.org/abs/2408.15664).
     """
-    layers: list[Any] = [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
     if not layers:
         return
     counts_ME = all_reduce(torch.stack([layer.tokens_per_expert for layer in layers]), FSDP)

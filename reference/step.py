@@ -24,7 +24,7 @@ from reference.init import spread_biases
 from reference.layers.document_mask import document_mask
 from reference.loss import cross_entropy
 from reference.models import build_model
-from reference.optimizer import ShardedAdamW, balance_experts
+from reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
 from reference.parallel.expert import ExpertExchange
 from reference.parallel.fsdp import fully_shard, placement_hash, shardings_of
 from reference.parallel.mesh import EXPERT, FSDP, Mesh
@@ -45,14 +45,20 @@ def mean_loss(model: nn.Module, attention: str, inputs: StepInputs) -> Tensor:
 
 
 def loss_and_gradients(
-    model: nn.Module, attention: str, inputs: StepInputs, data_ranks: int
+    model: nn.Module,
+    attention: str,
+    inputs: StepInputs,
+    data_ranks: int,
+    parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """This rank's mean loss (float32, scalar) and its shards' gradients of the mean over all data ranks.
+
+    `parameters` are the model's, by name, where somebody has them: to look for them takes a walk over all modules.
 
     Gradients start from 1 / data_ranks and are summed over the ranks that read different data by each
     parameter's own reduce-scatter.
     """
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, attention, inputs)
     seed = torch.full_like(loss, 1 / data_ranks)
     gradients = torch.autograd.grad(loss, list(parameters.values()), seed)
@@ -102,6 +108,7 @@ class Trainer:
             name: buffer for name, buffer in self.model.named_buffers() if name in self.model.state_dict()
         }
         self.optimizer = ShardedAdamW(self.parameters, case.optimizer)
+        self._layers_with_experts = layers_with_experts(self.model)
         documents, self.data_sha256 = text_source(case.batch.data)
         data_ranks = mesh.parallelism.data_ranks
         self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
@@ -119,7 +126,8 @@ class Trainer:
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and gradients by eager autograd."""
-        return loss_and_gradients(self.model, self.case.model.attention, inputs, self.mesh.parallelism.data_ranks)
+        data_ranks = self.mesh.parallelism.data_ranks
+        return loss_and_gradients(self.model, self.case.model.attention, inputs, data_ranks, self.parameters)
 
     def step(self, index: int, observe: Observe) -> None:
         """Take training step `index` (from 0), handing every value to `observe` as it stands then."""
@@ -140,7 +148,7 @@ class Trainer:
 
     def update(self, gradients: Mapping[str, Tensor]) -> None:
         """Balance experts, then update every parameter from its gradient."""
-        balance_experts(self.model, self.case.optimizer.expert_bias_lr)
+        balance_experts(self._layers_with_experts, self.case.optimizer.expert_bias_lr)
         self.optimizer.step(gradients)
 
     def _observe_buffers(self, observe: Observe, moment: str) -> None:
@@ -154,7 +162,7 @@ class Trainer:
 
 def _observe_all(observe: Observe, kind: Kind, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        observe(kind, name, tensor.detach())
+        observe(kind, name, tensor.detach() if tensor.requires_grad else tensor)
 
 
 def make_eager(

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from harness.capture.columns import column
+from harness.capture.columns import column, values_of
 from harness.capture.selection import are_patterns
 from harness.case import KINDS
 from harness.errors import RecordingError
@@ -129,10 +129,9 @@ def read_recording(folder: Path) -> Recording:
         )
     table = _read_table(path)
     _check_values(path, table, manifest)
-    columns = table.to_pydict()
+    columns = {name: values_of(table[name]) for name in table.column_names}
     keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
-    shapes = map(tuple, columns["shape"])
-    rows = map(Record, columns["digest"], columns["dtype"], shapes, columns["value"], columns["content"])
+    rows = map(Record, *(columns[name] for name in ("digest", "dtype", "shape", "value", "content")))
     records = dict(zip(keys, rows, strict=True))
     if len(records) != table.num_rows:
         raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")

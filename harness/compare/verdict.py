@@ -46,6 +46,7 @@ from harness.records import (
 BEFORE_OPTIMIZER = "@before_optimizer"
 BACKWARD = "@backward"
 VACUOUS = "what agrees shows nothing, so it is no evidence"
+_is_digest = re.compile("[0-9a-f]{32}").fullmatch
 RACES = "a graph races with its collectives, so that its bits agree by luck, if they do"
 
 
@@ -228,11 +229,14 @@ def _uncovered(alignment: Alignment, case: Case) -> Iterator[str]:
 def _unusable(alignment: Alignment, case: Case) -> Iterator[str]:
     """Pairs that cannot be evidence: outside the case, or without a real digest."""
     for key, records in alignment.pairs.items():
-        place = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
         if key.kind not in KINDS or not _is_inside(key, case):
-            yield f"{place} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
-        if not all(re.fullmatch("[0-9a-f]{32}", record.digest) for record in records):
-            yield f"{place} has no digest of 32 hexadecimal digits"
+            yield f"{_tell_place(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
+        if not (_is_digest(records[0].digest) and _is_digest(records[1].digest)):
+            yield f"{_tell_place(key)} has no digest of 32 hexadecimal digits"
+
+
+def _tell_place(key: Key) -> str:
+    return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
 
 
 def _is_inside(key: Key, case: Case) -> bool:
@@ -247,13 +251,17 @@ def _tell_places(places: list[tuple[int, int]]) -> str:
 # 3. Compare dtype and shape, then digests.
 
 
-def _type(record: Record) -> str:
+def _type(record: Record) -> tuple[str, tuple[int, ...]]:
+    return record.dtype, record.shape
+
+
+def _tell_type(record: Record) -> str:
     return f"{record.dtype}{list(record.shape)}"
 
 
 def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
-    place = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
-    return f"{place}: {_type(reference)} in the reference, {_type(candidate)} in the candidate"
+    here, there = _tell_type(reference), _tell_type(candidate)
+    return f"{_tell_place(key)}: {here} in the reference, {there} in the candidate"
 
 
 def _count(keys: Iterable[Key]) -> dict[str, int]:
@@ -299,7 +307,7 @@ def _diverge(key: Key, reference: Record, candidate: Record) -> Divergence:
         rank=key.rank,
         kind=key.kind,
         name=key.name,
-        tensor=TensorDifference(reference_type=_type(reference), candidate_type=_type(candidate)),
+        tensor=TensorDifference(reference_type=_tell_type(reference), candidate_type=_tell_type(candidate)),
     )
 
 

@@ -9,9 +9,11 @@ of a group are counted alike on all its ranks, and the rank with the lowest is t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
@@ -74,12 +76,17 @@ class ToldGroup(dist.ProcessGroup):
 
     def _launch(self, kind: str, inputs: list[Tensor], call: Callable[..., Work], *given: Any) -> Work:
         self._launched += 1
-        size, dtype = sum(x.nbytes for x in inputs), str(inputs[0].dtype).removeprefix("torch.")
-        what = f"{kind} {self._launched} of group {self._name}, {size} bytes of {dtype}"
+        size = inputs[0].nbytes if len(inputs) == 1 else sum(x.nbytes for x in inputs)
+        what = f"{kind} {self._launched} of group {self._name}, {size} bytes of {_name_of(inputs[0].dtype)}"
         self._tell(f"launches {what}")
-        work = call(*(x for x in given if x is not None))
+        work = call(*[x for x in given if x is not None])
         self._tell(f"launched {what}")
         return _Told(work, what, self._tell)
+
+
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class _Told(Work):

@@ -188,6 +188,8 @@ def test_nobody_watches_calls_until_a_mode_or_a_profiler_does():
         assert torch_compat.is_watched()
     with torch.profiler.profile():
         assert torch_compat.is_watched()
+    compiled = torch.compile(lambda x: x + torch_compat.is_watched(), backend="eager", fullgraph=True)
+    assert compiled(torch.ones(())).item() == 2
     assert not torch_compat.is_watched()
 
 

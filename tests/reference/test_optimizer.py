@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from harness.case import AdamW, Parallelism
-from reference.optimizer import ShardedAdamW, balance_experts
+from reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
 from tests.ranks import on_ranks
 
 
@@ -19,7 +19,7 @@ def test_biases_move_toward_balance_by_counts_summed_over_ranks():
     def body(mesh):
         # On rank 0 alone expert 0 is the busiest; over both ranks it is expert 1.
         model = nn.ModuleList([Layer([5.0, 4.0, 3.0, 0.0] if mesh.rank == 0 else [0.0, 6.0, 3.0, 3.0])])
-        balance_experts(model, 0.25)
+        balance_experts(layers_with_experts(model), 0.25)
         return [model[0].expert_bias.tolist(), model[0].tokens_per_expert.tolist()]
 
     expected = [[0.25, -0.25, 0.0, 0.25], [0.0] * 4]
@@ -27,7 +27,8 @@ def test_biases_move_toward_balance_by_counts_summed_over_ranks():
 
 
 def test_a_model_without_experts_has_nothing_to_balance():
-    balance_experts(nn.Linear(2, 2), 0.1)
+    assert layers_with_experts(nn.Linear(2, 2)) == []
+    balance_experts([], 0.1)
 
 
 def test_one_step_is_adamw_with_decoupled_decay():

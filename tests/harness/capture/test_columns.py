@@ -6,7 +6,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from harness.capture.columns import column
+from harness.capture.columns import column, values_of
 from tests.harness.execute.test_launch import ROOT
 
 VALUES = {
@@ -22,6 +22,25 @@ def test_a_column_is_what_pyarrow_makes_of_the_values(kind, values):
         made = column(some, pa.field("x", kind))
         made.validate(full=True)
         assert made.equals(pa.array(some, kind))
+
+
+@pytest.mark.parametrize(("kind", "values"), VALUES.items(), ids=str)
+def test_what_a_column_holds_is_what_it_was_made_of_also_in_chunks_and_cut_out_of_a_longer_one(kind, values):
+    field = pa.field("x", kind)
+    cut = column(values * 2, field).slice(1, 2)
+    assert values_of(pa.chunked_array([column(values, field), column([], field), cut])) == [*values, *values[1:3]]
+    assert values_of(pa.chunked_array([], kind)) == []
+
+
+def test_null_is_none_and_equal_strings_are_one_object():
+    first, null, second = values_of(pa.chunked_array([column(["layer", None, "layer"], pa.field("x", pa.string()))]))
+    assert (first, null) == ("layer", None)
+    assert second is first
+
+
+def test_a_null_among_numbers_is_refused():
+    with pytest.raises(pa.ArrowInvalid):
+        values_of(pa.chunked_array([[1, None]], pa.int64()))
 
 
 def test_what_is_none_is_null_and_what_is_empty_is_not():

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from harness.localize.calls import Call
-from harness.localize.packing import CONSTANTS, PACKING, REPEATING, keeps_order, name_of
+from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
 from harness.localize.reference_log import COMMUTATIVE, ReferenceLog
 
 RECOMPUTED = "_recomputed"
@@ -80,12 +80,11 @@ class CandidateLog:
         return self.calls[index].view or name_of(self.calls[index]) in PACKING
 
     def _unpacks(self, index: int) -> bool:
-        """Whether a call takes apart what the reference has nowhere: then its parts count each by itself.
+        """Whether a call takes apart a bucket that the reference has nowhere: then its parts count each by itself.
 
-        What repeats a value takes nothing apart: a wrong one, such as a zero, may well fill a right tensor.
+        What was computed is no bucket: a wrong tensor may well have right parts, or fill a right one.
         """
-        takes_apart = self.packs(index) and name_of(self.calls[index]) not in REPEATING
-        return takes_apart and not self.reference.values.issuperset(self.calls[index].inputs)
+        return self.packs(index) and self.bucket_of(index) is not None
 
     def bucket_of(self, index: int) -> int | None:
         """The collective of the bucket that all of what a call reads are parts of; None where there is none."""

@@ -35,6 +35,8 @@ class CandidateLog:
                 i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
             }
             self._unpacked.append(unpacked)
+            if self._shows_what_is_wrong(index, found):
+                self._agrees[index] = False
             self._bad.append(tuple(i for i in found if not self._agrees[i]))
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
@@ -85,6 +87,12 @@ class CandidateLog:
         What was computed is no bucket: a wrong tensor may well have right parts, or fill a right one.
         """
         return self.packs(index) and self.bucket_of(index) is not None
+
+    def _shows_what_is_wrong(self, index: int, given: Sequence[int]) -> bool:
+        """Whether a view is of a tensor that was computed wrong: what it shows of that is right by chance."""
+        wrong = [i for i in given if not self._agrees[i]]
+        is_own = self.calls[index].view and self.reference.values.isdisjoint(self.calls[index].inputs)
+        return is_own and bool(wrong) and not all(map(self.packs, wrong)) and self.bucket_of(index) is None
 
     def bucket_of(self, index: int) -> int | None:
         """The collective of the bucket that all of what a call reads are parts of; None where there is none."""

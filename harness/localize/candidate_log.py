@@ -90,9 +90,13 @@ class CandidateLog:
 
     def _shows_what_is_wrong(self, index: int, given: Sequence[int]) -> bool:
         """Whether a view is of a tensor that was computed wrong: what it shows of that is right by chance."""
-        wrong = [i for i in given if not self._agrees[i]]
         is_own = self.calls[index].view and self.reference.values.isdisjoint(self.calls[index].inputs)
-        return is_own and bool(wrong) and not all(map(self.packs, wrong)) and self.bucket_of(index) is None
+        pending = [i for i in given if not self._agrees[i]] if is_own and self.bucket_of(index) is None else []
+        for i in pending:
+            if not self.packs(i):
+                return True
+            pending += self._bad[i] if self.calls[i].view else ()
+        return False
 
     def bucket_of(self, index: int) -> int | None:
         """The collective of the bucket that all of what a call reads are parts of; None where there is none."""

@@ -96,11 +96,12 @@ def test_a_wrong_value_that_fills_a_right_tensor_is_no_part_of_a_bucket() -> Non
 
 def test_right_parts_of_a_wrong_tensor_are_no_parts_of_a_bucket() -> None:
     """A query put together the other way round gives a gradient of which each half is a right one, in another place."""
-    reference = [call("cat n r -> q"), call("attend_backward q g -> d"), call("slice d -> a"), call("slice d -> b")]
-    reference.append(call("mul a w -> s"))
-    candidate = [call("cat r n -> Q"), call("attend_backward Q g -> D"), call("slice D -> b"), call("slice D -> a")]
-    candidate.append(call("mul b w -> S"))
-    logs = [[each._replace(view=each.operator == "slice") for each in log] for log in (reference, candidate)]
+    reference = [call("cat n r -> q"), call("attend_backward q g -> d"), call("transpose d -> t")]
+    reference += [call("slice t -> a"), call("slice t -> b"), call("mul a w -> s")]
+    candidate = [call("cat r n -> Q"), call("attend_backward Q g -> D"), call("transpose D -> T")]
+    candidate += [call("slice T -> b"), call("slice T -> a"), call("mul b w -> S")]
+    views = ("transpose", "slice")
+    logs = [[each._replace(view=each.operator in views) for each in log] for log in (reference, candidate)]
     culprit = blamed(*logs, "S")
     assert culprit is not None and (culprit.how, culprit.candidate) == ("exchanges", 0)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from harness.localize.calls import Call
-from harness.localize.packing import CONSTANTS, PACKING, REPEATING, keeps_order, name_of
+from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
 from harness.localize.reference_log import COMMUTATIVE, ReferenceLog
 
 RECOMPUTED = "_recomputed"
@@ -35,6 +35,8 @@ class CandidateLog:
                 i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
             }
             self._unpacked.append(unpacked)
+            if self._shows_what_is_wrong(index, found):
+                self._agrees[index] = False
             self._bad.append(tuple(i for i in found if not self._agrees[i]))
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
@@ -80,12 +82,21 @@ class CandidateLog:
         return self.calls[index].view or name_of(self.calls[index]) in PACKING
 
     def _unpacks(self, index: int) -> bool:
-        """Whether a call takes apart what the reference has nowhere: then its parts count each by itself.
+        """Whether a call takes apart a bucket that the reference has nowhere: then its parts count each by itself.
 
-        What repeats a value takes nothing apart: a wrong one, such as a zero, may well fill a right tensor.
+        What was computed is no bucket: a wrong tensor may well have right parts, or fill a right one.
         """
-        takes_apart = self.packs(index) and name_of(self.calls[index]) not in REPEATING
-        return takes_apart and not self.reference.values.issuperset(self.calls[index].inputs)
+        return self.packs(index) and self.bucket_of(index) is not None
+
+    def _shows_what_is_wrong(self, index: int, given: Sequence[int]) -> bool:
+        """Whether a view is of a tensor that was computed wrong: what it shows of that is right by chance."""
+        is_own = self.calls[index].view and self.reference.values.isdisjoint(self.calls[index].inputs)
+        pending = [i for i in given if not self._agrees[i]] if is_own and self.bucket_of(index) is None else []
+        for i in pending:
+            if not self.packs(i):
+                return True
+            pending += self._bad[i] if self.calls[i].view else ()
+        return False
 
     def bucket_of(self, index: int) -> int | None:
         """The collective of the bucket that all of what a call reads are parts of; None where there is none."""

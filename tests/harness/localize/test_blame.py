@@ -94,6 +94,18 @@ def test_a_wrong_value_that_fills_a_right_tensor_is_no_part_of_a_bucket() -> Non
     assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)
 
 
+def test_right_parts_of_a_wrong_tensor_are_no_parts_of_a_bucket() -> None:
+    """A query put together the other way round gives a gradient of which each half is a right one, in another place."""
+    reference = [call("cat n r -> q"), call("attend_backward q g -> d"), call("transpose d -> t")]
+    reference += [call("slice t -> a"), call("slice t -> b"), call("mul a w -> s")]
+    candidate = [call("cat r n -> Q"), call("attend_backward Q g -> D"), call("transpose D -> T")]
+    candidate += [call("slice T -> b"), call("slice T -> a"), call("mul b w -> S")]
+    views = ("transpose", "slice")
+    logs = [[each._replace(view=each.operator in views) for each in log] for log in (reference, candidate)]
+    culprit = blamed(*logs, "S")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("exchanges", 0)
+
+
 def test_of_two_defects_the_earlier_one_is_blamed() -> None:
     candidate = [call("mm x w -> A"), call("silu A -> B"), STEP[2], call("mul b g -> D", BACKWARD)]
     culprit = blamed(STEP, candidate, "B", "D")

@@ -117,7 +117,6 @@ ELSEWHERE = {
     "harness/disturb/faults/tensor.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/execute/fault_runs.py": (FAULT_RUNS, "faults are run as they are called"),
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
-    "harness/prove/assumptions.py": ("tests/harness/prove/test_prove.py", "what is assumed depends on what was proved"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
     "reference/parallel/collectives.py": (
         "tests/reference/parallel/test_rank_order_group.py",

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     )
     from harness.compare.verdict import Comparison
     from harness.errors import (
+        ArtifactError,
         BitproofError,
         CaseError,
         ChunkError,
         MachineError,
         PassError,
+        PlacementError,
         RankError,
         RecordingError,
         TraceError,
@@ -50,11 +52,13 @@ if TYPE_CHECKING:
 
 _CASE = ("AdamW", "Batch", "Case", "Chunking", "Memory", "Model", "Parallelism", "Pipeline", "Precision")
 _ERRORS = (
+    "ArtifactError",
     "BitproofError",
     "CaseError",
     "ChunkError",
     "MachineError",
     "PassError",
+    "PlacementError",
     "RankError",
     "RecordingError",
     "TraceError",
@@ -74,6 +78,7 @@ _HOME = {
 
 __all__ = [
     "AdamW",
+    "ArtifactError",
     "Batch",
     "BitproofError",
     "Case",
@@ -90,6 +95,7 @@ __all__ = [
     "Parallelism",
     "PassError",
     "Pipeline",
+    "PlacementError",
     "Precision",
     "RankError",
     "RecordingError",

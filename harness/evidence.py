@@ -42,6 +42,8 @@ def contradiction_in(report: Report) -> Contradiction | None:
     for case in report.shard.selection if report.shard else ():
         if case.name in report.not_run and case.requires is None:
             return Contradiction("not_run", "cases that require a device", case.name)
+    if found := report.faults and report.faults.overfull:
+        return Contradiction(f"faults.{found.name}", f"at most {found.whole}", found.part)
     return None
 
 

@@ -18,14 +18,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import AllgatherOptions, FakeWork, ProcessGroup
+from torch._C._distributed_c10d import AllgatherOptions, ProcessGroup
 from torch._dispatch.python import enable_python_dispatcher
 from torch._logging import trace_structured
 from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
@@ -47,7 +47,6 @@ from harness.torch_versions import TESTED, is_tested
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
-    "FakeWork",
     "HigherOrderOperator",
     "LazyGraphModule",
     "LazyTraceHandler",
@@ -298,6 +297,16 @@ def sequence_number_of(autograd_node: Any) -> int:
     return number
 
 
+def is_watched() -> bool:
+    """Whether something sees each operator that is called on this thread: a dispatch mode, a trace, or a profiler."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._autograd._profiler_enabled()
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Where no gradient is asked for: operators go past autograd to the same kernels. Nothing where one watches."""
+    return nullcontext() if is_watched() else torch._C._AutoDispatchBelowAutograd()
+
+
 def storage_key(tensor: Tensor) -> int:
     """What two strided tensors have in common while they share memory."""
     return tensor.untyped_storage()._cdata
@@ -314,6 +323,11 @@ def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
 def register_group(name: str, group: Any) -> None:
     """Let collectives find a process group by name. torch holds it by a weak reference alone."""
     torch._C._distributed_c10d._register_process_group(cast(Any, name), group)
+
+
+def group_named(name: str) -> ProcessGroup:
+    """The process group of a name. Raises RuntimeError where none is registered."""
+    return cast(ProcessGroup, torch._C._distributed_c10d._resolve_process_group(cast(Any, name)))
 
 
 def all_gather_flat(group: ProcessGroup, output: Tensor, x: Tensor) -> Any:

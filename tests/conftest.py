@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -82,8 +83,25 @@ WATCH = Watch()
 sys.addaudithook(WATCH)
 
 
+@pytest.fixture(scope="session")
+def hosts() -> ModuleType:
+    """The module, loaded before any fixture of a single test has changed what a host inherits."""
+    from tests import hosts
+
+    return hosts
+
+
+@pytest.fixture
+def one_host(hosts: ModuleType) -> Iterator[None]:
+    """Runs within this process ask one host, which all tests share, in place of starting one each."""
+    with hosts.one_host():
+        yield
+
+
 def pytest_unconfigure() -> None:
-    """Remove the graphs, in the process that made their folder."""
+    """End the host; remove the graphs, in the process that made their folder."""
+    if hosts := sys.modules.get("tests.hosts"):
+        hosts.SharedHost.end()
     if str(os.getpid()) == OWNER:
         shutil.rmtree(KEPT_GRAPHS, ignore_errors=True)
 

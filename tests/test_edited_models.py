@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cases import CASES
+from harness.cli import main
 from tests.small import small
 
 pytestmark = pytest.mark.ranks
@@ -36,16 +37,16 @@ def doubt(module):
 """
 
 
-def run(folder: Path, case: str, *arguments: str) -> tuple[int, dict[str, object]]:
-    """Exit status and result of `bitproof run` of a case, in one layer, with the packages that `folder` holds."""
+def words(folder: Path, case: str, *arguments: str) -> list[str]:
+    """A call of `bitproof run` of a case, in one layer, which reports into `folder`."""
     (folder / "case.json").write_text(json.dumps(small(CASES[case]).to_dict()))
-    arguments = ("--case", "case.json", *arguments)
-    command = [sys.executable, "-m", "harness", "run", "--world-size", "2", "--steps", "1", "--no-control", *arguments]
-    finished = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}
-    )
+    where = ("--case", str(folder / "case.json"), "--report-dir", str(folder / "reports"))
+    return ["run", "--world-size", "2", "--steps", "1", "--no-control", *where, *arguments]
+
+
+def result_in(folder: Path) -> dict[str, object]:
     [result] = json.loads((folder / "reports" / "latest" / "report.json").read_text())["cases"]
-    return finished.returncode, result
+    return result
 
 
 @pytest.fixture
@@ -63,16 +64,17 @@ def test_attention_written_out_in_a_module_that_is_cut_along_the_sequence_is_ref
     text = file.read_text()
     assert text.count(PLACE) == 1
     file.write_text(text.replace(PLACE, ATTENTION + PLACE))
-    status, result = run(sources, "moe_seq", "--reference", reference)
-    assert (status, result["verdict"]) == (3, "ERROR")
+    command = [sys.executable, "-m", "harness", *words(sources, "moe_seq", "--reference", reference)]
+    finished = subprocess.run(command, capture_output=True, cwd=sources, env=os.environ | {"PYTHONPATH": str(sources)})
+    result = result_in(sources)
+    assert (finished.returncode, result["verdict"]) == (3, "ERROR")
     assert "ChunkError: cannot chunk layers.0.moe along seq" in str(result["error"])
     assert ("graph" if reference == "eager" else "eager_chunked") in str(result["logs"])
 
 
-def test_a_false_assertion_ends_the_graph_as_it_would_end_eager(tmp_path: Path) -> None:
+def test_a_false_assertion_ends_the_graph_as_it_would_end_eager(tmp_path: Path, one_host: None) -> None:
     (tmp_path / "doubtful.py").write_text(ASSERTION)
-    for package in ("bitproof", "harness", "reference", "cases"):
-        (tmp_path / package).symlink_to(ROOT / package)
-    status, result = run(tmp_path, "moe_batch", "--extra-pass", "doubtful.py:doubt@before=clean_up")
+    status = main(words(tmp_path, "moe_batch", "--extra-pass", f"{tmp_path}/doubtful.py:doubt@before=clean_up"))
+    result = result_in(tmp_path)
     assert (status, result["verdict"]) == (3, "ERROR")
     assert "planted and not so" in str(result["error"])

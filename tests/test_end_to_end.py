@@ -14,6 +14,7 @@ import pytest
 
 from cases import CASES
 from harness.case import Case, Chunking, Model, Parallelism, Pipeline
+from harness.cli import main
 from tests.distributions import install
 from tests.small import small
 
@@ -28,19 +29,43 @@ CHUNKED = {
 GRADIENT = "layers.0.moe.router.weight"
 
 
+def words(tmp_path, *arguments):
+    """A call of `bitproof run`: 2 ranks and 2 steps, and controls only where they are needed."""
+    every = ["run", "--world-size", "2", "--steps", "2", "--device", "cpu", "--report-dir", str(tmp_path), *arguments]
+    return every + ([] if {"--no-control", "--control"} & set(arguments) else ["--control", "when-different"])
+
+
+def report_of(tmp_path):
+    report = tmp_path / "latest" / "report.json"
+    return json.loads(report.read_text()) if report.exists() else None
+
+
 def run(tmp_path, *arguments):
-    """What `bitproof run` did, and its report: 2 ranks and 2 steps, and controls only where they are needed.
+    """What `bitproof run` did in a process of its own, and its report.
 
     Cases of distributions in `tmp_path` are there too.
     """
-    command = [sys.executable, "-m", "harness", "run", "--world-size", "2", "--steps", "2", "--device", "cpu"]
-    command += ["--report-dir", str(tmp_path), *arguments]
-    command += [] if {"--no-control", "--control"} & set(arguments) else ["--control", "when-different"]
     finished = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+        [sys.executable, "-m", "harness", *words(tmp_path, *arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
-    report = tmp_path / "latest" / "report.json"
-    return finished, json.loads(report.read_text()) if report.exists() else None
+    return finished, report_of(tmp_path)
+
+
+@pytest.fixture
+def run_here(tmp_path, capsys, monkeypatch, one_host):
+    """As `run`, in this process: what starting one takes is tried often enough."""
+    monkeypatch.chdir(ROOT)
+
+    def run_here(*arguments):
+        status = main(words(tmp_path, *arguments))
+        told = capsys.readouterr()
+        return subprocess.CompletedProcess([], status, told.out, told.err), report_of(tmp_path)
+
+    return run_here
 
 
 @pytest.mark.slow
@@ -84,9 +109,9 @@ NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no cal
         ),
     ],
 )
-def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, told, tmp_path):
+def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, told, tmp_path, run_here):
     case = small(Case(name="idle", family="test", **changes))
-    finished, report = run(tmp_path, "--case", written(tmp_path, case))
+    finished, report = run_here("--case", written(tmp_path, case))
     assert finished.returncode == 3, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "ERROR"
@@ -105,8 +130,8 @@ def test_one_flipped_bit_of_one_gradient_is_reported_at_its_step_rank_and_name(t
     assert result["control"] == {"reference": "EQUAL", "candidate": "EQUAL"}
 
 
-def test_early_accumulation_differs_in_gradients_before_anything_else(tmp_path):
-    finished, report = run(tmp_path, "--case", written(tmp_path, small(CASES["early_accumulation"])))
+def test_early_accumulation_differs_in_gradients_before_anything_else(tmp_path, run_here):
+    finished, report = run_here("--case", written(tmp_path, small(CASES["early_accumulation"])))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "DIFFERENT"
@@ -132,10 +157,9 @@ SMALL = Case(
 """One layer, which is traced in a third of the time."""
 
 
-def run_small(tmp_path, extra_pass, *arguments):
-    """`run` of the small case with a pass of ours."""
-    file = written(tmp_path, SMALL)
-    return run(tmp_path, "--steps", "1", "--case", file, "--extra-pass", extra_pass, *arguments)
+def small_with(tmp_path, extra_pass):
+    """The options that say the small case, with a pass of ours."""
+    return "--steps", "1", "--case", written(tmp_path, SMALL), "--extra-pass", extra_pass
 
 
 TWO = """
@@ -156,8 +180,8 @@ def run_two(tmp_path, source, *arguments):
     return run(tmp_path, "-k", "small_moe_batch or small_moe_seq", "--steps", "1", *extra, *arguments)
 
 
-def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_path):
-    finished, report = run_small(tmp_path, f"{EXAMPLES}:wait_late@after=chunk")
+def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_path, run_here):
+    finished, report = run_here(*small_with(tmp_path, f"{EXAMPLES}:wait_late@after=chunk"))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "EQUAL"
@@ -174,8 +198,8 @@ def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_
 
 @pytest.mark.slow
 def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(tmp_path):
-    rounding = f"{EXAMPLES}:add_gradients_in_bfloat16"
-    finished, report = run_small(tmp_path, rounding, "--reference", "graph", "--no-control", "--dump-graphs")
+    rounding = small_with(tmp_path, f"{EXAMPLES}:add_gradients_in_bfloat16")
+    finished, report = run(tmp_path, *rounding, "--reference", "graph", "--no-control", "--dump-graphs")
     assert finished.returncode == 1, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "DIFFERENT"
@@ -191,9 +215,9 @@ def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(
     assert len(list((graphs / "small" / "tlparse").iterdir())) == 1
 
 
-def test_an_extra_pass_that_raises_makes_the_case_an_error_that_names_it_with_its_traceback(tmp_path):
+def test_an_extra_pass_that_raises_makes_the_case_an_error_that_names_it_with_its_traceback(tmp_path, run_here):
     (tmp_path / "mine.py").write_text("def drop(module):\n    raise ValueError('my mistake')\n")
-    finished, report = run_small(tmp_path, f"{tmp_path}/mine.py:drop")
+    finished, report = run_here(*small_with(tmp_path, f"{tmp_path}/mine.py:drop"))
     assert finished.returncode == 3, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "ERROR"
@@ -239,7 +263,7 @@ def test_an_extra_pass_that_ends_its_process_is_named_and_the_next_case_runs(tmp
 @pytest.mark.slow
 def test_an_extra_pass_that_never_ends_is_named_at_the_time_that_was_given(tmp_path):
     (tmp_path / "mine.py").write_text("def spin(module):\n    while True:\n        pass\n")
-    finished, report = run_small(tmp_path, f"{tmp_path}/mine.py:spin", "--timeout", "20")
+    finished, report = run(tmp_path, *small_with(tmp_path, f"{tmp_path}/mine.py:spin"), "--timeout", "20")
     assert finished.returncode == 3, finished.stdout + finished.stderr
     [result] = report["cases"]
     head, _, stack = result["error"].partition("\n\n")

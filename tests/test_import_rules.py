@@ -30,6 +30,7 @@ FLOOR = {
     "harness.records.placed",
     "harness.records.proof",
     "harness.records.recording",
+    "harness.records.report",
     "harness.records.result",
     "harness.records.sensitivity",
     "harness.ulps",
@@ -205,8 +206,9 @@ def test_only_the_pipeline_imports_passes():
     assert offenders(lambda name: name not in allowed, forbidden) == []
 
 
-def test_only_the_worker_the_graph_step_its_placements_and_what_tries_its_groups_know_the_reference():
+def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_its_groups_know_the_reference():
     allowed = {
+        "harness.execute.models",
         "harness.execute.worker",
         "harness.execute.gpu_checks",
         "harness.systems.autoplace",

@@ -13,6 +13,7 @@ import pytest
 
 from harness.cli import main
 from harness.history.store import read_nights
+from harness.records import Score
 from harness.report import json as report_json
 from tests.workflow import SHELL, Runner, read_workflow
 
@@ -22,7 +23,8 @@ WORKFLOW = read_workflow(NIGHTLY)
 JOBS = WORKFLOW["jobs"]
 STEPS = [step for job in JOBS.values() for step in job["steps"]]
 
-# What stands in for `bitproof` in the steps: `run` writes a shard's report without running anything.
+# What stands in for `bitproof` in the steps: `run` writes a shard's report without running anything, and `faults` and
+# `sensitivity` write theirs.
 PROGRAM = f"""#!{sys.executable}
 import os, sys
 if sys.argv[1] == "doctor":
@@ -45,6 +47,17 @@ if sys.argv[1] == "run":
     (made / "report.md").write_text("# shard " + index)
     made.parent.rename(folder)
     sys.exit({{"EQUAL": 0, "DIFFERENT": 1, "ERROR": 3}}[what])
+if sys.argv[1] in ("faults", "sensitivity"):
+    from harness.records import Score
+    from tests.harness.reports import case, result, write_report
+    folder = Path(sys.argv[sys.argv.index("--report-dir") + 1])
+    what, killed = sys.argv[1], os.environ.get("KILLED", "3")
+    if what == "faults" and not killed:
+        sys.exit(3)
+    score = Score(faults=3, killed=int(killed)) if what == "faults" else None
+    made = write_report(folder, [result(case("measured"))], run_id=os.environ["RUN_ID"], faults=score)
+    (made / "report.md").write_text("# " + what)
+    sys.exit(0 if killed == "3" else 1)
 from harness.cli import main
 sys.exit(main())
 """
@@ -66,7 +79,7 @@ def test_every_shell_step_is_a_script():
 
 def test_every_call_of_bitproof_is_one_that_bitproof_takes():
     found = [line for step in STEPS for line in commands(step.get("run", ""))]
-    assert [line[0] for line in found] == ["doctor", "run", "merge", "history", "history"]
+    assert [line[0] for line in found] == ["doctor", "run", "faults", "sensitivity", "merge", "history", "history"]
     for line in found:
         assert main([*line, "--help"]) == 0, "which is said when everything before it was understood"
 
@@ -128,6 +141,22 @@ def test_a_good_night_and_a_bad_one_end_as_they_should_and_are_kept(nightly, tmp
     assert "2 nights, " in summary
 
 
+def test_a_night_that_would_not_have_caught_a_fault_is_not_as_expected(nightly, tmp_path):
+    status, runner = nightly(1)
+    assert (status, report_of(runner).faults) == (0, Score(faults=3, killed=3))
+    status, runner = nightly(2, KILLED="2")
+    assert (status, runner.jobs["strength"], report_of(runner).faults) == (1, 1, Score(faults=3, killed=2))
+    assert [result.case.name for result in report_of(runner).cases] == ["a", "b"]
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.count("# sensitivity") == 2
+    assert "bitproof faults: 2 of 3 faults killed" in summary and "faults killed 3 of 3 -> 2 of 3" in summary
+
+
+def test_a_night_whose_faults_are_lost_is_judged_by_its_cases_and_its_own_job_fails(nightly, tmp_path):
+    status, runner = nightly(1, KILLED="")
+    assert (status, runner.jobs["strength"] > 0, report_of(runner).faults) == (0, True, None), runner.output
+
+
 def test_a_night_whose_shard_is_lost_is_not_judged(nightly, tmp_path):
     status, runner = nightly(3, SHARD_1="137")
     assert status == 3, runner.output
@@ -142,7 +171,8 @@ def test_a_night_that_leaves_nothing_is_not_judged_and_leaves_the_history_alone(
     status, runner = nightly(4, SHARD_1="2", SHARD_2="2")
     assert status == 3, runner.output
     assert [name for name, outcome in runner.results.items() if outcome != "success"] == ["End as the run did"]
-    assert not (tmp_path / "artifacts").exists() and len(list((tmp_path / "cache").iterdir())) == 1
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["faults"]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_a_history_that_cannot_be_used_fails_the_night_and_is_not_replaced(nightly, tmp_path):

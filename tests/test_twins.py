@@ -83,6 +83,7 @@ ELSEWHERE = {
     "harness/records/partition.py": ("tests/harness/report/test_partition.py", "partitions are told in reports"),
     "harness/records/proof.py": ("tests/harness/report/test_proofs.py", "proofs are told in reports"),
     "harness/records/recording.py": ("tests/harness/capture/test_store.py", "recordings go to disk and back"),
+    "harness/records/report.py": ("tests/harness/report/test_json.py", "reports go through report.json and back"),
     "harness/records/result.py": ("tests/harness/report/test_json.py", "results go through report.json and back"),
     "harness/cli/sensitivity.py": (
         "tests/harness/commands/test_sensitivity.py",
@@ -118,10 +119,6 @@ ELSEWHERE = {
     "harness/execute/fault_runs.py": (FAULT_RUNS, "faults are run as they are called"),
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
-    "reference/parallel/collectives.py": (
-        "tests/reference/parallel/test_rank_order_group.py",
-        "each is one call, which means something on ranks alone",
-    ),
 }
 # Files of product code that are still too long.
 LONG: set[str] = set()

@@ -157,6 +157,7 @@ def test_python_m_bitproof_is_the_command_in_such_a_folder_too(installed, clashi
     assert done.returncode == 0 and done.stdout.splitlines()[1].startswith("moe_seq "), done.stderr
 
 
+@pytest.mark.slow
 def test_modules_of_our_names_do_not_matter_either(installed, tmp_path):
     write_loop(tmp_path)
     for name in NAMES:

@@ -25,23 +25,30 @@ def read_workflow(path: Path) -> dict[str, Any]:
 
 @dataclass
 class Runner:
-    """A machine's work. `artifacts` and `cache` are what outlives a job; `env` goes to every step."""
+    """A machine's work. `artifacts` and `cache` are what outlives a job; `env` goes to every step.
+
+    `results` has how each step of the last job ended, `jobs` the status of every job, by name.
+    """
 
     workflow: dict[str, Any]
     folder: Path
     env: dict[str, str]
     skipped: tuple[str, ...] = ()
     results: dict[str, str] = field(default_factory=dict)
+    jobs: dict[str, int] = field(default_factory=dict)
     output: str = ""
 
     def run(self, run_id: str = "1") -> int:
         """All jobs in order, shards one after another; the exit status of the last job's first failing step."""
         shutil.rmtree(self.folder / "artifacts", ignore_errors=True)
-        [shards, last] = self.workflow["jobs"].values()
-        values = shards["strategy"]["matrix"]["shard"]
-        for index in values:
-            self.run_job(shards, {"matrix.shard": str(index), "strategy.job-total": str(len(values))})
-        return self.run_job(last, {"github.run_id": run_id, "github.run_attempt": "1"})
+        common = {"github.run_id": run_id, "github.run_attempt": "1"}
+        for name, job in self.workflow["jobs"].items():
+            values = job.get("strategy", {"matrix": {"shard": [1]}})["matrix"]["shard"]
+            self.jobs[name] = max(
+                self.run_job(job, common | {"matrix.shard": str(index), "strategy.job-total": str(len(values))})
+                for index in values
+            )
+        return self.jobs[name]
 
     def run_job(self, job: dict[str, Any], context: dict[str, str]) -> int:
         """One job; 0, or the exit status of its first failing step."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 # isort: off
 # Commands are listed in the order of these imports.
-from harness.cli import listing, run, prove, check_certificate, faults, sensitivity, localize, bisect, shrink, record  # noqa: F401
+from harness.cli import listing, run, prove, check_certificate, faults, sensitivity, localize, shrink, record  # noqa: F401
 from harness.cli import precompile, report, merge, history, doctor  # noqa: F401
 
 # isort: on

@@ -13,10 +13,18 @@ from harness.cli.options import ReportDir
 
 @app.command("merge")
 def merge_command(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="The folders of the shards' runs.")],
+    run_dirs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR...", help="The folders of the shards' runs, and of one run of `bitproof faults`."
+        ),
+    ],
     report_dir: ReportDir = Path("reports"),
 ) -> None:
-    """Join the run folders that `run --shard` made into one; a missing shard's cases are UNVERIFIED."""
+    """Join the run folders that `run --shard` made into one; a missing shard's cases are UNVERIFIED.
+
+    The score of a run of `bitproof faults` beside them goes into the report.
+    """
     from harness.commands.merge import merge
 
     raise typer.Exit(merge(run_dirs, report_dir))

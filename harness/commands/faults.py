@@ -21,7 +21,6 @@ from harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdi
 from harness.report.faults import (
     BEGIN,
     END,
-    headline,
     line_of,
     read_found,
     render_json,
@@ -30,7 +29,7 @@ from harness.report.faults import (
     tell,
 )
 from harness.report.progress import make_progress
-from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
+from harness.report.status import UNJUDGED, exit_status, faults_status
 from harness.report.write import finish_run, prepare_run_dir
 
 FAULTS_FILE = "faults.json"
@@ -182,11 +181,11 @@ def _finish(
     complete_results = complete(judged, list(results), found.problem or "", **where)
     report = Report(
         run_id=run_dir.name,
-        exit_status=exit_status(complete_results),
+        exit_status=exit_status(complete_results, faults=found.score),
         environment=environment(options.device),
         cases=complete_results,
         options=tuple(replay),
-        remarks=(f"bitproof faults: {headline(found.outcomes)}",),
+        faults=found.score,
     )
     print("\n".join(["", *tell(found)]))
     _drop_empty_logs(run_dir)
@@ -199,11 +198,9 @@ def _finish(
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
     """0 where all is as it should be, 1 where a fault survived or an equivalent was flagged, 3 where not known."""
-    is_unknown = found.problem is not None or not found.outcomes
-    is_unknown |= any(result.verdict != Verdict.EQUAL for result in results)
-    if is_unknown or any(outcome.status == "unjudged" for outcome in found.outcomes):
+    if not found.outcomes or any(result.verdict != Verdict.EQUAL for result in results):
         return UNJUDGED
-    return SUCCESS if all(outcome.is_as_expected for outcome in found.outcomes) else UNEXPECTED
+    return faults_status(found.score)
 
 
 def _drop_empty_logs(run_dir: Path) -> None:

@@ -1,7 +1,7 @@
 """Join the run folders of a run's shards into one run.
 
 1. Read every shard's report. One that cannot be read counts as missing.
-2. Refuse what are not different shards of one run.
+2. Refuse what are not different shards of one run, but for one run of `bitproof faults`, whose score is told.
 3. Put the cases together in the selection's order. A case without a result is UNVERIFIED.
 4. Copy each case's logs, recordings and graphs into a new run folder, and write its report.
 """
@@ -20,7 +20,7 @@ from harness.commands.copying import Room, copy_file, copy_folder, opened_folder
 from harness.compare.outcome import complete
 from harness.errors import RecordingError, UsageError
 from harness.program import interrupts
-from harness.records import Report, Shard
+from harness.records import Report, Score, Shard
 from harness.report import json as report_json
 from harness.report import terminal
 from harness.report.status import exit_status, worst
@@ -33,7 +33,8 @@ _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
 def merge(folders: Sequence[Path], report_dir: Path) -> int:
     """Join run folders into a new one under `report_dir` and return the exit status: the worst of all.
 
-    Raises UsageError when they are no shards, not of one run, or one shard twice, and RecordingError when none can
+    One of them may be a run of `bitproof faults`: its score goes into the report, and counts for the status.
+    Raises UsageError when others are no shards, not of one run, or one shard twice, and RecordingError when none can
     be read or two claim one case; then nothing is written.
     """
     reports: Reports = []
@@ -42,18 +43,34 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
             reports.append((folder, report_json.read(folder / report_json.FILE_NAME)))
         except RecordingError as error:
             print(f"bitproof: {folder} counts as missing\n{error}", file=sys.stderr)
+    score, reports = _score_of(reports)
     if not reports:
         raise RecordingError("no shard's report can be read", found=", ".join(map(str, folders)))
     _refuse_strangers(reports)
     _refuse_double_claims(reports)
     with interrupts.held():
-        return _merge(reports, prepare_run_dir(report_dir))
+        return _merge(reports, score, prepare_run_dir(report_dir))
 
 
-def _merge(reports: Reports, run_dir: Path) -> int:
+def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
+    """What the run of `bitproof faults` among some came to, and the other runs. Its cases ran to have something to
+    put faults into, and are not the night's.
+    """
+    measured = [(folder, report.faults) for folder, report in reports if report.faults is not None]
+    if len(measured) > 1:
+        raise UsageError(
+            "more than one run of faults",
+            expected="at most one folder that `bitproof faults` made",
+            found=" and ".join(str(folder) for folder, _ in measured),
+            fix="leave out all but one of them",
+        )
+    return next((score for _, score in measured), None), [each for each in reports if each[1].faults is None]
+
+
+def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
     """Print what the shards came to together, and fill the run folder, or leave none."""
     try:
-        merged = _join(run_dir.name, [report for _, report in reports])
+        merged = _join(run_dir.name, [report for _, report in reports], score)
         terminal.print_report(merged)
         with interrupts.let_in():
             for folder, report in reports:
@@ -129,7 +146,7 @@ def _refuse_double_claims(reports: Reports) -> None:
                 )
 
 
-def _join(run_id: str, reports: list[Report]) -> Report:
+def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
     """One report of all shards. What they say differently of machine and options is told and kept."""
     shards = [report.shard for report in reports if report.shard is not None]
     selection, count = shards[0].selection, shards[0].count
@@ -149,11 +166,12 @@ def _join(run_id: str, reports: list[Report]) -> Report:
     cases = complete(expected, results, reason, device="unknown", backend="unknown")
     return Report(
         run_id=run_id,
-        exit_status=worst([exit_status(cases), *(report.exit_status for report in reports)]),
+        exit_status=worst([exit_status(cases, faults=score), *(report.exit_status for report in reports)]),
         environment=_join_environments(reports),
         cases=cases,
         options=tuple(options) if isinstance(options, list) else (),
         not_run={case.name: not_run[case.name] for case in selection if case.name in not_run},
+        faults=score,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from harness.errors import RecordingError
 from harness.records import Key, Record
 
 NUM_NAMED = 5
@@ -85,16 +84,6 @@ def align(
         duplicates={side: twice for side, (_, twice) in sides.items() if twice},
         empty=tuple(side for side, (records, _) in sides.items() if not records),
     )
-
-
-def merge_records(parts: Iterable[Iterable[tuple[Key, Record]]]) -> dict[Key, Record]:
-    """Join the ranks' records into one recording's. Raises RecordingError when two claim one key."""
-    records, twice = _index(item for part in parts for item in part)
-    if twice:
-        raise RecordingError(
-            "a key was recorded twice", expected="one record a (step, rank, kind, name)", found=name_keys(twice)
-        )
-    return records
 
 
 def name_keys(keys: Iterable[Key]) -> str:

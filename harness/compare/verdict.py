@@ -44,7 +44,6 @@ from harness.records import (
 )
 
 BEFORE_OPTIMIZER = "@before_optimizer"
-AFTER_OPTIMIZER = "@after_optimizer"
 BACKWARD = "@backward"
 VACUOUS = "what agrees shows nothing, so it is no evidence"
 RACES = "a graph races with its collectives, so that its bits agree by luck, if they do"

@@ -17,7 +17,9 @@ from harness.compare.bits import ComparedBits
 from harness.compare.chunked import agreed_by_ranks
 from harness.errors import RankError, RecordingError
 from harness.execute.accounts import Done, End, PreparedGraph
+from harness.execute.models import model_sizes
 from harness.execute.precompiled import precompile_step, read_precompiled
+from harness.execute.programs import write_standalone
 from harness.execute.requests import (
     AnyRequest,
     BitsRequest,
@@ -45,7 +47,6 @@ from harness.execute.requests import (
 )
 from harness.execute.runs import Runner
 from harness.execute.stage import Place, Send, Stage
-from harness.execute.worker import model_sizes, write_standalone
 from harness.graph.options import GraphOptions
 from harness.localize.replay import archive_of, read_value
 from harness.machine.determinism import first_changed, set_determinism, tell_changes

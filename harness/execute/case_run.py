@@ -1,10 +1,9 @@
-"""One case, from its first run to its result: record both systems, compare, run both again, judge, find the cause."""
+"""One case, from its first run to its result: record both systems, compare, run both again, judge, explain."""
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,10 +13,11 @@ from harness.case import PREPARED, Case, with_plan
 from harness.compare.baselines import values_to_keep
 from harness.compare.bits import ComparedBits
 from harness.compare.outcome import result_of, result_of_error
-from harness.compare.verdict import Comparison, Judgement, Repeat, compare, judge, repeats
+from harness.compare.verdict import Comparison, Judgement, compare, judge, repeats
 from harness.disturb.stress import Stress
-from harness.errors import BitproofError, RankError, RecordingError
+from harness.errors import BitproofError
 from harness.execute.accounts import PreparedGraph
+from harness.execute.explain import Explainer
 from harness.execute.folders import CaseFolders
 from harness.execute.precompiled import PrecompiledStep
 from harness.execute.profile import join_profiles
@@ -26,18 +26,14 @@ from harness.execute.session import Desk, Session
 from harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from harness.graph.options import GraphOptions
 from harness.localize.every_call import EveryCall
-from harness.localize.noise import NoiseSearch
 from harness.localize.replay import Replay
-from harness.localize.search import NO_CALL, Search, UnrepeatableError
 from harness.machine.devices import Placement
 from harness.options import ROLES, OnEvent, Role, RunOptions
 from harness.records import (
     CaseResult,
     CaseSeconds,
     Closeness,
-    Divergence,
     Event,
-    Key,
     Partition,
     Placed,
     Recording,
@@ -227,22 +223,11 @@ class CaseRun:
             candidate_stress=stresses["candidate"],
             races=self.graph.races if self.graph else (),
         )
-        if (first := judgement.first_divergence) is not None and judgement.verdict == Verdict.DIFFERENT:
-            judgement = self._find_cause(judgement, first, recordings)
-        elif judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
-            repeat = next(repeat for repeat in repeats(controls, stresses) if repeat.between == first.between)
-            judgement = self._find_noise(judgement, first, repeat, recordings)
-        elif judgement.verdict == Verdict.EQUAL and (self.options.every_call or self.options.deep):
-            judgement = self._explained(judgement, lambda: self._looked_at(judgement, recordings))
+        explainer = Explainer(self.case, recordings, self.desk.work / self.case.name, self._replay, self._compare_bits)
+        judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
+        self.seconds.replay, self.every_call = explainer.seconds, explainer.every_call
+        self.remarks += explainer.remarks
         return judgement, recordings
-
-    def _looked_at(self, judgement: Judgement, recordings: dict[Role, Recording]) -> Judgement:
-        """What the candidate's calls make of an EQUAL, by replays of both systems."""
-        if self.options.every_call:
-            self.every_call = EveryCall(self.case, recordings, self._archives, self._replay)
-            return self.every_call.judge(judgement)
-        search = Search({}, self._archives, self.case.parallelism.world_size, self._replay, self._compare_bits)
-        return replace(judgement, remarks=(*judgement.remarks, search.strangers(self.case.steps - 1)))
 
     def _is_measurable(self, comparison: Comparison) -> bool:
         """Whether the case states a bound, and the two systems differ in nothing but values."""
@@ -299,77 +284,8 @@ class CaseRun:
         assert self.options.stress is not None, "only a call that asks for stress has stressed runs"
         return self.options.stress
 
-    def _find_cause(self, judgement: Judgement, first: Divergence, recordings: dict[Role, Recording]) -> Judgement:
-        """Replay both systems to find the call to blame."""
-        search = Search(recordings, self._archives, self.case.parallelism.world_size, self._replay, self._compare_bits)
-
-        def explain() -> Judgement:
-            try:
-                explained = search.explain(first)
-                if explained.call is None:
-                    self.remarks.append(NO_CALL)
-                return replace(judgement, first_divergence=explained)
-            except UnrepeatableError as error:
-                return self._unrepeatable(judgement, error.role, error.key, recordings)
-
-        return self._explained(judgement, explain)
-
-    def _find_noise(
-        self, judgement: Judgement, first: Divergence, repeat: Repeat, recordings: dict[Role, Recording]
-    ) -> Judgement:
-        """Replay one system twice to find the call that makes it differ from itself."""
-        search = NoiseSearch(
-            recordings,
-            self._archives / "noise",
-            self.case.parallelism.world_size,
-            self._replay,
-            self._compare_bits,
-            role=repeat.side,
-            stressed=repeat.stressed,
-        )
-
-        def explain() -> Judgement:
-            explained, told = search.explain_noise(first)
-            found = replace(judgement, first_divergence=explained)
-            return found.with_error(told) if told else found
-
-        return self._explained(judgement, explain)
-
-    def _explained(self, judgement: Judgement, explain: Callable[[], Judgement]) -> Judgement:
-        """What replays add to a judgement. Its verdict stands, whether or not they find a cause."""
-        began = time.monotonic()
-        try:
-            return explain()
-        except (RankError, RecordingError) as error:
-            return judgement.with_error(f"a replay that looks for the cause failed:\n{error}")
-        finally:
-            self.seconds.replay = time.monotonic() - began
-            shutil.rmtree(self._archives, ignore_errors=True)
-
-    @property
-    def _archives(self) -> Path:
-        """Where replays leave what they were asked for, until the cause is found."""
-        return self.desk.work / self.case.name
-
     def _replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
         return self.record(role, f"replay{number}", out=folder, replay=replay).kept
-
-    def _unrepeatable(self, judgement: Judgement, role: Role, key: Key, recordings: dict[Role, Recording]) -> Judgement:
-        """What a replay that differs from its recording makes of a case: it is a control that came late."""
-        text = (
-            f"a replay of {role} {getattr(self.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
-            f"{key.kind} {key.name}: its bits differ from the recorded ones"
-        )
-        parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
-        repeat = Repeat(role, False, parted)
-        judgement = replace(
-            judgement.with_error(text),
-            verdict=Verdict.NONDETERMINISTIC,
-            control=judgement.control | {role: Verdict.NONDETERMINISTIC.value},
-            first_divergence=repeat.divergence(),
-        )
-        assert judgement.first_divergence is not None
-        return self._find_noise(judgement, judgement.first_divergence, repeat, recordings)
 
     def _note(self, role: Role, answer: RunAnswer) -> None:
         """Keep a run's times, and what it says of its graph."""

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 from harness.disturb.faults import CATALOGUE, Named, parse_fault
 from harness.errors import RankError, UsageError
 from harness.execute.accounts import End
+from harness.execute.models import check_model
 from harness.execute.precompiled import read_precompiled
 from harness.execute.process import num_cores
+from harness.execute.programs import needs_program, options_of_rank, struck
 from harness.execute.ranks import Ranks
 from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
 from harness.execute.stage import Place, Send, Stage
-from harness.execute.worker import Job, needs_program, options_of_rank, struck
+from harness.execute.worker import Job
 from harness.machine.determinism import set_determinism
 from harness.options import OnEvent
 from harness.program.sources import Installation
@@ -312,7 +314,11 @@ def run_ranks(
     prepare_seconds: float = 0.0,
     shelf: Shelf | None = None,
 ) -> End:
-    """Fork the ranks that have seats here from this very process, and watch them to their end."""
+    """Fork the ranks that have seats here from this very process, and watch them to their end.
+
+    Raises CaseError for a model that ranks cannot share.
+    """
+    check_model(request.case, request.system)
     job = Job(
         case=request.case,
         system=request.system,

@@ -9,19 +9,20 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
-from harness.case import GRAPH, PREPARED, Case, Kind
-from harness.disturb.faults import CATALOGUE, Fault, Injector, Named
+from harness.case import PREPARED, Case, Kind
+from harness.disturb.faults import Fault, Injector
 from harness.disturb.stress import Stress, stressed
 from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
 from harness.execute.precompiled import read_precompiled
 from harness.execute.profile import phase, showing_digests
+from harness.execute.programs import needs_program, options_of_rank, prepare_program, struck
 from harness.graph.options import GraphOptions
 from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
 from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from harness.execute.requests import StepFolder
-    from harness.graph.groups import Partition
-    from harness.localize.standalone import Written
     from harness.shared_memory import Board, SharedMemory
     from reference.parallel.mesh import Mesh
 
@@ -121,7 +120,6 @@ def run_rank(
 
     Whatever goes wrong is raised; process groups then stay as they are, for the caller to leave or to die with.
     """
-    import torch
     import torch.distributed as dist
 
     from harness.capture.digest import digest
@@ -134,34 +132,22 @@ def run_rank(
         num_threads=job.stress.num_threads if job.stress else 1,
     )
     switches = {SET: read_switches()}
-    device = torch.device(job.placement.device_of(rank if job.local_rank is None else job.local_rank))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if job.placement.shared and job.placement.backend == "nccl":
-        os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
-    program = job.program
-    if program is None and needs_program(job.system):
-        program = (
-            prepare_program(job.case, device, options_of_rank(job.graph_options, rank), system=job.system)
-            if job.precompiled is None
-            else read_precompiled(job.case, device, job.precompiled, job.system)
-        )
-        program = struck(program, job.fault, job.case)
+    device = _device_of(job, rank)
+    program = _program_of(job, rank, device)
     tell(Prepared(graph=PreparedGraph.of(program)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
     injector = Injector(job.fault, rank, job.case.parallelism.world_size)
     with phase("join groups"):
-        backend, native, timeout = job.placement.backend, job.placement.native, job.collective_timeout
-        if backend == "nccl":
-            pin_nccl(os.environ, native=native)
+        if job.placement.backend == "nccl":
+            pin_nccl(os.environ, native=job.placement.native)
         join_groups(
             mesh,
             device,
             store,
-            backend=backend,
-            timeout=timeout,
+            backend=job.placement.backend,
+            timeout=job.collective_timeout,
             memory=memory,
-            native=native,
+            native=job.placement.native,
             disturb=_disturbance(injector),
             board=board,
         )
@@ -190,15 +176,7 @@ def run_rank(
         injector.check_fired()
         seconds = time.perf_counter() - began
     tell(StepsEnded())
-    if job.replay is None:
-        write_part(job.part_of(rank), recorder.rows.items())
-    else:
-        remains.records = recorder.rows
-        if recorder.kept is not None:
-            remains.values[RECORD] = recorder.kept
-        write_archive(job.part_of(rank), remains)
-    if job.values:
-        write_values(job.values_of(rank), recorder.values)
+    _write(job, recorder, remains)
     if looks_for_mixing and job.shelf is not None:
         job.shelf.keep_no_mixing()
     with phase("wait for all ranks"):
@@ -220,6 +198,43 @@ def run_rank(
         )
     )
     leave_groups()
+
+
+def _device_of(job: Job, rank: int) -> torch.device:
+    """A rank's device, which is the current one from now on."""
+    import torch
+
+    device = torch.device(job.placement.device_of(rank if job.local_rank is None else job.local_rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if job.placement.shared and job.placement.backend == "nccl":
+        os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
+    return device
+
+
+def _program_of(job: Job, rank: int, device: torch.device) -> Any:
+    """The job's program, or the one that this rank makes or reads; None for a system without."""
+    if job.program is not None or not needs_program(job.system):
+        return job.program
+    if job.precompiled is None:
+        options = options_of_rank(job.graph_options, rank)
+        program = prepare_program(job.case, device, options, system=job.system)
+    else:
+        program = read_precompiled(job.case, device, job.precompiled, job.system)
+    return struck(program, job.fault, job.case)
+
+
+def _write(job: Job, recorder: Recorder, remains: Remains) -> None:
+    """Leave what a run recorded, or what a replay was asked for."""
+    if job.replay is None:
+        write_part(job.part_of(recorder.rank), recorder.rows.items())
+    else:
+        remains.records = recorder.rows
+        if recorder.kept is not None:
+            remains.values[RECORD] = recorder.kept
+        write_archive(job.part_of(recorder.rank), remains)
+    if job.values:
+        write_values(job.values_of(recorder.rank), recorder.values)
 
 
 def _replay_step(replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains) -> None:
@@ -303,81 +318,6 @@ def _mixing_check(case: Case) -> Any:
 
     assert case.chunking is not None, "Case refuses eager_chunked without chunking"
     return MixingCheck(case.chunking.dim, DIM_INDEX[case.chunking.dim])
-
-
-def needs_program(system: str) -> bool:
-    """Whether a system runs a prepared graph."""
-    return system in PREPARED
-
-
-def prepare_program(
-    case: Case,
-    device: torch.device,
-    options: GraphOptions,
-    enter: Callable[[str], None] = lambda place: None,
-    *,
-    system: str = GRAPH,
-) -> Any:
-    """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to.
-
-    Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
-    """
-    import torch
-
-    from harness.systems.graph import prepare
-
-    assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
-    assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
-
-    return prepare(case, device, options, enter, system)
-
-
-def struck(program: Any, fault: Fault | None, case: Case) -> Any:
-    """The program with a fault of the catalogue in its graph, as a pass of its own; the program where it has none.
-
-    Raises UsageError where the graph has nothing of the kind that the fault strikes.
-    """
-    entry = CATALOGUE[fault.name] if isinstance(fault, Named) else None
-    if entry is None or entry.edit is None or program is None:
-        return program
-    from harness.systems.graph import strike_program
-
-    return strike_program(program, entry, case)
-
-
-def model_sizes(case: Case) -> dict[str, int]:
-    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
-    from reference.models import model_config
-    from reference.models.sizes import sizes_of
-
-    return sizes_of(model_config(case.model))
-
-
-def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
-    """A file that shows by itself what differs between the case's two systems; see `localize.standalone`.
-
-    Options are the candidate's. Raises NoFileError where there can be none.
-    """
-    import torch
-
-    from harness.localize.standalone import Scene, Side, write_standalone
-    from harness.systems.graph import rank_order_group_source, read_inputs, step_graph
-
-    tokens = read_inputs(case, step)
-    sides: dict[str, Side] = {}
-    partitions: dict[str, Partition] = {}
-    for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
-        set_determinism(case.seed)
-        graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)
-        sides[role] = Side.of(graph, list(tokens[0]))
-        partitions |= groups.partitions()
-    scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
-    return write_standalone(scene)
-
-
-def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
-    return options if rank == 0 else replace(options, dump_dir=None)
 
 
 def _forget_peak(device: torch.device) -> None:

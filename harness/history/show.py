@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TextIO
 
 from harness.history.store import Night
-from harness.history.trends import DEFINITIONS, Trend, changes_of
+from harness.history.trends import DEFINITIONS, Trend, changes_of, scores_of
+from harness.report.faults import headline
 
 PIPE_WIDTH = 200
 SLOW = 1.25
@@ -26,6 +28,8 @@ def print_trends(nights: Sequence[Night], trends: Sequence[Trend], stream: TextI
     console.print(_table(trends))
     for line in filter(None, map(_tell_flaky, trends)):
         console.print(line, markup=False, soft_wrap=True, style="red")
+    for night, score in scores_of(nights)[-1:]:
+        console.print(f"faults, {night.time:%Y-%m-%d}: {headline(score)}", markup=False, soft_wrap=True)
     for change in changes_of(nights):
         console.print(str(change), markup=False, soft_wrap=True)
     for name, meaning in DEFINITIONS.items():
@@ -44,7 +48,12 @@ def render_json(nights: Sequence[Night], trends: Sequence[Trend]) -> str:
     """Everything that is known, as JSON."""
     values = {
         "nights": [
-            {"run_id": night.run_id, "exit_status": night.exit_status, "environment": night.environment}
+            {
+                "run_id": night.run_id,
+                "exit_status": night.exit_status,
+                "environment": night.environment,
+                "faults": None if night.score is None else asdict(night.score),
+            }
             for night in nights
         ],
         "cases": [trend.to_dict() for trend in trends],

@@ -1,4 +1,4 @@
-"""The history's file: SQLite, with a row a run and a row a result.
+"""The history's file: SQLite, with a row a run, a row a result, and a row for the faults that a run was given.
 
 A run is added in one transaction, so a writer that is killed leaves the file as it was, and others wait for
 their turn. There is no write-ahead log: a CI system keeps one file, not three. Nothing in a file is taken on
@@ -7,6 +7,7 @@ trust: its schema must be ours to the letter, which leaves no room for triggers 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -18,20 +19,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from harness.checked import parse, read
 from harness.errors import RecordingError, UsageError
-from harness.records import CaseResult, Report, Verdict
+from harness.records import CaseResult, Report, Score, Verdict
 from harness.report import json as report_json
 from harness.report import text
 
-SCHEMA = 1
+SCHEMA = 2
 PATIENCE_SECONDS = 30.0
 MAX_ROWS = 1_000_000
-_TABLES = (
+_FIRST_TABLES = (
     "CREATE TABLE runs (run_id TEXT PRIMARY KEY, exit_status INTEGER NOT NULL, environment TEXT NOT NULL)",
     "CREATE TABLE results (run_id TEXT NOT NULL, name TEXT NOT NULL, family TEXT NOT NULL, verdict TEXT NOT NULL, "
     "expected TEXT NOT NULL, as_expected INTEGER NOT NULL, seconds REAL NOT NULL, compared INTEGER NOT NULL, "
     "mismatched INTEGER NOT NULL, first_divergence TEXT NOT NULL, PRIMARY KEY (run_id, name))",
 )
+_SCORES = "CREATE TABLE scores (run_id TEXT PRIMARY KEY, score TEXT NOT NULL)"
+_TABLES: dict[int, tuple[str, ...]] = {0: (), 1: _FIRST_TABLES, SCHEMA: (*_FIRST_TABLES, _SCORES)}
+"""By schema, 0 for an empty file. One of the first is still read, and gets the third table when a run is added."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Night:
-    """One run: when it was, in UTC, where it ran, and what each case came to, in the report's order."""
+    """One run: when it was, in UTC, where it ran, and what each case came to, in the report's order.
+
+    `score` is what came of the faults that were put into it, where any were.
+    """
 
     run_id: str
     exit_status: int
     environment: dict[str, Any]
     outcomes: dict[str, Outcome]
+    score: Score | None = None
 
     @property
     def time(self) -> datetime:
@@ -92,7 +101,9 @@ def read_nights(path: Path, last: int) -> list[Night]:
         )
     with _opened(path, writes=False) as connection:
         runs = connection.execute("SELECT * FROM runs ORDER BY run_id DESC LIMIT ?", (last,)).fetchall()
-        return [_night(connection, *run) for run in reversed(runs)]
+        has_scores = _schema_of(connection) > 1
+        scores = dict(connection.execute("SELECT * FROM scores LIMIT ?", (MAX_ROWS,))) if has_scores else {}
+        return [_night(connection, *columns, score=scores.get(columns[0])) for columns in reversed(runs)]
 
 
 def _read_report(run_dir: Path) -> Report:
@@ -111,6 +122,9 @@ def _add(connection: sqlite3.Connection, report: Report) -> bool:
         return False
     rows = [(report.run_id, *_row(result)) for result in report.cases]
     connection.executemany(f"INSERT INTO results VALUES ({', '.join('?' * 10)})", rows)
+    if report.faults is not None:
+        score = json.dumps(dataclasses.asdict(report.faults), allow_nan=False)
+        connection.execute("INSERT INTO scores VALUES (?, ?)", (report.run_id, score))
     return True
 
 
@@ -139,7 +153,7 @@ def _row(result: CaseResult) -> tuple[Any, ...]:
     )
 
 
-def _night(connection: sqlite3.Connection, run_id: Any, exit_status: Any, environment: Any) -> Night:
+def _night(connection: sqlite3.Connection, run_id: Any, exit_status: Any, environment: Any, *, score: Any) -> Night:
     """A night from its rows. Raises RecordingError for values that no run has."""
     rows = connection.execute("SELECT * FROM results WHERE run_id = ? ORDER BY rowid LIMIT ?", (run_id, MAX_ROWS))
     try:
@@ -147,9 +161,12 @@ def _night(connection: sqlite3.Connection, run_id: Any, exit_status: Any, enviro
         environment = json.loads(environment)
         if type(exit_status) is not int or not isinstance(environment, dict) or not isinstance(run_id, str):
             raise ValueError("a run's columns have other types")
-    except (ValueError, TypeError, RecursionError) as error:
+        found = None if score is None else read(Score, parse(score), "score", RecordingError, damaged="is damaged")
+        if found and found.overfull:
+            raise ValueError(f"of {found.overfull.whole} {found.overfull.name} cannot be {found.overfull.part}")
+    except (ValueError, TypeError, RecursionError, RecordingError) as error:
         raise RecordingError("a night of the history is damaged", found=f"{run_id!r:.80}: {error!s:.200}") from error
-    night = Night(run_id, exit_status, environment, {outcome.name: outcome for outcome in outcomes})
+    night = Night(run_id, exit_status, environment, {outcome.name: outcome for outcome in outcomes}, found)
     _time_of(run_id)
     return night
 
@@ -175,37 +192,43 @@ def _opened(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_SECONDS, isolation_level=None)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-            _check_schema(connection, path)
+            _check_schema(connection, path, writes=writes)
             yield connection
             connection.execute("COMMIT")
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise RecordingError("the history cannot be used", found=str(error), where=str(path)) from error
 
 
-def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Give a new file our tables, and refuse one that has others."""
+def _schema_of(connection: sqlite3.Connection) -> int:
     [[version]] = connection.execute("PRAGMA user_version")
+    return int(version)
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path, *, writes: bool) -> None:
+    """Give a new file our tables, and an older one those that it lacks; refuse one that has others."""
+    version = _schema_of(connection)
     found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
     if version > SCHEMA:
         raise RecordingError(
             "the history is of a newer bitproof",
-            expected=f"schema {SCHEMA}",
+            expected=f"schema {SCHEMA} or lower",
             found=f"schema {version}",
             where=str(path),
             fix="use the bitproof that wrote it, or another file",
         )
-    if not found and version == 0:
-        for table in _TABLES:
-            connection.execute(table)
-        connection.execute(f"PRAGMA user_version = {SCHEMA:d}")
-    elif found != set(_TABLES) or version != SCHEMA:
+    if found != set(_TABLES.get(version, ())):
         raise RecordingError(
             "the file is no history of bitproof",
-            expected="the tables runs and results of `bitproof history add`, and nothing else",
+            expected="the tables runs, results and scores of `bitproof history add`, and nothing else",
             found=f"{len(found)} tables, views, indexes or triggers, schema {version}",
             where=str(path),
             fix="choose another file with --db",
         )
+    if version < SCHEMA and (writes or not found):
+        for table in _TABLES[SCHEMA]:
+            if table not in found:
+                connection.execute(table)
+        connection.execute(f"PRAGMA user_version = {SCHEMA:d}")
 
 
 def _time_of(run_id: str) -> datetime:

@@ -12,7 +12,7 @@ from typing import Any
 from harness.case.select import compile_expression
 from harness.errors import UsageError
 from harness.history.store import Night, Outcome
-from harness.records import Verdict
+from harness.records import Score, Verdict
 from harness.report import text
 
 DEFINITIONS = {
@@ -160,14 +160,35 @@ def trends_of(nights: Sequence[Night], expression: str | None = None) -> list[Tr
 
 
 def changes_of(nights: Sequence[Night]) -> list[Change]:
-    """Every change of the environment between one night and the next, but for the commit."""
+    """Every change of the environment between one night and the next, but for the commit; and, between nights that
+    were given faults, of what came of these.
+    """
     found = []
     for before, after in itertools.pairwise(nights):
         old, new = (dict(text.flatten(night.environment)) for night in (before, after))
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name) and name != CHANGES_EVERY_NIGHT:
                 found.append(Change(after, name, *(_short(values.get(name)) for values in (old, new))))
-    return found
+    for (_, before_score), (night, score) in itertools.pairwise(scores_of(nights)):
+        old, new = _told(before_score), _told(score)
+        found += [Change(night, name, old[name], new[name]) for name in old if old[name] != new[name]]
+    return sorted(found, key=lambda change: change.night.time)
+
+
+def scores_of(nights: Sequence[Night]) -> list[tuple[Night, Score]]:
+    """The nights that were given faults, and what came of these."""
+    return [(night, night.score) for night in nights if night.score is not None]
+
+
+def _told(score: Score) -> dict[str, str]:
+    """What a change of a score is told by."""
+    return {
+        "faults killed": f"{score.killed} of {score.faults}",
+        "equivalents flagged": f"{score.flagged} of {score.equivalents}",
+        "blame right in module and direction": "{} of {}".format(*score.places),
+        "blame right in operator": "{} of {}".format(*score.operators),
+        "blame right in rank": "{} of {}".format(*score.ranks),
+    }
 
 
 def _result(outcome: Outcome) -> tuple[Verdict, bool]:

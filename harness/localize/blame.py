@@ -22,6 +22,7 @@
    another place: the reference has a bucket's values nowhere. What reads nothing is the answer only where no other
    computes, nor packs before it: how long `arange` is follows from what was joined wrong. Where the answer only reads
    another right value, and a new call made that of nothing, such as zeros, that call is the answer.
+   Where the answer is a part of a sum that the reference takes in another grouping, it belongs where that sum does.
 5. Where the answer only reads another right value than its partner does, or where there is no root, a
    call may be missing: the first call of the reference, in the history of the value that the candidate
    should have had, whose output the candidate has nowhere and whose inputs it has.
@@ -32,11 +33,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from harness.errors import cut
-from harness.localize.calls import Call
+from harness.localize.calls import Call, maker_of
 from harness.localize.candidate_log import CandidateLog
 from harness.localize.culprit import Culprit, How
 from harness.localize.reference_log import ReferenceLog
@@ -77,6 +79,9 @@ def find_culprit(
         roots = {(rank, constant) for rank, each in roots if each == index}
         index, call, partner, same = constant, log.calls[constant], None, None
     ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
+    if same is None and (whole := log.regrouped(call)) is not None:
+        call = call._replace(place=whole.place)
+        return Culprit(how="regroups", call=call, ranks=ranks, candidate=index, reference=None)
     if partner is not None and same is None:
         missing = _missing_for(logs, picked)
         if missing is not None:
@@ -96,6 +101,7 @@ def find_culprit(
         candidate=index,
         reference=partner,
         arguments=arguments,
+        reading=_unlike_input(log, index, partner) if partner is not None and how == "reads" else "",
         instead_of=other.operator if other is not None else "",
     )
 
@@ -164,6 +170,26 @@ def _unlike_arguments(call: Call, partner: Call) -> str:
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
     told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
     return cut(told, 300)
+
+
+def _unlike_input(log: CandidateLog, index: int, partner: int) -> str:
+    """What computed the last input that the partner does not read, and what computed the one that it has instead.
+
+    Nothing is told where the partner is guessed: it has none of the inputs, and the logs make not as many such calls.
+    """
+    if set(log.calls[index].inputs).isdisjoint(log.reference.log[partner].inputs) and log.made_as(partner) != index:
+        return ""
+    sides = (log.calls, index), (log.reference.log, partner)
+    inputs = [Counter(calls[at].inputs) for calls, at in sides]
+    told: list[str] = []
+    for (calls, at), other in zip(sides, reversed(inputs), strict=True):
+        odd = Counter(calls[at].inputs) - other
+        position = next((i for i, value in reversed(list(enumerate(calls[at].inputs))) if value in odd), None)
+        if position is None:
+            return ""
+        made = maker_of(calls, at, position)
+        told.append("what the step is given" if made is None else f"what {made} gives")
+    return cut(f"{told[0]}, where the reference has {told[1]}", 300) if told[0] != told[1] else ""
 
 
 def _first_missing(

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import Work
 from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -39,8 +38,8 @@ from harness.graph.origin import innermost_user_line
 from harness.localize.calls import Call, Place
 from harness.localize.lanes import lane, num_lanes
 from harness.localize.node_places import place_of
+from harness.localize.works import Works
 from harness.torch_compat import (
-    FakeWork,
     TorchDispatchMode,
     last_sequence_number,
     overload_of,
@@ -49,7 +48,6 @@ from harness.torch_compat import (
     sequence_number_of,
     storage_key,
     tree_leaves,
-    tree_map_only,
 )
 
 IDENTITIES = {"detach", "alias", "lift_fresh"}
@@ -88,6 +86,7 @@ class CallRecorder(TorchDispatchMode):
         self._place = place
         self._keep = keep
         self._in_flight: dict[int, int] = {}
+        self._works = Works()
         self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
         self._producers: dict[tuple[int, str], int] = {}
 
@@ -107,7 +106,7 @@ class CallRecorder(TorchDispatchMode):
         result = function(*args, **kwargs)
         place, node, source = self._place(name)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
-            result = tree_map_only(torch.ScriptObject, _finish, result)
+            result = self._works.done(result, _tensors(_written(function, args, kwargs)), len(self.calls))
         written = _written(function, args, kwargs)
         parts = [(written, result)]
         if lanes:
@@ -160,6 +159,11 @@ class CallRecorder(TorchDispatchMode):
         if index is not None:
             self._add_output(index, result)
         return result
+
+    def forget_abandoned(self) -> None:
+        """Let collectives of c10d that nobody has waited for have no output, as such functional ones have none."""
+        for index in self._works.abandoned():
+            self.calls[index] = self.calls[index]._replace(outputs=())
 
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
@@ -214,7 +218,7 @@ def _in_place_results(function: Any) -> tuple[str, ...]:
 
 
 def _scalars(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The arguments that are numbers, words or lists of these, by name, as texts; left-out ones as their defaults."""
+    """The arguments that are numbers, words, dtypes or lists of these, by name, as texts; left-out ones as defaults."""
     given = _defaults(function) | _given(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
 
@@ -227,21 +231,12 @@ def _defaults(function: Any) -> dict[str, object]:
 def _is_scalar(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_is_scalar, value))
-    return isinstance(value, (bool, int, float, str))
+    return isinstance(value, (bool, int, float, str, torch.dtype))
 
 
 def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """A call's arguments by name."""
     return dict(zip((argument.name for argument in schema_of(function).arguments), args, strict=False)) | kwargs
-
-
-def _finish(work: Any) -> Any:
-    """Wait for an asynchronous collective now, as no dispatch mode sees its caller wait; return work that is done.
-
-    gloo does part of its own work where it is waited for, with operators that are none of the system's calls.
-    """
-    work.wait()
-    return Work.boxed(FakeWork())
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -383,6 +378,7 @@ def logged(system: Any, keep: tuple[int, int] | None = None) -> Iterator[CallRec
     try:
         with places.following(), recorder:
             yield recorder
+        recorder.forget_abandoned()
     finally:
         for name, value in replaced.items():
             setattr(system, name, value)

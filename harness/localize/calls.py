@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from harness.errors import RecordingError
@@ -29,7 +29,7 @@ class Call(NamedTuple):
     `aliases` are the other tensors over a storage that the call wrote, as they are after it. A `view` computes nothing.
     `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
     have histories of their own. None, or nothing, where that is not known.
-    `scalars` are the arguments that are numbers, words or lists of these, by name, left-out ones as their defaults.
+    `scalars` are the arguments that are numbers, words, dtypes or lists of these, by name, left-out ones as defaults.
     `node` and `source` name the graph's node and the user's line, where known.
     """
 
@@ -49,6 +49,18 @@ class Call(NamedTuple):
         module = self.place.module if self.place.module else "the step itself"
         chunk = "" if self.place.chunk is None else f", chunk {self.place.chunk}"
         return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk})"
+
+
+def maker_of(calls: Sequence[Call], index: int, position: int) -> Call | None:
+    """The call that computed an input of a call, views passed over; None for what none of these calls made."""
+    while True:
+        producers = calls[index].producers
+        made_by = producers[position] if position < len(producers) else None
+        if made_by is None:
+            return None
+        if not calls[made_by].view or not any(producer is not None for producer in calls[made_by].producers):
+            return calls[made_by]
+        index, position = made_by, 0
 
 
 def calls_to_text(calls: Iterable[Call]) -> str:

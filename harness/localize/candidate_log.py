@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from harness.localize.calls import Call
-from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
-from harness.localize.reference_log import ReferenceLog
+from harness.localize.packing import CONSTANTS, PACKING, REPEATING, keeps_order, name_of
+from harness.localize.reference_log import COMMUTATIVE, ReferenceLog
 
 RECOMPUTED = "_recomputed"
 """Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
@@ -45,9 +45,12 @@ class CandidateLog:
         return sum((earlier.place, earlier.operator) == (call.place, call.operator) for earlier in self.calls[:index])
 
     def last_producer(self, digest: str) -> int | None:
-        """The last call that gave this value, unless it agrees."""
+        """The last call that gave this value, unless it agrees, and what it reads too.
+
+        A sum without one of its summands is a right value as well: the sum so far.
+        """
         index = self._latest.get(digest)
-        return None if index is None or self._agrees[index] else index
+        return None if index is None or (self._agrees[index] and not self.bad_producers(index)) else index
 
     def new_constant(self, index: int, partner: int | None) -> int | None:
         """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""
@@ -77,8 +80,12 @@ class CandidateLog:
         return self.calls[index].view or name_of(self.calls[index]) in PACKING
 
     def _unpacks(self, index: int) -> bool:
-        """Whether a call takes apart what the reference has nowhere: then its parts count each by itself."""
-        return self.packs(index) and not self.reference.values.issuperset(self.calls[index].inputs)
+        """Whether a call takes apart what the reference has nowhere: then its parts count each by itself.
+
+        What repeats a value takes nothing apart: a wrong one, such as a zero, may well fill a right tensor.
+        """
+        takes_apart = self.packs(index) and name_of(self.calls[index]) not in REPEATING
+        return takes_apart and not self.reference.values.issuperset(self.calls[index].inputs)
 
     def bucket_of(self, index: int) -> int | None:
         """The collective of the bucket that all of what a call reads are parts of; None where there is none."""
@@ -147,6 +154,22 @@ class CandidateLog:
                 return known
         return None
 
+    def regrouped(self, call: Call) -> Call | None:
+        """The first sum of the reference that this log has nowhere, though it adds the same up in another grouping.
+
+        `call` is a part of that. What groups otherwise makes sums that stand for none of the reference's by themselves.
+        """
+        if name_of(call) not in COMMUTATIVE or len(call.inputs) < 2:
+            return None
+        mine, part = _summands(self.calls, call), Counter[str]()
+        for value in call.inputs:
+            part += mine.get(value, Counter([value]))
+        for value, summands in _summands(self.reference.log, call).items():
+            if value not in self._values and part <= summands and summands in mine.values():
+                index = self.reference.producer(value)
+                return None if index is None else self.reference.log[index]
+        return None
+
     def made_as(self, index: int) -> int | None:
         """This log's call that stands for a call of the reference by its turn; None where it makes more or fewer."""
         wanted = self.reference.log[index]
@@ -171,17 +194,20 @@ class CandidateLog:
         as_it_is = (call for i, call in enumerate(self.calls) if i != index and value & set(call.inputs))
         if not any(not call.view and self.reference.knows(call) for call in as_it_is):
             return None
+        readers: list[int] = []
         for number in range(index + 1, len(self.calls)):
-            call = self.calls[number]
-            if made.isdisjoint(call.producers):
+            if made.isdisjoint(self.calls[number].producers):
                 continue
             if self.is_new(number) or self.is_extra(number):
                 made.add(number)
-                continue
-            due = _alike(self.reference.log, call)
-            turn = _alike(self.calls, call).index(number)
-            return call if turn < len(due) and value & set(self.reference.log[due[turn]].inputs) else None
-        return None
+            else:
+                readers.append(number)
+        if len({self.calls[number].place.module for number in readers}) != 1:
+            return None
+        call = self.calls[readers[0]]
+        due = _alike(self.reference.log, call)
+        turn = _alike(self.calls, call).index(readers[0])
+        return call if turn < len(due) and value & set(self.reference.log[due[turn]].inputs) else None
 
     def is_new(self, index: int) -> bool:
         """Whether the reference never calls such an operator there."""
@@ -230,6 +256,16 @@ class CandidateLog:
         """Whether this rank made the same call at the same point of its log."""
         mine = self.calls[index] if index < len(self.calls) else None
         return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)
+
+
+def _summands(calls: Sequence[Call], wanted: Call) -> dict[str, Counter[str]]:
+    """By sum, what it is the sum of, through sums of sums; so for other operators by which order does not count."""
+    found: dict[str, Counter[str]] = {}
+    for call in calls:
+        if (call.operator, call.scalars) == (wanted.operator, wanted.scalars):
+            parts = (found.get(value, Counter([value])) for value in call.inputs)
+            found |= dict.fromkeys(call.outputs, sum(parts, Counter[str]()))
+    return found
 
 
 def _alike(calls: Sequence[Call], wanted: Call) -> list[int]:

@@ -9,12 +9,13 @@ from typing import Literal
 from harness.localize.calls import Call
 from harness.records import BlamedCall
 
-How = Literal["computes", "reads", "exchanges", "adds", "lacks", "abandons", "misplaces"]
+How = Literal["computes", "reads", "exchanges", "regroups", "adds", "lacks", "abandons", "misplaces"]
 
 HOW: dict[How, str] = {
     "computes": "gives another output from the same inputs",
     "reads": "reads other inputs, each of them right by itself",
     "exchanges": "reads the same inputs in another order",
+    "regroups": "puts right values together in another order than the reference does",
     "adds": "is a call that the reference does not make",
     "lacks": "is a call of the reference that the candidate does not make",
     "abandons": "is launched, and never waited for",
@@ -35,7 +36,8 @@ class Culprit:
 
     `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
     make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
-    given otherwise; `instead_of` is the operator of the reference's call that it stands for, whose place it then has.
+    given otherwise, `reading` of where an input comes from that the partner does not read; `instead_of` is the operator
+    of the reference's call that it stands for, whose place it then has.
     """
 
     how: How
@@ -44,6 +46,7 @@ class Culprit:
     candidate: int | None
     reference: int | None
     arguments: str = ""
+    reading: str = ""
     instead_of: str = ""
 
     @property
@@ -54,12 +57,14 @@ class Culprit:
 
 def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
     """What a report says of the call to blame; `told` words what is wrong with it."""
-    call, arguments = culprit.call, culprit.arguments
+    call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
     if told is not HOW:  # of two runs of one system
-        arguments = arguments.replace("where the reference has", "where its other run had")
+        told_of = "where the reference has", "where its other run had"
+        arguments, reading = arguments.replace(*told_of), reading.replace(*told_of)
     return BlamedCall(
         operator=call.operator,
         how=told[culprit.how]
+        + (f": {reading}" if reading else "")
         + (f", with {arguments}" if arguments else "")
         + (f", in place of {culprit.instead_of}" if culprit.instead_of else ""),
         module=call.place.module,

@@ -8,7 +8,7 @@ All four are optional; `harness.systems.registry` tells users of them.
 
 A node that a user's pass made says nothing: it belongs where the nearest of the nodes that it reads belong, or, where
 none of those tells, the nearest of those that read it; where nothing before and nothing after it tells, as between a
-buffer and its write, the nearest of all.
+buffer and its write, the nearest of all. One that writes a buffer in place belongs where another node writes it so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from torch.fx import Node
 
 from harness.errors import UsageError
+from harness.graph.operators import written_arguments
 from harness.graph.origin import META_KEY, UNKNOWN, Origin
 from harness.graph.writer import CHUNK_KEY
 from harness.localize.calls import Place
@@ -40,10 +41,18 @@ def place_of(node: Node) -> tuple[Place, str | None]:
     if not isinstance(origin, Origin):
         return Place(None, None, node.meta.get(CHUNK_KEY)), None
     if origin == UNKNOWN:
-        nearest = _nearest(node, lambda node: node.all_input_nodes) or _nearest(node, lambda node: node.users)
+        nearest = _other_writers(node) or _nearest(node, lambda node: node.all_input_nodes)
+        nearest = nearest or _nearest(node, lambda node: node.users)
         nearest = nearest or _nearest(node, lambda node: [*node.all_input_nodes, *node.users])
         return _common(nearest, node.meta.get(CHUNK_KEY)), None
     return Place(origin.module, origin.direction, node.meta.get(CHUNK_KEY)), origin.source
+
+
+def _other_writers(node: Node) -> list[Node]:
+    """The nodes with an origin that write in place what a node writes, by the same operator."""
+    written = written_arguments(node) if node.op == "call_function" else []
+    users = [user for x in written for user in x.users if user.target == node.target]
+    return [user for user in users if user.meta.get(META_KEY, UNKNOWN) != UNKNOWN]
 
 
 def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:

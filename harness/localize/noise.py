@@ -50,7 +50,11 @@ class NoiseSearch(Search):
             self._replay(side, 1, Replay(step=key.step, log=True, every_step=True, record=key))
         parted = self._parted()
         if not parted:
-            return first, f"the difference of the {self.role} from itself did not come again in two replays"
+            told = f"the difference of the {self.role} from itself did not come again in two replays"
+            culprit = self._abandoned(key)
+            if culprit is None:
+                return first, told
+            return replace(first, call=call_of(culprit)), f"{told}, which wait for every collective at once"
         found = min(parted, key=computation_order(parted))
         if key in parted and key.step == found.step:
             first = self._with_bits(first)
@@ -69,6 +73,18 @@ class NoiseSearch(Search):
         step, begin = self._step_of(log_of, culprit.rank, index)
         call = replace(call_of(culprit, HOW_ITSELF), output=self._bits_of_noise(culprit, logs, step, begin))
         return replace(first, call=call), _tell(key, found, step)
+
+    def _abandoned(self, key: Key) -> Culprit | None:
+        """The first collective of a step that the rank of a record launched and did not wait for within the step."""
+        archive = archive_of(self._archives("candidate", 1), key.rank)
+        calls, begin = read_log(archive), 0
+        for step, count in read_steps(archive):
+            for index in range(begin, begin + count) if step == key.step else ():
+                call = calls[index]
+                if call.collective and not call.outputs and not call.operator.startswith("send"):
+                    return Culprit(how="abandons", call=call, ranks=(key.rank,), candidate=index, reference=None)
+            begin += count
+        return None
 
     def _replay(self, side: Role, number: int, replay: Replay) -> str | None:
         turn = 2 * number + 1 + ROLES.index(side)  # 3 to 6: a search between two systems may have had 1 and 2

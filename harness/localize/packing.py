@@ -17,6 +17,9 @@ PACKING = _ORDER_KEEPING | {
 }
 """Operators that put values together, or give parts of them."""
 
+REPEATING = {"expand", "broadcast_to"}
+"""Views that show a value more than once."""
+
 CONSTANTS = {"zeros", "zeros_like", "new_zeros", "zero_", "ones", "ones_like", "full", "full_like", "fill_"}
 """Operators of which no input decides a value."""
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from harness.localize.calls import Call, Place
 
-_COMMUTATIVE = {"add", "mul", "maximum", "minimum"}
+COMMUTATIVE = {"add", "mul", "maximum", "minimum"}
 """Operators whose result does not depend on which of two tensors comes first."""
 
 
@@ -63,17 +63,21 @@ class ReferenceLog:
                 return index, "computes"
         for index in indices:
             if sorted(self.log[index].inputs) == sorted(call.inputs):
-                return index, "computes" if call.operator.partition(".")[0] in _COMMUTATIVE else "exchanges"
+                return index, "computes" if call.operator.partition(".")[0] in COMMUTATIVE else "exchanges"
         if any(self.log[i].place.direction is None for i in indices) or call.place.direction is None:
             return self._nearest(indices, call), None
         indices = [i for i in indices if self.log[i].place.module == call.place.module]
-        return (indices[turn] if turn < len(indices) else None), None
+        by_turn = indices[turn] if turn < len(indices) else None
+        return (None if by_turn is None else self._nearest(indices, call, by_turn)), None
 
-    def _nearest(self, indices: Sequence[int], call: Call) -> int | None:
-        """Of the calls at these indices the first that shares most inputs with `call`; None when none shares any."""
+    def _nearest(self, indices: Sequence[int], call: Call, otherwise: int | None = None) -> int | None:
+        """Of the calls at these indices the first that shares most inputs with `call`, where any does.
+
+        Of those that share as many, and where none shares any, it is the call `otherwise`.
+        """
         shared = {index: len(set(self.log[index].inputs) & set(call.inputs)) for index in indices}
-        best = max(shared, key=lambda index: (shared[index], -index), default=None)
-        return best if best is not None and shared[best] else None
+        best = max(shared, key=lambda index: (shared[index], index == otherwise, -index), default=None)
+        return best if best is not None and shared[best] else otherwise
 
 
 def _told(call: Call) -> tuple[str | None, None]:

@@ -15,7 +15,7 @@ Refuses:  a bound that nothing keeps, with the least that something does; a mach
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import numpy as np
@@ -68,75 +68,94 @@ def least_bytes(program: Program) -> float:
 
 def _solve(program: Program, bound: float, costs: list[list[float]]) -> Optimum | None:
     """The least of `costs` and of the edges' costs; None where nothing keeps the bound."""
-    optimize, sparse = _scipy()
     forced, kept, base = _reduced(program, costs)
     choices = {name: kept[name] for name in program.nodes if name not in forced}
+    lines = _written(program, choices, base)
+    taken, gap = dict(forced), 0.0
+    if choices:
+        spent = sum(program.nodes[name][index].bytes for name, index in forced.items())
+        sizes = [program.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
+        solved = _minimized(lines, sizes, (bound - spent) / MIB)
+        if solved is None:
+            return None
+        values, gap = solved
+        for name, left in choices.items():
+            taken[name] = left[int(np.argmax(values[lines.first[name] : lines.first[name] + len(left)]))]
+    found = program.take({name: taken[name] for name in program.nodes})
+    if found.bytes > bound or not math.isfinite(found.cost):
+        return None
+    return Optimum(taken=found, num_variables=len(lines.objective), num_constraints=len(lines.equals), gap=gap)
+
+
+@dataclass
+class _Lines:
+    """The linear program: columns are variables, rows are sums of them that `equals` tells.
+
+    Columns of choices come first, those of a node from `first` on; then those of pairs.
+    """
+
+    first: dict[str, int]
+    num_choices: int
+    objective: list[float]
+    rows: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    equals: list[float] = field(default_factory=list)
+
+    def constrain(self, terms: list[tuple[int, float]], right: float) -> None:
+        """One more row: the columns' values, each times its number, add up to `right`."""
+        for column, value in terms:
+            self.rows.append(len(self.equals))
+            self.columns.append(column)
+            self.values.append(value)
+        self.equals.append(right)
+
+
+def _written(program: Program, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
+    """Steps 2 and 3, for the `choices` that are left and what each costs by itself."""
     first: dict[str, int] = {}
     count = 0
     for name, left in choices.items():
         first[name], count = count, count + len(left)
-    num_binary = count
-    objective: list[float] = [
-        base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)
-    ]
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    equals: list[float] = []
-
-    def constrain(terms: list[tuple[int, float]], right: float) -> None:
-        for column, value in terms:
-            rows.append(len(equals))
-            columns.append(column)
-            values.append(value)
-        equals.append(right)
-
+    objective = [base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)]
+    lines = _Lines(first, count, objective)
     for name, left in choices.items():
-        constrain([(first[name] + k, 1.0) for k in range(len(left))], 1.0)
+        lines.constrain([(first[name] + k, 1.0) for k in range(len(left))], 1.0)
     for (a, b), matrix in program.edges.items():
-        if a in forced or b in forced:
+        if a not in choices or b not in choices:
             continue
-        allowed = [
-            (i, j)
-            for i in range(len(kept[a]))
-            for j in range(len(kept[b]))
-            if math.isfinite(matrix[kept[a][i], kept[b][j]])
-        ]
-        pairs = {pair: count + k for k, pair in enumerate(allowed)}
-        count += len(pairs)
-        objective += [float(matrix[kept[a][i], kept[b][j]]) for i, j in pairs]
-        for i in range(len(kept[a])):
-            constrain([(column, 1.0) for pair, column in pairs.items() if pair[0] == i] + [(first[a] + i, -1.0)], 0.0)
-        for j in range(len(kept[b])):
-            constrain([(column, 1.0) for pair, column in pairs.items() if pair[1] == j] + [(first[b] + j, -1.0)], 0.0)
-    spent = sum(program.nodes[name][index].bytes for name, index in forced.items())
-    taken = dict(forced)
-    gap = 0.0
-    if count:
-        constraints = [
-            optimize.LinearConstraint(sparse.csr_array((values, (rows, columns)), (len(equals), count)), equals, equals)
-        ]
-        if math.isfinite(bound):
-            bytes_ = [program.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
-            line = sparse.csr_array([bytes_ + [0.0] * (count - num_binary)])
-            constraints.append(optimize.LinearConstraint(line, -np.inf, (bound - spent) / MIB))
-        answer = optimize.milp(
-            objective,
-            integrality=[1] * num_binary + [0] * (count - num_binary),
-            bounds=optimize.Bounds(0, 1),
-            constraints=constraints,
-            options={"mip_rel_gap": 0.0},
-        )
-        if answer.x is None:
-            return None
-        gap = float(answer.mip_gap or 0.0)
-        assert answer.status == 0 and gap <= GAP, answer.message
-        for name, left in choices.items():
-            taken[name] = left[int(np.argmax(answer.x[first[name] : first[name] + len(left)]))]
-    found = program.take({name: taken[name] for name in program.nodes})
-    if found.bytes > bound or not math.isfinite(found.cost):
+        costs = matrix[np.ix_(choices[a], choices[b])]
+        allowed = [(int(i), int(j)) for i, j in np.argwhere(np.isfinite(costs))]
+        pairs = {pair: len(lines.objective) + k for k, pair in enumerate(allowed)}
+        lines.objective += [float(costs[pair]) for pair in allowed]
+        for end, name in enumerate((a, b)):
+            for i in range(len(choices[name])):
+                terms = [(column, 1.0) for pair, column in pairs.items() if pair[end] == i]
+                lines.constrain([*terms, (first[name] + i, -1.0)], 0.0)
+    return lines
+
+
+def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
+    """Step 4: every variable, and the gap; None where choices of these `sizes`, in MiB, cannot keep the bound."""
+    optimize, sparse = _scipy()
+    num_variables, equals = len(lines.objective), lines.equals
+    table = sparse.csr_array((lines.values, (lines.rows, lines.columns)), (len(equals), num_variables))
+    constraints = [optimize.LinearConstraint(table, equals, equals)]
+    num_pairs = num_variables - lines.num_choices
+    if math.isfinite(bound):
+        constraints.append(optimize.LinearConstraint(sparse.csr_array([sizes + [0.0] * num_pairs]), -np.inf, bound))
+    answer = optimize.milp(
+        lines.objective,
+        integrality=[1] * lines.num_choices + [0] * num_pairs,
+        bounds=optimize.Bounds(0, 1),
+        constraints=constraints,
+        options={"mip_rel_gap": 0.0},
+    )
+    if answer.x is None:
         return None
-    return Optimum(taken=found, num_variables=count, num_constraints=len(equals), gap=gap)
+    gap = float(answer.mip_gap or 0.0)
+    assert answer.status == 0 and gap <= GAP, answer.message
+    return answer.x, gap
 
 
 def _reduced(

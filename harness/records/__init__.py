@@ -39,6 +39,7 @@ from harness.records.recording import (
     Switch,
     required_kinds,
 )
+from harness.records.report import Report
 from harness.records.result import (
     MAX_DIFFERING,
     SCHEMA,
@@ -56,7 +57,6 @@ from harness.records.result import (
     Neighbour,
     Pair,
     PassReport,
-    Report,
     Sample,
     Step,
     TensorDifference,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.checked import GROWING
 from harness.errors import UsageError
 from harness.records.result import BlamedCall, Verdict
+from harness.ulps import Count
 
 FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "unjudged"]
 """A fault is killed or survives, an equivalent is equal or flagged; some struck nothing, or could not be judged."""
@@ -54,21 +55,58 @@ class FaultOutcome:
         return self.status in ("killed", "equal", "not struck")
 
 
+class Share(NamedTuple):
+    """Of a whole, a part, and what it is called."""
+
+    name: str
+    part: int
+    whole: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What outcomes sum up to. Shares are of those of which something was expected."""
+    """What outcomes sum up to. Shares are of those of which something was expected: how many were right, of how many.
 
-    faults: int = 0
-    killed: int = 0
-    equivalents: int = 0
-    flagged: int = 0
-    places: tuple[int, int] = (0, 0)
-    operators: tuple[int, int] = (0, 0)
-    ranks: tuple[int, int] = (0, 0)
+    `unjudged` outcomes could not be judged, and `ended_early` says that more would have been tried.
+    """
+
+    __pydantic_config__ = GROWING
+
+    faults: Count = 0
+    killed: Count = 0
+    equivalents: Count = 0
+    flagged: Count = 0
+    places: tuple[Count, Count] = (0, 0)
+    operators: tuple[Count, Count] = (0, 0)
+    ranks: tuple[Count, Count] = (0, 0)
+    unjudged: Count = 0
+    ended_early: bool = False
     seconds: float = 0.0
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether every fault was killed, and no equivalent flagged."""
+        return self.killed == self.faults and not self.flagged
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that was to be tried was judged."""
+        return not (self.unjudged or self.ended_early)
+
+    @property
+    def overfull(self) -> Share | None:
+        """The first part that is more than its whole, which no outcomes sum up to."""
+        shares = (
+            Share("killed", self.killed, self.faults),
+            Share("flagged", self.flagged, self.equivalents),
+            Share("places", *self.places),
+            Share("operators", *self.operators),
+            Share("ranks", *self.ranks),
+        )
+        return next((share for share in shares if share.part > share.whole), None)
+
     @staticmethod
-    def of(outcomes: Sequence[FaultOutcome]) -> Score:
+    def of(outcomes: Sequence[FaultOutcome], *, ended_early: bool = False) -> Score:
         """The score of some outcomes."""
         faults = [outcome for outcome in outcomes if outcome.status in ("killed", "survived")]
         equivalents = [outcome for outcome in outcomes if outcome.status in ("equal", "flagged")]
@@ -85,6 +123,8 @@ class Score:
             places=share("place_right"),
             operators=share("operator_right"),
             ranks=share("rank_right"),
+            unjudged=sum(outcome.status == "unjudged" for outcome in outcomes),
+            ended_early=ended_early,
             seconds=sum(outcome.seconds for outcome in outcomes),
         )
 
@@ -104,6 +144,11 @@ class FaultsFound:
     cpu_seconds: float | None = None
     calls: int = 1
     own_digest: str | None = None
+
+    @property
+    def score(self) -> Score:
+        """What all of it sums up to."""
+        return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
         """What a call of this code takes over: all that was judged. Raises UsageError where other code found it."""

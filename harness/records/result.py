@@ -1,4 +1,4 @@
-"""What comes of cases: verdicts, where two systems part, times, and the report, as plain values."""
+"""What comes of cases: verdicts, where two systems part, and times, as plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
 from harness.case import KINDS, USUAL_KINDS, Case, Kind
-from harness.case.shard import Shard
 from harness.checked import GROWING, That
 from harness.records.artifact import Artifact
 from harness.records.partition import Partition
@@ -379,22 +378,3 @@ class Event:
     arm: str = "first"
     step: int = 0
     steps: int = 0
-
-
-@dataclass(kw_only=True)
-class Report:
-    """One run: where it ran, what came of every case, and the status it ended with.
-
-    `options` are the command line's, beyond the selection and the report folder: what a replay repeats.
-    `not_run` has, by name, why each case that this machine cannot judge was left out; `remarks` are what readers
-    must know of how every case was run. `shard` says what else was selected, where the cases are one machine's part.
-    """
-
-    run_id: str
-    exit_status: int
-    environment: dict[str, Any]
-    cases: list[CaseResult]
-    options: tuple[str, ...] = ()
-    not_run: dict[str, str] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
-    shard: Shard | None = None

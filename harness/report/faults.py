@@ -68,9 +68,8 @@ def _share(pair: tuple[int, int]) -> str:
     return f"{right} of {of} ({100 * right / of:.0f}%)" if of else "-"
 
 
-def headline(outcomes: Sequence[FaultOutcome]) -> str:
+def headline(score: Score) -> str:
     """All of it in a sentence."""
-    score = Score.of(outcomes)
     return (
         f"{score.killed} of {score.faults} faults killed, {score.flagged} of {score.equivalents} equivalents flagged, "
         f"module and direction right in {_share(score.places)}, operator in {_share(score.operators)}, "
@@ -91,7 +90,7 @@ def tell(found: FaultsFound) -> Iterator[str]:
     yield ""
     if found.problem:
         yield f"ended early: {found.problem}"
-    yield headline(found.outcomes)
+    yield headline(found.score)
     if found.cpu_seconds is not None:
         yield f"it took {found.cpu_seconds / 60:.1f} minutes of CPU"
 
@@ -114,7 +113,7 @@ def render_json(found: FaultsFound) -> str:
     """faults.json: every outcome, and the scores by family."""
     values = {
         "schema": SCHEMA,
-        "headline": headline(found.outcomes),
+        "headline": headline(found.score),
         "problem": found.problem,
         "cpu_seconds": found.cpu_seconds,
         "calls": found.calls,
@@ -142,7 +141,7 @@ def read_found(path: Path) -> FaultsFound:
 
 def render_markdown(found: FaultsFound) -> str:
     """faults.md: the tables, fit for a job summary and for the docs."""
-    lines = [headline(found.outcomes), "", *_table(HEADERS, by_family(found.outcomes)), ""]
+    lines = [headline(found.score), "", *_table(HEADERS, by_family(found.outcomes)), ""]
     headers = ("fault", "what is wrong", "source", "case", "came to", "blamed", "as expected")
     rows = [
         (
@@ -175,7 +174,7 @@ def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], ca
     cost = "" if found.cpu_seconds is None else f", {found.cpu_seconds / 60:.1f} minutes of CPU"
     cost += f", in {found.calls} calls" if found.calls > 1 else ""
     lines = [
-        f"`{call}`, on {machine}{cost}: {headline(found.outcomes)}.",
+        f"`{call}`, on {machine}{cost}: {headline(found.score)}.",
         "",
         *_table(HEADERS, by_family(found.outcomes)),
     ]

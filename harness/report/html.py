@@ -20,7 +20,7 @@ from harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, P
 from harness.report import heatmaps, proofs, sensitivity, text
 from harness.report.heatmaps import KindHeat, TensorHeat
 from harness.report.losses import LossBlock, losses
-from harness.report.markdown import STATUS_TEXTS
+from harness.report.markdown import status_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -156,8 +156,9 @@ def render(report: Report) -> str:
     )
     page: str = template().render(
         report=report,
-        status=STATUS_TEXTS.get(report.exit_status, "unknown"),
+        status=status_text(report),
         tally=text.tally(report),
+        remarks=text.remarks(report),
         loudest=proofs.loudest(report),
         has_proofs=proofs.has_proofs(report),
         rows=[_row(result) for result in report.cases],

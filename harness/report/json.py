@@ -76,11 +76,12 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
         options=tuple(entry.options),
         not_run=entry.not_run,
         remarks=tuple(entry.remarks),
+        faults=entry.faults,
         shard=_shard(entry, where),
     )
     if found := contradiction_in(report):
         raise _damaged(f"report.{found.field}", found.expected, found.found, where)
-    status = exit_status(report.cases, is_shard=report.shard is not None)
+    status = exit_status(report.cases, is_shard=report.shard is not None, faults=report.faults)
     if report.exit_status not in (status, WRONG_CALL):
         raise _damaged("report.exit_status", f"{status}, by its cases", report.exit_status, where)
     return report

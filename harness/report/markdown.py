@@ -31,19 +31,31 @@ STATUS_TEXTS = {
     2: "the call or a case is wrong",
     3: "some case could not be judged",
 }
+FAULTS_TEXTS = {
+    1: "a fault was not caught, or a rewrite that keeps every bit was flagged",
+    3: "some fault could not be judged",
+}
+"""Of runs that ended so because of the faults that were put into them."""
+
+
+def status_text(report: Report) -> str:
+    """What a report's exit status says; of faults where its cases alone would have ended better."""
+    status = report.exit_status
+    if report.faults and status != exit_status(report.cases, is_shard=report.shard is not None):
+        return FAULTS_TEXTS.get(status, "unknown")
+    return STATUS_TEXTS.get(status, "unknown")
 
 
 def render(report: Report) -> str:
     """The whole summary. Cases that are not as expected are told first."""
-    status = report.exit_status
     head = [
         f"# bitproof {report.run_id}",
         *(f"## {_cell(_brief(line))}" for line in proofs.loudest(report)),
-        f"Exit status {status}: {STATUS_TEXTS.get(status, 'unknown')}.",
+        f"Exit status {report.exit_status}: {status_text(report)}.",
         *([f"Shard {report.shard} of {len(report.shard.selection)} selected cases."] if report.shard else []),
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
         *([_verdict_table(report.cases, proofs.has_proofs(report))] if report.cases else []),
-        *(f"**{_cell(remark)}**" for remark in report.remarks),
+        *(f"**{_cell(remark)}**" for remark in text.remarks(report)),
         *_not_run(report),
     ]
     foot = _fold("Environment", _bounded_table(("what", "value"), list(text.leaves(report.environment))))

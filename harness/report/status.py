@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.errors import BitproofError, UsageError
-from harness.records import BaselineStatus, CaseResult, Verdict
+from harness.records import BaselineStatus, CaseResult, Score, Verdict
 
 SUCCESS = 0
 UNEXPECTED = 1
@@ -22,9 +22,20 @@ def case_status(result: CaseResult) -> int:
     return SUCCESS if result.as_expected else UNEXPECTED
 
 
-def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False) -> int:
-    """The worst status of all cases. No case at all was not judged: 3; but one shard of a run may have none."""
-    return worst([case_status(result) for result in results] or [SUCCESS if is_shard else UNJUDGED])
+def faults_status(score: Score) -> int:
+    """0 where every fault was killed and no equivalent flagged, 1 where not so, 3 where something was not judged."""
+    if not score.is_known:
+        return UNJUDGED
+    return SUCCESS if score.is_clean else UNEXPECTED
+
+
+def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False, faults: Score | None = None) -> int:
+    """The worst status of all cases, and of the faults that were put into some, where that is part of the run.
+
+    No case at all was not judged: 3; but one shard of a run may have none.
+    """
+    cases = [case_status(result) for result in results] or [SUCCESS if is_shard else UNJUDGED]
+    return worst([*cases, *([] if faults is None else [faults_status(faults)])])
 
 
 def error_status(error: BitproofError) -> int:

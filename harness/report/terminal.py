@@ -38,7 +38,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
         if result.baseline:
             lines = "\n".join(text.baselines(result))
             console.print(f"{result.case.name}: {lines}", markup=False, soft_wrap=True)
-    for remark in report.remarks:
+    for remark in text.remarks(report):
         console.print(remark, markup=False, soft_wrap=True)
     for name, reason in report.not_run.items():
         console.print(f"{name}: NOT RUN: {reason}", markup=False, soft_wrap=True)

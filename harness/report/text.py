@@ -21,7 +21,7 @@ from harness.records import (
     TensorDifference,
     Verdict,
 )
-from harness.report import sensitivity
+from harness.report import faults, sensitivity
 
 CASE_FILE = "--case"
 """The option that names a case by its file; a report's other options select by name."""
@@ -35,6 +35,11 @@ def replay_command(report: Report, result: CaseResult) -> str:
     options = report.options if result.options is None else result.options
     selection = [] if CASE_FILE in options else ["-k", result.case.name]
     return shlex.join(["bitproof", "run", *selection, *options])
+
+
+def remarks(report: Report) -> list[str]:
+    """What is said of a run as a whole, with what came of the faults that were put into it."""
+    return [*report.remarks, *([f"bitproof faults: {faults.headline(report.faults)}"] if report.faults else [])]
 
 
 def expectation(result: CaseResult) -> str:

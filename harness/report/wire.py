@@ -37,6 +37,7 @@ from harness.records import (
     Report,
     Role,
     Sample,
+    Score,
     Sensitivity,
     TensorDifference,
     Verdict,
@@ -318,6 +319,7 @@ class ReportEntry:
     cases: list[CaseEntry]
     not_run: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    faults: Score | None = None
     shard: str | None = None
     selection: list[WholeCase] | None = None
 
@@ -333,6 +335,7 @@ class ReportEntry:
             cases=[CaseEntry.of(result) for result in report.cases],
             not_run=report.not_run,
             remarks=list(report.remarks),
+            faults=report.faults,
             shard=str(report.shard) if report.shard else None,
             selection=list(report.shard.selection) if report.shard else None,
         )

@@ -45,6 +45,7 @@ from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_j
 from harness.records import Artifact, PassReport
 from harness.systems.autoplace import placed_case
 from harness.systems.graph_key import step_part
+from harness.torch_compat import below_autograd
 from reference.chunking import DIM_INDEX, chunk_modules
 from reference.data import TextStream, text_source
 from reference.parallel import rank_order_group
@@ -367,6 +368,7 @@ def make_graph_system(
         ensure_group(name, group.partition, high_priority=group.high_priority)
     trainer = Trainer(case, mesh, device)
     trainer.graph = program.run
+    is_plain = program.run is program.module  # what a backend compiled calls what it likes
     trainer.chunked = program.chunked
     buffers = dict(trainer.model.named_buffers())
     _check_layout(program, {**trainer.parameters, **buffers})
@@ -374,7 +376,7 @@ def make_graph_system(
     state += [buffers[name] for name in program.buffer_names]
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        with torch.no_grad():
+        with torch.no_grad(), below_autograd() if is_plain else contextlib.nullcontext():
             loss, *values = trainer.graph(*state, *inputs)
         return loss, dict(zip(program.parameter_names, values, strict=True))
 

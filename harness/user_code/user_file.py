@@ -26,7 +26,7 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
     module = types.ModuleType(f"{path.stem}_{sha256[:8]}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
-    exec(compile(code, str(path), "exec"), module.__dict__)
+    exec(compile(code, str(path), "exec", dont_inherit=True), module.__dict__)  # no future of ours is theirs
     return module, sha256
 
 

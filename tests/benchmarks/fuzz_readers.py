@@ -1,9 +1,10 @@
 """Does any damaged file do more than be refused? `python tests/benchmarks/fuzz_readers.py [INPUTS] [SEED]`.
 
-100,000 by default: reports, case files, recordings (their manifest, their table, and both with sums that fit, as
-somebody with intent would leave them), histories and certificates, each a valid file with one to three changes of
-bytes, or of the JSON in it. A reader may accept a file, or refuse it as errors of ours. A traceback, a process that
-ends, more than 4 GiB or more than 30 s for one file is a finding: its file is kept, and the exit status is 1.
+100,000 by default: reports, case files, recordings, of which baselines are made (their manifest, their table, and both
+with sums that fit, as somebody with intent would leave them), histories, faults that were found, certificates, and
+precompiled steps whose sum fits, each a valid file with one to three changes of bytes, or of the JSON in it. A reader
+may accept a file, or refuse it as errors of ours. A traceback, a process that ends, more than 4 GiB or more than 30 s
+for one file is a finding: its file is kept, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -20,27 +21,57 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import torch
+
+from cases import CASES
 from harness.capture.store import read_recording
-from harness.case import Case
+from harness.case import Case, Model, Parallelism
 from harness.case.case_file import case_text, read_case
 from harness.certificate.check import check
 from harness.certificate.files import read_certificate
 from harness.certificate.rules import RejectedError
 from harness.errors import BitproofError
 from harness.history.store import add_runs, read_nights
+from harness.machine.determinism import set_determinism
+from harness.precompile import file
+from harness.precompile.artifact import precompile, read_program
 from harness.prove.certify import write_certificate
-from harness.records import CaseResult, Report, Verdict
+from harness.records import BlamedCall, CaseResult, FaultOutcome, FaultsFound, Report, Verdict
 from harness.report import json as report_json
+from harness.report.faults import read_found, render_json
 from tests.benchmarks.fuzz_certificates import example
 from tests.harness.forging import make_recording, vouch
 
 SECONDS, BYTES = 30, 4 << 30
 CASE = Case(name="fuzzed", family="test", reference="a:b", candidate="c:d", steps=2)
+STEP = replace(CASES["moe_seq"], model=Model(layers=1, dense_layers=0), parallelism=Parallelism(world_size=2), steps=1)
+CPU = torch.device("cpu")
+FOUND = FaultsFound(
+    outcomes=[
+        FaultOutcome(
+            fault="relu-for-silu",
+            family="numerics",
+            is_fault=True,
+            says="another activation",
+            source="ours",
+            case="moe_seq",
+            ranks=2,
+            steps=1,
+            status="killed",
+            verdict=Verdict.DIFFERENT,
+            kinds=("loss",),
+            call=BlamedCall(operator="relu", module="layers.1.moe", direction="forward", chunk=1, rank=0),
+            place_right=True,
+        )
+    ],
+    own_digest="0" * 64,
+)
 VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2**31, 2**63, 2**64, 10**400, 1e308, -0.0, float("nan"), float("inf")),
     *("", " ", "x" * 10_000, "\ud800", "\x00", "../..", "/etc/passwd", "EQUAL", "DIFFERENT", "0x1p+0", "nan", "é.β"),
@@ -73,7 +104,13 @@ def targets(folder: Path) -> list[Target]:
     run = folder / "run"
     run.mkdir()
     report = Report(run_id="20260102T030405Z-abcdef", exit_status=0, environment={"torch": "2.13.0"}, cases=[result])
+    report.faults = FOUND.score
     (run / "report.json").write_text(report_json.render(report))
+    (folder / "faults.json").write_text(render_json(FOUND))
+    read_found(folder / "faults.json")
+    steps = folder / "steps"
+    precompile(STEP, "graph", CPU, steps)
+    (steps / "step.json").write_text(json.dumps(file.read(steps).value))
     report_json.read(run / "report.json")
     (folder / "case.json").write_text(case_text(CASE))
     recordings = {name: make_recording(folder / name, CASE) for name in ("plain", "manifest", "table")}
@@ -84,8 +121,8 @@ def targets(folder: Path) -> list[Target]:
         check(read_certificate(folder / "certificate", sealed=False))
 
     return [
-        Target("report", run / "report.json", lambda: report_json.read(run / "report.json"), 30),
-        Target("case", folder / "case.json", lambda: read_case(folder / "case.json"), 20),
+        Target("report", run / "report.json", lambda: report_json.read(run / "report.json"), 25),
+        Target("case", folder / "case.json", lambda: read_case(folder / "case.json"), 15),
         Target("manifest", recordings["plain"] / "manifest.json", lambda: read_recording(recordings["plain"]), 5),
         Target(
             "manifest, sums fit",
@@ -102,10 +139,27 @@ def targets(folder: Path) -> list[Target]:
             lambda: vouch(recordings["table"]),
         ),
         Target("history", folder / "history.sqlite", lambda: read_nights(folder / "history.sqlite", 30), 5),
+        Target("faults", folder / "faults.json", lambda: read_found(folder / "faults.json"), 8),
+        Target(
+            "precompiled, sum fits",
+            steps / "step.json",
+            lambda: read_program(steps, STEP, "graph", CPU),
+            2,
+            lambda: pack(steps),
+        ),
         Target("certificate", folder / "certificate" / "certificate.json", certificate, 4),
         Target("certificate's steps", folder / "certificate" / "steps.json", certificate, 3),
         Target("certificate's graph", folder / "certificate" / "candidate.json", certificate, 3),
     ]
+
+
+def pack(steps: Path) -> None:
+    """Make a precompiled step of the JSON beside it; of what is no JSON, one that says so much."""
+    try:
+        value = json.loads((steps / "step.json").read_bytes())
+    except (ValueError, RecursionError):
+        value = None
+    file.write(steps, value)
 
 
 def changed(content: bytes, chance: random.Random) -> bytes:
@@ -179,17 +233,15 @@ def fuzz(target: Target, inputs: int, seed: int, tell: int) -> None:
     """Read changed files, one after another, in a process of its own; a finding ends it, and its file stays."""
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     chance, content, found = random.Random(f"{seed} {target.name}"), target.file.read_bytes(), Counter[str]()
-    others = {
-        file: file.read_bytes() for file in target.file.parent.iterdir() if file.is_file() and file != target.file
-    }
+    others = {x: x.read_bytes() for x in target.file.parent.iterdir() if x.is_file() and x != target.file}
     for _ in range(inputs):
         target.file.write_bytes(changed(content, chance))
         signal.alarm(SECONDS)
         with suppress(ValueError, TypeError, AttributeError, RecursionError):  # nothing to mend in what is no manifest
             target.mend()
         found[outcome(target)] += 1
-        for file, before in others.items():
-            file.write_bytes(before)
+        for path, before in others.items():
+            path.write_bytes(before)
     signal.alarm(0)
     os.write(tell, json.dumps(found).encode())
 
@@ -218,6 +270,7 @@ def in_a_process(target: Target, inputs: int, seed: int) -> Counter[str] | None:
 
 def main(inputs: int = 100_000, seed: int = 0) -> int:
     """Run, print, and return 1 where a reader does anything but read or refuse."""
+    set_determinism(STEP.seed)
     folder, status = Path(tempfile.mkdtemp(prefix="bitproof-fuzz-")), 0
     for target in targets(folder):
         count, began = inputs * target.share // 100, time.perf_counter()

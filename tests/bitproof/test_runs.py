@@ -9,8 +9,10 @@ import pytest
 
 import bitproof
 from bitproof import Case, CaseError, RecordingError, UsageError, Verdict
+from harness import errors
 from harness.cli import main
 from harness.report import json as report_json
+from tests.hosts import one_host
 
 pytestmark = pytest.mark.ranks
 
@@ -30,15 +32,16 @@ CASE = Case(
 def flipped(tmp_path_factory):
     """A run of two steady systems, one of them with a flipped bit, and what it told meanwhile."""
     events = []
-    run = bitproof.run(
-        CASE,
-        inject="flip-bit:grad=weight,rank=1,step=0",
-        names={"*": "*"},
-        control="never",
-        device="cpu",
-        report_dir=tmp_path_factory.mktemp("flipped"),
-        on_event=events.append,
-    )
+    with one_host():
+        run = bitproof.run(
+            CASE,
+            inject="flip-bit:grad=weight,rank=1,step=0",
+            names={"*": "*"},
+            control="never",
+            device="cpu",
+            report_dir=tmp_path_factory.mktemp("flipped"),
+            on_event=events.append,
+        )
     assert {event.event for event in events} >= {"start", "step"}
     return run
 
@@ -47,6 +50,8 @@ def test_every_public_name_is_there_and_documented():
     for name in bitproof.__all__:
         assert getattr(bitproof, name).__doc__, name
     assert set(bitproof.__all__) <= set(dir(bitproof))
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert kinds <= set(bitproof.__all__), "whoever calls can catch what is raised"
     with pytest.raises(AttributeError, match="module 'bitproof' has no attribute 'prove'"):
         _ = bitproof.prove
 
@@ -69,7 +74,7 @@ def test_cases_are_selected_by_expression():
         bitproof.cases("nothing_like_that")
 
 
-def test_a_run_that_differs_says_where_and_how_to_replay_it(flipped, tmp_path, monkeypatch):
+def test_a_run_that_differs_says_where_and_how_to_replay_it(flipped, tmp_path, monkeypatch, one_host):
     assert (flipped.verdict, flipped.as_expected) == (Verdict.DIFFERENT, False)
     where = flipped.first_divergence
     assert where is not None and (where.step, where.rank, where.kind, where.name) == (0, 1, "grad", "weight")
@@ -101,7 +106,7 @@ def test_a_call_that_is_wrong_raises_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_recordings_are_made_and_compared(flipped, tmp_path, capfd):
+def test_recordings_are_made_and_compared(flipped, tmp_path, capfd, one_host):
     system = CASE.candidate
     alone = bitproof.record(CASE, system, tmp_path / "a", values=["grad"], device="cpu", report_dir=tmp_path / "logs")
     reference, candidate = sorted((flipped.folder / "recordings" / "toy").iterdir())
@@ -126,7 +131,7 @@ def test_a_recording_is_refused_where_it_could_not_be_used(tmp_path):
     assert not (tmp_path / "a").exists() and list((tmp_path / "logs").iterdir()) == []
 
 
-def test_a_precompiled_step_is_read_or_refused_as_on_the_command_line(tmp_path):
+def test_a_precompiled_step_is_read_or_refused_as_on_the_command_line(tmp_path, one_host):
     done = bitproof.run(
         "moe_seq", world_size=2, steps=1, precompiled=tmp_path / "none", device="cpu", report_dir=tmp_path / "reports"
     )

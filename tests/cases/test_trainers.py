@@ -17,6 +17,7 @@ from harness.execute.launch import run_cases
 from harness.options import RunOptions
 from harness.records import Verdict
 from reference.parallel.mesh import Mesh
+from tests.hosts import one_host
 
 LOOP = Path("cases/examples/fsdp2_loop.py")
 # Inductor compiles for half a minute; what is kept gathered is to a recorder what is gathered again.
@@ -27,7 +28,9 @@ QUICK = (trainers.loop_checkpointed, trainers.loop_bf16_reduce, trainers.compile
 def results(tmp_path_factory):
     """What each came to."""
     cases = [replace(case, steps=1) for case in QUICK]
-    found = run_cases(cases, RunOptions(device="cpu", timeout=300.0, control="never"), tmp_path_factory.mktemp("run"))
+    options = RunOptions(device="cpu", timeout=300.0, control="never")
+    with one_host():
+        found = list(run_cases(cases, options, tmp_path_factory.mktemp("run")))
     return {result.case.name: result for result in found}
 
 

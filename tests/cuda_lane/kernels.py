@@ -121,7 +121,7 @@ def compile_one(name: str, capability: int, device: int) -> Compiled:
 
     operators.install()
     pretend(capability)
-    from harness.execute.worker import prepare_program
+    from harness.execute.programs import prepare_program
     from harness.graph.options import GraphOptions
     from harness.machine.determinism import set_determinism
     from tests.small import small

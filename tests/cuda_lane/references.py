@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.execute.accounts import End
+from harness.execute.programs import needs_program
 from harness.execute.requests import RunRequest, Seats
-from harness.execute.worker import needs_program
 from tests.cuda_lane.selection import SHARED, TAKEN, reference_of
 
 

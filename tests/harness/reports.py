@@ -39,7 +39,7 @@ def result(of: Case, verdict: str = "EQUAL", seconds: float = 1.5, **facts: Any)
 def write_report(folder: Path, results: Sequence[CaseResult], **facts: Any) -> Path:
     """A run's folder, named by its run id, with nothing but its report."""
     facts = {"run_id": "20260102T030405Z-abcdef", "environment": dict(ENVIRONMENT), **facts}
-    status = exit_status(results, is_shard=facts.get("shard") is not None)
+    status = exit_status(results, is_shard=facts.get("shard") is not None, faults=facts.get("faults"))
     run_dir = folder / facts["run_id"]
     run_dir.mkdir(parents=True)
     report = Report(exit_status=worst([status, facts.pop("status", 0)]), cases=list(results), **facts)

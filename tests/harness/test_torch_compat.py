@@ -176,3 +176,31 @@ def test_a_trace_tells_of_each_value_once_but_one_for_inductor_as_torch_does():
 
     assert told(None) == [["val"], ["val"]]
     assert told({torch.ops.aten.silu.default: torch.nn.functional.silu}) == [["tensor_meta", "val"]] * 2
+
+
+def test_nobody_watches_calls_until_a_mode_or_a_profiler_does():
+    class Mode(torch_compat.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **kwargs or {})
+
+    assert not torch_compat.is_watched()
+    with Mode():
+        assert torch_compat.is_watched()
+    with torch.profiler.profile():
+        assert torch_compat.is_watched()
+    assert not torch_compat.is_watched()
+
+
+def test_calls_below_autograd_leave_nothing_for_backward_and_a_mode_sees_them_as_ever():
+    class Mode(torch_compat.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **kwargs or {})
+
+    seen, x = [], torch.ones(2, 2, requires_grad=True)
+    with torch_compat.below_autograd():
+        assert not (x * 2).requires_grad
+    assert (x * 2).requires_grad
+    with torch.no_grad(), Mode(), torch_compat.below_autograd():
+        torch.nn.functional.linear(x, x)
+    assert [str(function) for function in seen] == ["aten.t.default", "aten.mm.default"]

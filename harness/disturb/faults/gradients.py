@@ -20,7 +20,6 @@ ODD_RANKS = Need(
     lambda case: case.parallelism.data_ranks & (case.parallelism.data_ranks - 1) != 0,
     "a number of data ranks that is no power of two: by one division is exact, wherever it stands",
 )
-SUMMED = ("add",)
 
 
 def _sum(g: Surgeon) -> Call:

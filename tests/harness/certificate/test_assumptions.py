@@ -1,16 +1,36 @@
+"""Each assumption is listed where the graphs, or the rules that were used, make it, and nowhere else."""
+
+import pytest
+
 from harness.certificate.assumptions import ASSUMPTIONS, assumed
 from harness.certificate.data import Call, Graph
+from harness.prove.rules import reduce_of_cat
 
-ALWAYS = tuple(text for name, text in ASSUMPTIONS if not name)
+PLAIN = ("view", "aten.mul.Tensor")
+ALWAYS = [text for name, text in ASSUMPTIONS if not name]
 COLLECTIVES, BUCKETS, GROUPED = (text for name, text in ASSUMPTIONS if name)
 
 
-def graph(*ops):
-    return Graph(tuple(Call(op, op, (), None) for op in ops), ())
+@pytest.mark.parametrize(
+    ("operators", "rules", "more"),
+    [
+        ((), set(), []),
+        (("_c10d_functional.wait_tensor.default",), set(), [COLLECTIVES]),
+        (("aten._grouped_mm.default",), {"another_rule"}, [GROUPED]),
+        ((), {reduce_of_cat.__name__}, [BUCKETS]),
+        (
+            ("aten._grouped_mm.default", "_c10d_functional.all_reduce.default"),
+            {reduce_of_cat.__name__},
+            [COLLECTIVES, BUCKETS, GROUPED],
+        ),
+    ],
+)
+@pytest.mark.parametrize("side", [0, 1], ids=["reference", "candidate"])
+def test_what_is_assumed_follows_from_operators_and_rules(side, operators, rules, more):
+    graphs = [graph_of(*PLAIN), graph_of(*PLAIN)]
+    graphs[side] = graph_of(*PLAIN, *operators)
+    assert [*assumed(graphs, rules)] == [*ALWAYS, *more]
 
 
-def test_what_is_assumed_is_what_the_graphs_and_rules_need():
-    plain = graph("input", "aten.mm.default", "view")
-    assert assumed((plain, plain), {"view_of_view"}) == ALWAYS
-    assert assumed((plain, graph("_c10d_functional.wait_tensor.default")), ()) == (*ALWAYS, COLLECTIVES)
-    assert assumed((graph("aten._grouped_mm.default"), plain), {"reduce_of_cat"}) == (*ALWAYS, BUCKETS, GROUPED)
+def graph_of(*operators):
+    return Graph(tuple(Call(name=f"n{i}", op=op, args=(), value=None) for i, op in enumerate(operators)), ())

@@ -1,4 +1,4 @@
-"""The options of `bitproof localize`, and what a wrong call is told."""
+"""The options of `bitproof localize` and `bitproof bisect`, and what a wrong call is told."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from cases import CASES
 from harness.case.case_file import case_text
 from harness.cli import main
 
+each = pytest.mark.parametrize("command", ["localize", "bisect"])
 
-def test_a_case_is_looked_into_with_the_options_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@each
+def test_a_case_is_looked_into_with_the_options_of_a_run(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called = []
-    monkeypatch.setattr("harness.commands.localize.localize", lambda *arguments: called.append(arguments) or 1)
+    monkeypatch.setattr(f"harness.commands.{command}.{command}", lambda *arguments: called.append(arguments) or 1)
     data = tmp_path / "text.txt"
     data.write_text("text")
     line = (
         f"--candidate graph --reference eager --steps 3 --world-size 4 --data {data} --inject flip-bit --device cpu "
         "--early-grad-accumulation --extra-pass a.b:c --extra-pass d:e@before=chunk"
     )
-    assert main(["localize", "moe_seq", *line.split(), "--report-dir", str(tmp_path), "--timeout", "30"]) == 1
+    assert main([command, "moe_seq", *line.split(), "--report-dir", str(tmp_path), "--timeout", "30"]) == 1
     [(case, options, report_dir, replay)] = called
     assert (case.name, case.reference, case.steps, case.parallelism.world_size) == ("moe_seq", "eager", 3, 4)
     assert (case.batch.data, case.chunking.early_grad_accumulation) == (str(data), True)
@@ -30,19 +35,23 @@ def test_a_case_is_looked_into_with_the_options_of_a_run(tmp_path: Path, monkeyp
     assert replay == line.split(), "a replay repeats what was given, and nothing else"
 
 
-def test_a_case_without_options_is_looked_into_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@each
+def test_a_case_without_options_is_looked_into_as_it_is(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    monkeypatch.setattr("harness.commands.localize.localize", lambda *arguments: called.append(arguments) or 0)
-    assert main(["localize", "moe_seq"]) == 0
+    monkeypatch.setattr(f"harness.commands.{command}.{command}", lambda *arguments: called.append(arguments) or 0)
+    assert main([command, "moe_seq"]) == 0
     assert [call[2:] for call in called] == [(Path("reports"), [])]
 
 
-def test_a_case_may_be_a_file_which_a_replay_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each
+def test_a_case_may_be_a_file_which_a_replay_names(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called = []
-    monkeypatch.setattr("harness.commands.localize.localize", lambda *arguments: called.append(arguments) or 0)
+    monkeypatch.setattr(f"harness.commands.{command}.{command}", lambda *arguments: called.append(arguments) or 0)
     file = tmp_path / "small.json"
     file.write_text(case_text(CASES["moe_seq"]))
-    assert main(["localize", str(file), "--steps", "3"]) == 0
+    assert main([command, str(file), "--steps", "3"]) == 0
     [(case, _, _, replay)] = called
     assert (case.name, case.steps) == ("moe_seq", 3)
     assert replay == ["--steps", "3", "--case", str(file)]
@@ -54,6 +63,12 @@ def test_a_case_may_be_a_file_which_a_replay_names(tmp_path: Path, monkeypatch: 
         (["localize"], "Missing argument 'CASE'"),
         (["localize", "moe"], "UsageError: no such case\n  expected: transformer_batch, "),
         (["localize", "moe_seq", "--data", "no/such/file"], "UsageError: there is no such data file"),
+        (["bisect"], "Missing argument 'CASE'"),
+        (["bisect", "moe"], "UsageError: no such case\n  expected: transformer_batch, "),
+        (["bisect", "moe_seq", "--data", "no/such/file"], "UsageError: there is no such data file"),
+        (["bisect", "chunked_vs_unchunked"], "CaseError: case chunked_vs_unchunked has no passes to tell apart"),
+        (["bisect", "moe_seq", "--inject", "flip"], "UsageError: "),
+        (["bisect", "moe_seq", "--extra-pass", "mine"], "UsageError: --extra-pass does not understand its value"),
     ],
 )
 def test_a_wrong_call_ends_with_2_and_its_text_on_stderr(

@@ -14,7 +14,7 @@ from harness.commands.localize import LOCALIZE_FILE, localize
 from harness.options import RunOptions
 from harness.report.json import parse
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("one_host")]
 
 CPU = RunOptions(device="cpu", timeout=120.0)
 TOYS = "tests.harness.toy_systems:"

@@ -9,7 +9,7 @@ import pytest
 from harness.cli import main
 from harness.commands.merge import merge
 from harness.errors import RecordingError, UsageError
-from harness.records import Verdict
+from harness.records import Score, Verdict
 from harness.report import json as report_json
 from harness.report.text import replay_command
 from tests.harness.reports import ENVIRONMENT, case, result, write_report, write_shard
@@ -160,6 +160,29 @@ def test_a_whole_run_is_no_shard(tmp_path):
         f"UsageError: {whole} holds a whole run, not a shard\n"
         "  expected: folders that `bitproof run --shard i/n` made\n"
         "  found: a report without a shard"
+    )
+
+
+def test_a_run_of_faults_beside_the_shards_is_told_and_counts(shards, tmp_path, capsys):
+    clean, survived = Score(faults=2, killed=2), Score(faults=2, killed=1)
+    for score, status in ((clean, 0), (survived, 1)):
+        folder = tmp_path / f"faults{status}"
+        measured = write_report(folder, [result(case("d", steps=1))], faults=score)
+        assert merge([*shards, measured], folder) == status == merged(folder).exit_status
+        report = merged(folder)
+        assert (report.faults, [entry.case.steps for entry in report.cases]) == (score, [2, 2, 2, 2])
+        assert "2 faults killed" in (folder / "latest" / "report.md").read_text()
+        assert "2 faults killed" in capsys.readouterr().out
+
+
+def test_faults_alone_are_no_night_and_two_runs_of_them_are_one_too_many(shards, tmp_path):
+    one, two = (write_report(tmp_path / name, [result(case())], faults=Score(faults=1, killed=1)) for name in "xy")
+    assert refused([one], tmp_path).startswith("RecordingError: no shard's report can be read\n")
+    assert refused([*shards, one, two], tmp_path) == (
+        "UsageError: more than one run of faults\n"
+        "  expected: at most one folder that `bitproof faults` made\n"
+        f"  found: {one} and {two}\n"
+        "  fix: leave out all but one of them"
     )
 
 

@@ -15,6 +15,7 @@ from harness.errors import RankError, RecordingError, UsageError
 from harness.options import RunOptions
 from harness.records import Key
 from tests.harness.forging import at, flip_lowest_bit, make_recording
+from tests.hosts import one_host
 
 pytestmark = pytest.mark.ranks
 
@@ -28,9 +29,10 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
     steady = "tests.harness.toy_systems:steady"
     options = replace(CPU, values=("1/param/*", "*/grad/*"))
-    record(CASE, steady, options, Target(out=folder / "first"), folder / "reports")
-    record(CASE, steady, CPU, Target(out=folder / "again"), folder / "reports")
-    record(replace(CASE, steps=3), steady, CPU, Target(out=folder / "longer"), folder / "reports")
+    with one_host():
+        record(CASE, steady, options, Target(out=folder / "first"), folder / "reports")
+        record(CASE, steady, CPU, Target(out=folder / "again"), folder / "reports")
+        record(replace(CASE, steps=3), steady, CPU, Target(out=folder / "longer"), folder / "reports")
     return folder
 
 

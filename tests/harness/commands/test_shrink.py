@@ -16,13 +16,11 @@ from harness.case import Batch, Case, Model, Parallelism, Pipeline
 from harness.case.case_file import case_text, read_case
 from harness.cli import main
 from harness.commands.shrink import refuse, why_no_file
-from harness.errors import UsageError
-from harness.execute.worker import write_standalone
-from harness.graph.options import GraphOptions
 from harness.localize.shrink_case import Trial
 from harness.records import CaseResult, Verdict
 from harness.report import json as report_json
 from tests.harness.execute.test_launch import nothing_left_behind, toy
+from tests.hosts import one_host
 
 PASS = "cases/examples/extra_passes.py:add_gradients_in_bfloat16"
 SMALL = replace(
@@ -93,11 +91,9 @@ def test_a_rank_that_raises_is_shrunk_too_with_tries_in_turns_or_at_once_and_get
     tmp_path: Path, capsys: Any
 ) -> None:
     start, found = replace(toy("raising", world_size=3), steps=3), []
-    for jobs in ("1", "2"):
-        folder = tmp_path / jobs
-        folder.mkdir()
-        with nothing_left_behind(make(tmp_path / f"temporary{jobs}")):
-            found.append(shrink(start, folder, capsys, "--tries", "3", "-j", jobs))
+    for jobs, alone in (("1", one_host()), ("2", nothing_left_behind(make(tmp_path / "temporary")))):
+        with alone:
+            found.append(shrink(start, make(tmp_path / jobs), capsys, "--tries", "3", "-j", jobs))
     alone, beside = found
     assert alone.status == beside.status == 3
     assert told_tries(alone.lines) == told_tries(beside.lines) and len(told_tries(beside.lines)) == 3
@@ -174,12 +170,6 @@ def test_a_file_is_written_only_of_what_it_can_show(change: Any, device: str, wh
     case = replace(SMALL, **change)
     result = CaseResult(case=case, verdict=Verdict.DIFFERENT, steps=1, world_size=2, device=device, backend="gloo")
     assert why_no_file(Trial(case, (), None), result) == why
-
-
-def test_a_system_whose_code_is_no_graph_is_refused_by_name() -> None:
-    with pytest.raises(UsageError) as refusal:
-        write_standalone(replace(SMALL, reference="mine:factory"), GraphOptions(), 0, "")
-    assert refusal.value.what == "system mine:factory is not known as a graph"
 
 
 @pytest.mark.ranks

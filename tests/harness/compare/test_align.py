@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.compare.align import align, merge_records, name_keys
-from harness.errors import RecordingError
+from harness.compare.align import align, name_keys
 from harness.records import Key, Record
 
 W = Key(0, "grad", "w", 1)
@@ -59,14 +58,3 @@ def test_long_lists_of_keys_are_cut():
     keys = [W._replace(step=step) for step in range(7)]
     assert name_keys(keys).startswith("7 records: step 0, rank 1, grad w; ")
     assert name_keys(keys).endswith("; and 2 more")
-
-
-def test_ranks_merge_into_one_recording_and_a_collision_is_refused():
-    assert merge_records([[(W, LEFT)], [(B, RIGHT)]]) == {W: LEFT, B: RIGHT}
-    with pytest.raises(RecordingError) as error:
-        merge_records([[(W, LEFT)], [(W, LEFT)]])
-    assert str(error.value) == (
-        "RecordingError: a key was recorded twice\n"
-        "  expected: one record a (step, rank, kind, name)\n"
-        "  found: 1 record: step 0, rank 1, grad w"
-    )

@@ -27,6 +27,7 @@ from harness.records import BaselineResult, BaselineStatus, GraphIdentity, Key, 
 from harness.report import json as report_json
 from harness.report.status import case_status
 from tests.harness.forging import at, flip_lowest_bit, make_recording, rewrite_recording, vouch
+from tests.hosts import one_host
 
 pytestmark = pytest.mark.ranks
 
@@ -403,7 +404,8 @@ def run(tmp_path_factory):
     """The report of a run of cases that agree in every bit, whose baselines differ: (folder, report, exit status)."""
     folder = tmp_path_factory.mktemp("run")
     baselines = folder / "baselines"
-    record(toy_case("same"), TOY, CPU, Target(baseline_dir=baselines), folder / "reports")
+    with one_host():
+        record(toy_case("same"), TOY, CPU, Target(baseline_dir=baselines), folder / "reports")
     for name in NAMES:
         if name not in ("same", "absent"):
             shutil.copytree(baselines / "same", baselines / name)
@@ -415,7 +417,8 @@ def run(tmp_path_factory):
     rewrite_recording(place["elsewhere"], at(weight, flip_lowest_bit), machine=machine | {"cpu": "Model T"})
     (place["damaged"] / "digests.parquet").write_bytes(b"")
     options = replace(CPU, baseline_dir=baselines)
-    status = run_and_report([toy_case(name) for name in NAMES], options, folder / "reports")
+    with one_host():
+        status = run_and_report([toy_case(name) for name in NAMES], options, folder / "reports")
     return folder, report_json.read(folder / "reports" / "latest" / "report.json"), status
 
 

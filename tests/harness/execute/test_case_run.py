@@ -119,7 +119,7 @@ def test_what_replays_leave_is_removed_once_the_cause_is_found(batch):
     assert not list(batch.folder.rglob("*.zip"))
 
 
-def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_never_made_counts(tmp_path):
+def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_never_made_counts(tmp_path, one_host):
     options = RunOptions(device="cpu", control="never", every_call=True)
     [found] = run_cases([toy("secretive")], options, tmp_path)
     assert (found.verdict, found.differing_kinds) == (Verdict.DIFFERENT, ("activation",))
@@ -130,7 +130,9 @@ def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_neve
     assert first.call.how == "gives a value that the reference never had" and first.call.ranks == "1"
 
 
-def test_a_case_is_looked_at_deeply_where_it_is_equal_and_where_no_call_explains_a_difference_that_is_said(tmp_path):
+def test_a_case_is_looked_at_deeply_where_it_is_equal_and_where_no_call_explains_a_difference_that_is_said(
+    tmp_path, one_host
+):
     options = RunOptions(device="cpu", control="never", deep=True)
     equal, unseen = run_cases([toy(), toy("unseen", name="unseen")], options, tmp_path)
     assert equal.verdict == Verdict.EQUAL

@@ -20,6 +20,7 @@ from harness.options import RunOptions
 from harness.records import Verdict
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
 from tests.harness.execute.test_side_by_side import EAGER, recorded
+from tests.hosts import one_host
 
 CASES = [toy("one_bit_off", name="bad"), toy("raising", name="broken"), toy(name="good")]
 
@@ -113,7 +114,7 @@ def both(tmp_path_factory):
             assert threading.get_ident() == caller
             events.append(event)
 
-        with nothing_left_behind(tmp_path_factory.mktemp("temporary")):
+        with one_host() if jobs == 1 else nothing_left_behind(tmp_path_factory.mktemp("temporary")):
             results = list(run_cases(CASES, options, folder, on_event))
         found[jobs] = folder, {result.case.name: result for result in results}, events
     return found

@@ -20,7 +20,9 @@ def names_in(trace: dict[str, Any], pid: int | None = None) -> set[str]:
 
 
 @pytest.mark.ranks
-def test_a_profiled_run_leaves_one_trace_with_phases_digests_and_collectives_of_every_rank(tmp_path: Path) -> None:
+def test_a_profiled_run_leaves_one_trace_with_phases_digests_and_collectives_of_every_rank(
+    tmp_path: Path, one_host: None
+) -> None:
     [result] = run_cases([toy()], RunOptions(device="cpu", control="never", profile=True), tmp_path)
     assert result.verdict == "EQUAL"
     trace = json.loads((tmp_path / "profile" / "toy.json").read_text())

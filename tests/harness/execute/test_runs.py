@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from cases.chunking import moe_batch, moe_seq
+from cases.chunking import moe_seq
 from harness.case import Batch, Pipeline
 from harness.errors import RankError, TraceError
 from harness.execute import runs
 from harness.execute.accounts import End, PreparedGraph
 from harness.execute.requests import RunRequest, Seats
 from harness.execute.runs import Runner, shelf_of_run
-from harness.execute.worker import prepare_program
 from harness.graph.options import GraphOptions
 from harness.program.sources import Installation, Sources
 from harness.records import PassReport
@@ -428,23 +426,3 @@ def test_what_is_made_for_a_run_that_never_comes_is_not_waited_for(
         run(replace(graph, case=moe_seq, system="eager"))
         assert time.monotonic() - began < 1.5, "an idle stage is given two seconds to end by itself"
         assert not has_children()
-
-
-def test_no_program_is_traced_before_determinism_switches_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They choose among kernels, and so among operators: on CUDA another attention would be traced."""
-    traced: list[torch.device] = []
-    monkeypatch.setattr("harness.systems.graph.prepare", lambda case, device, *others: traced.append(device))
-    cpu, before = torch.device("cpu"), torch.are_deterministic_algorithms_enabled()
-    try:
-        torch.use_deterministic_algorithms(False)
-        with pytest.raises(AssertionError, match="a program is traced under determinism switches"):
-            prepare_program(moe_batch, cpu, GraphOptions())
-        torch.use_deterministic_algorithms(True)
-        prepare_program(moe_batch, cpu, GraphOptions())
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        with pytest.raises(AssertionError, match="and on the current device"):
-            prepare_program(moe_batch, torch.device("cuda", 1), GraphOptions())
-        prepare_program(moe_batch, torch.device("cuda", 0), GraphOptions())
-    finally:
-        torch.use_deterministic_algorithms(before)
-    assert traced == [cpu, torch.device("cuda", 0)]

@@ -43,23 +43,28 @@ lines = [
 """
 
 
-def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    damaged = tmp_path / "baselines" / "again" / "tests.harness.toy_systems-steady" / "damaged"
-    damaged.mkdir(parents=True)
-    (damaged / "manifest.json").write_text("{")
+def told_by_ranks(folder, script, timeout):
+    """What a script wrote into the folder that it is given, on each of two ranks that torchrun made."""
+    (folder / "script.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path)],
+        [*command, str(folder / "script.py"), str(folder)],
         env=environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=timeout,
     )
     assert done.returncode == 0, done.stderr
-    leader, follower = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case(tmp_path):
+    damaged = tmp_path / "baselines" / "again" / "tests.harness.toy_systems-steady" / "damaged"
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text("{")
+    leader, follower = told_by_ranks(tmp_path, SCRIPT, 200)
     expected = [
         ("equal", "EQUAL"),
         ("differs", "DIFFERENT"),
@@ -107,19 +112,7 @@ results = run_cases([toy("deaf", name="deaf"), toy(name="again")], options, out)
 @pytest.mark.slow
 def test_a_rank_that_never_hears_of_a_peers_failure_is_ended_within_seconds_and_the_next_case_runs(tmp_path):
     """As on NCCL, where no error reaches the host. The case's time is 600 s, the test's is less."""
-    (tmp_path / "script.py").write_text(LONELY)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    leader, follower = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    leader, follower = told_by_ranks(tmp_path, LONELY, 120)
     assert leader == follower
     assert [line[:2] for line in leader] == [["deaf", "ERROR"], ["again", "EQUAL"]]
     assert leader[0][2].startswith(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from harness.cli import main
 from harness.history.show import print_trends
 from harness.history.store import read_nights
 from harness.history.trends import trends_of
+from harness.records import Score
 from tests.harness.reports import ENVIRONMENT, case, result, write_report
 
 
@@ -108,6 +110,26 @@ def test_json_has_every_figure(runs, tmp_path, capsys):
             "seconds_by_night": [10.0, 10.0, 15.0],
         }
     ]
+
+
+def test_what_came_of_faults_is_told_of_the_newest_night_that_has_them_and_where_it_changed(tmp_path, capsys):
+    clean = Score(faults=3, killed=3, equivalents=2, places=(3, 3))
+    scores = {1: clean, 2: None, 3: replace(clean, killed=2, places=(2, 2)), 4: None}
+    folders = [
+        write_report(tmp_path / "runs", [result(case())], run_id=f"2026010{day}T030405Z-abcdef", faults=score)
+        for day, score in scores.items()
+    ]
+    db = str(tmp_path / "history.sqlite")
+    assert main(["history", "add", *map(str, folders), "--db", db]) == 0
+    assert main(["history", "show", "--db", db]) == 0
+    told = capsys.readouterr().out
+    assert "\nfaults, 2026-01-03: 2 of 3 faults killed, 0 of 2 equivalents flagged, " in told
+    assert "\n2026-01-03: faults killed 3 of 3 -> 2 of 3\n" in told
+    assert "\n2026-01-03: blame right in module and direction 3 of 3 -> 2 of 2\n" in told
+    assert "equivalents flagged 0" not in told
+    assert main(["history", "show", "--db", db, "--json"]) == 0
+    nights = json.loads(capsys.readouterr().out)["nights"]
+    assert [night["faults"] and night["faults"]["killed"] for night in nights] == [3, None, 2, None]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from harness.errors import RecordingError, UsageError
 from harness.history import store
 from harness.history.store import add_runs, read_nights
-from harness.records import Divergence, Verdict
+from harness.records import Divergence, Score, Verdict
 from tests.harness.reports import ENVIRONMENT, case, result, write_report
 
 ROOT = Path(__file__).parents[3]
@@ -194,6 +194,25 @@ def test_a_missing_history_is_a_wrong_call(tmp_path):
     )
 
 
+SCORE = Score(faults=3, killed=3, equivalents=2, places=(2, 3), seconds=1.5)
+OF_THE_FIRST_SCHEMA = ("DROP TABLE scores", "PRAGMA user_version = 1")
+
+
+def test_what_came_of_faults_comes_back(tmp_path, db):
+    add_runs(db, [night(tmp_path, 1), night(tmp_path, 2, faults=SCORE)])
+    assert [entry.score for entry in read_nights(db, 10)] == [None, SCORE]
+
+
+def test_a_history_from_before_scores_is_read_as_it_is_and_grows_when_a_run_is_added(tmp_path, db):
+    add_runs(db, [night(tmp_path, 1)])
+    changed(db, *OF_THE_FIRST_SCHEMA)
+    before = db.read_bytes()
+    assert [entry.score for entry in read_nights(db, 10)] == [None]
+    assert db.read_bytes() == before
+    add_runs(db, [night(tmp_path, 2, faults=SCORE)])
+    assert [entry.score for entry in read_nights(db, 10)] == [None, SCORE]
+
+
 def refusal(path):
     with pytest.raises(RecordingError) as error:
         read_nights(path, 10)
@@ -223,11 +242,11 @@ def changed(db, *statements):
 
 def test_a_newer_history_is_refused(tmp_path, db):
     add_runs(db, [night(tmp_path, 1)])
-    changed(db, "PRAGMA user_version = 2")
+    changed(db, "PRAGMA user_version = 3")
     assert refusal(db) == (
         "RecordingError: the history is of a newer bitproof\n"
-        "  expected: schema 1\n"
-        "  found: schema 2\n"
+        "  expected: schema 2 or lower\n"
+        "  found: schema 3\n"
         f"  came from: {db}\n"
         "  fix: use the bitproof that wrote it, or another file"
     )
@@ -236,13 +255,15 @@ def test_a_newer_history_is_refused(tmp_path, db):
 @pytest.mark.parametrize(
     ("statement", "found"),
     [
-        ("CREATE TABLE more (a)", "3 tables, views, indexes or triggers, schema 1"),
-        ("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM results; END", "3 tables, "),
-        ("CREATE VIEW v AS SELECT 1", "3 tables, "),
-        ("CREATE INDEX i ON results (name)", "3 tables, "),
-        ("ALTER TABLE runs ADD COLUMN evil", "2 tables, "),
-        ("DROP TABLE runs", "1 tables, "),
-        ("PRAGMA user_version = 0", "2 tables, views, indexes or triggers, schema 0"),
+        ("CREATE TABLE more (a)", "4 tables, views, indexes or triggers, schema 2"),
+        ("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM results; END", "4 tables, "),
+        ("CREATE VIEW v AS SELECT 1", "4 tables, "),
+        ("CREATE INDEX i ON results (name)", "4 tables, "),
+        ("ALTER TABLE runs ADD COLUMN evil", "3 tables, "),
+        ("DROP TABLE runs", "2 tables, "),
+        ("DROP TABLE scores", "2 tables, views, indexes or triggers, schema 2"),
+        ("PRAGMA user_version = 1", "3 tables, views, indexes or triggers, schema 1"),
+        ("PRAGMA user_version = 0", "3 tables, views, indexes or triggers, schema 0"),
     ],
 )
 def test_other_tables_are_refused_before_anything_is_read_or_written(tmp_path, db, statement, found):
@@ -251,7 +272,7 @@ def test_other_tables_are_refused_before_anything_is_read_or_written(tmp_path, d
     before = db.read_bytes()
     text = refusal(db)
     assert text.startswith(
-        "RecordingError: the file is no history of bitproof\n  expected: the tables runs and results"
+        "RecordingError: the file is no history of bitproof\n  expected: the tables runs, results and scores"
     )
     assert f"\n  found: {found}" in text
     with pytest.raises(RecordingError, match="the file is no history of bitproof"):
@@ -272,10 +293,15 @@ def test_other_tables_are_refused_before_anything_is_read_or_written(tmp_path, d
         "UPDATE runs SET environment = '[1]'",
         "UPDATE runs SET environment = '{'",
         "UPDATE runs SET exit_status = 'fine'",
+        "UPDATE scores SET score = '{'",
+        "UPDATE scores SET score = '[]'",
+        "UPDATE scores SET score = x'00'",
+        'UPDATE scores SET score = \'{"faults": 1, "killed": 2}\'',
+        "UPDATE scores SET score = '{\"faults\": -1}'",
     ],
 )
 def test_values_that_no_run_has_are_refused(tmp_path, db, statement):
-    add_runs(db, [night(tmp_path, 1)])
+    add_runs(db, [night(tmp_path, 1, faults=SCORE)])
     changed(db, statement)
     assert refusal(db).startswith(f"RecordingError: a night of the history is damaged\n  found: '{run_id(1)}': ")
 

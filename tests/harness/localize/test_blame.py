@@ -44,6 +44,56 @@ def test_a_call_that_was_given_another_good_value_is_blamed_with_its_turn_s_part
     assert (culprit.how, culprit.candidate, culprit.reference) == ("reads", 1, 1)
 
 
+def test_a_call_that_reads_another_good_value_says_what_gave_it_and_what_gave_its_partner_s() -> None:
+    near = Place("layers.0.w1", "forward")
+    reference = [call("mm x w -> a", near), call("t a -> v")._replace(view=True, producers=(0,))]
+    reference += [call("neg x -> b"), call("silu v -> c")._replace(producers=(1,)), call("sum c -> l")]
+    candidate = [*reference[:3], call("silu b -> C")._replace(producers=(2,)), call("sum C -> L")]
+    culprit = blamed(reference, candidate, "L")
+    assert culprit is not None
+    assert culprit.reading == (
+        "what neg of layers.0 (forward) gives, where the reference has what mm of layers.0.w1 (forward) gives"
+    )
+    assert call_of(culprit).how == f"reads other inputs, each of them right by itself: {culprit.reading}"
+    candidate[3] = call("silu x -> C")._replace(producers=(None,))
+    culprit = blamed(reference, candidate, "L")
+    assert culprit is not None and culprit.reading.startswith("what the step is given, where the reference has")
+
+
+def test_summands_that_are_grouped_otherwise_belong_where_the_reference_adds_them() -> None:
+    """Gradients, products and sums over slots alike. One that is left out is no other grouping."""
+    near, layer = Place("layers.0.wo", "forward"), Place("layers.0", "forward")
+    reference = [call("mm x w -> a", near), call("add x a -> h", layer), call("mm h w -> f", near)]
+    reference += [call("add h f -> y", layer), call("sum y -> l")]
+    candidate = [*reference[:3], call("add a f -> S", near), call("add x S -> Y", near), call("sum Y -> L")]
+    culprit = blamed(reference, candidate, "L")
+    assert culprit is not None
+    assert (culprit.how, culprit.candidate, culprit.call.place) == ("regroups", 3, layer)
+    without_x = [*reference[:3], call("add a f -> Y", layer), call("sum Y -> L")]
+    culprit = blamed(reference, without_x, "L")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 3)
+    once_more = [*reference[:4], call("add y a -> Z", near), call("sum Z -> L")]
+    culprit = blamed(reference, once_more, "L")
+    assert culprit is not None and (culprit.how, culprit.call.place) == ("adds", near)
+
+
+def test_what_a_call_read_that_gives_a_right_value_by_a_wrong_way_is_blamed() -> None:
+    """A sum of which one summand was made zero is the sum so far, which the reference had, too."""
+    reference = [call("mul x -> a"), call("mul y -> b"), call("add x a -> s"), call("add s b -> l")]
+    candidate = [*reference[:3], call("mul b -> Z"), call("add s Z -> s")]
+    culprit = find_culprit([reference], [candidate], {0: [("l", "s")]})
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 3)
+
+
+def test_a_wrong_value_that_fills_a_right_tensor_is_no_part_of_a_bucket() -> None:
+    """Zeros are right somewhere."""
+    reference = [call("zeros x -> e"), call("mul q k -> m"), call("expand m -> f"), call("mul f c -> d")]
+    candidate = [*reference[:2], call("mul m -> Z"), call("expand Z -> e"), call("mul e c -> D")]
+    logs = [[each._replace(view=each.operator == "expand") for each in log] for log in (reference, candidate)]
+    culprit = blamed(*logs, "D")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)
+
+
 def test_of_two_defects_the_earlier_one_is_blamed() -> None:
     candidate = [call("mm x w -> A"), call("silu A -> B"), STEP[2], call("mul b g -> D", BACKWARD)]
     culprit = blamed(STEP, candidate, "B", "D")

@@ -74,6 +74,17 @@ def test_a_call_has_the_digests_of_its_inputs_and_of_its_output_and_the_users_li
     assert call.source is not None and call.source.startswith("harness/localize/test_call_log.py:")
 
 
+def test_a_call_has_its_numbers_and_dtypes_left_out_ones_included() -> None:
+    class Numbers(System):
+        def step(self, x: Tensor) -> None:
+            x.sum(0)
+            x.to(torch.float16)
+
+    calls = {call.operator.partition(".")[0]: dict(call.scalars) for call in calls_of(Numbers(layers()), batch())}
+    assert calls["sum"] == {"dim": "[0]", "keepdim": "False"}
+    assert calls["_to_copy"]["dtype"] == "torch.float16"
+
+
 def test_backward_calls_belong_to_the_chunk_whose_forward_made_them() -> None:
     running: list[int | None] = [None]
 

@@ -41,6 +41,18 @@ def test_what_one_call_alone_reads_was_put_before_that_one_and_what_all_read_was
     assert after.put_before(1) is None
 
 
+def test_what_calls_of_two_modules_read_was_put_before_none_of_them() -> None:
+    """A residual that is rounded for the next block is read by its norm and by its sum."""
+    norm, layer = Place("layers.1.norm", "forward"), Place("layers.1", "forward")
+    step = [call("add x f -> h"), call("mul h -> n", norm, 0), call("add h n -> y", layer, 0, 1)]
+    step.append(call("mul h -> g", Place("layers.0", "backward"), 0))
+    narrow = call("cast h -> H", FORWARD, 0)
+    norm_alone = [step[0], narrow, call("mul H -> N", norm, 1), call("add h N -> Y", layer, 0, 2), step[3]]
+    assert CandidateLog(norm_alone, ReferenceLog(step)).put_before(1) == norm_alone[2]
+    both = [step[0], narrow, call("mul H -> N", norm, 1), call("add H N -> Y", layer, 1, 2), step[3]]
+    assert CandidateLog(both, ReferenceLog(step)).put_before(1) is None
+
+
 def test_what_reads_parts_of_one_bucket_alone_comes_of_its_collective() -> None:
     bucket = [
         call("cat x c -> P", FORWARD),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch.fx import Graph, Node
 
 from harness.errors import UsageError
@@ -50,6 +51,19 @@ FORWARD, BACKWARD = Origin("layers.0", "forward"), Origin("layers.1", "backward"
 def test_a_node_of_a_users_pass_belongs_where_what_it_reads_belongs_though_not_to_its_line() -> None:
     _, first, second, _ = chain((FORWARD._replace(source="model.py:3"), 1), (None, None), (None, None), (BACKWARD, 0))
     assert place_of(first) == place_of(second) == (Place("layers.0", "forward", 1), None)
+
+
+def test_a_node_that_writes_a_buffer_belongs_where_that_is_written_and_not_where_what_it_adds_was_made() -> None:
+    graph = Graph()
+    buffer, x = graph.placeholder("buffer"), graph.placeholder("x")
+    counts = graph.call_function(torch.ops.aten.neg.default, (x,))
+    counts.meta["origin"] = FORWARD._replace(module="layers.0.router")
+    once = graph.call_function(torch.ops.aten.add_.Tensor, (buffer, counts))
+    once.meta["origin"] = FORWARD
+    twice, read = (graph.call_function(op, (buffer, counts)) for op in (once.target, torch.ops.aten.add.Tensor))
+    twice.meta["origin"] = read.meta["origin"] = UNKNOWN
+    assert place_of(twice) == (Place("layers.0", "forward"), None)
+    assert place_of(read) == (Place("layers.0.router", "forward"), None)
 
 
 def test_where_nothing_that_is_read_tells_it_belongs_where_its_first_reader_does() -> None:

@@ -43,7 +43,7 @@ def test_the_switches_are_plain_values() -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_host: None) -> Any:
     def run(candidate: str, *options: str) -> tuple[list[str], Path]:
         file = tmp_path / "case.json"
         file.write_text(case_text(replace(toy(candidate), steps=1)))

@@ -65,6 +65,7 @@ def test_terms_are_computed_and_one_with_other_bits_than_the_graphs_is_refused_l
     assert (refused.output, refused.reason) == ("loss", prove.OTHER_BITS)
 
 
+@pytest.mark.slow
 def test_assumptions_are_listed_where_they_are_made():
     lists = {}
     for name in ("moe_seq", "experts_seq_bucketed"):

@@ -192,7 +192,7 @@ def make_report() -> Callable[..., Report]:
     def make(*results: CaseResult, **facts: Any) -> Report:
         environment = {"torch": "2.13.0", "device": "cpu", "backend": "gloo"}
         values = {"run_id": "20260102T030405Z-abcdef", "environment": environment, **facts}
-        return Report(exit_status=exit_status(results), cases=list(results), **values)
+        return Report(exit_status=exit_status(results, faults=facts.get("faults")), cases=list(results), **values)
 
     return make
 

@@ -85,7 +85,7 @@ def test_the_terminal_names_survivors_and_false_alarms():
     text = "\n".join(tell(FaultsFound(outcomes=[KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
     for title in ("survivors:\n  quiet", "false alarms:\n  alarm", "struck nothing:\n  lost", "elsewhere:\n  astray"):
         assert title in text
-    assert text.endswith(headline([KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST]))
+    assert text.endswith(headline(Score.of([KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
     assert "ended early: interrupted" in "\n".join(tell(FaultsFound(problem="interrupted")))
 
 

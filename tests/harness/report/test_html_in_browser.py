@@ -17,6 +17,7 @@ from harness.report import html
 from harness.report import json as report_json
 from tests.harness.execute.test_launch import toy
 from tests.harness.report.chromium import MISSING, Chromium, find_chromium, running
+from tests.hosts import one_host
 
 VERDICTS = {
     "steady": "EQUAL",
@@ -95,7 +96,8 @@ def run(program, tmp_path_factory) -> Run:
     cases.append(replace(toy("one_bit_off", name="near"), expected="CLOSE", close_within=0.01))
     folder = tmp_path_factory.mktemp("reports")
     options = RunOptions(device="cpu", timeout=60.0, control="never")
-    assert run_and_report(cases, options, folder, ["--steps", "4"], {"flex": "it needs <CUDA>"}) == 3
+    with one_host():
+        assert run_and_report(cases, options, folder, ["--steps", "4"], {"flex": "it needs <CUDA>"}) == 3
     return Run(folder / "latest", report_json.read(folder / "latest" / "report.json"))
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from harness.errors import RecordingError
-from harness.records import CaseSeconds, PassReport, Shard
+from harness.records import CaseSeconds, PassReport, Score, Shard
 from harness.report import json as report_json
 
 
@@ -228,3 +228,30 @@ def test_a_missing_binary_or_huge_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(report_json, "MAX_BYTES", 4)
     with pytest.raises(RecordingError, match="a report is too large to read"):
         report_json.read(tmp_path / "report.json")
+
+
+SCORE = Score(faults=3, killed=2, equivalents=1, flagged=1, places=(1, 2), ranks=(0, 1), unjudged=4, seconds=4.5)
+
+
+def test_what_came_of_faults_survives_writing_and_reading(make_report, make_result):
+    report = make_report(make_result(), faults=SCORE)
+    assert report_json.parse(report_json.render(report)).faults == SCORE
+    assert report_json.parse(report_json.render(make_report(make_result()))).faults is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("killed", 4, "at most 3"),
+        ("flagged", 2, "at most 1"),
+        ("places", [3, 2], "at most 2"),
+        ("ranks", [0], "ranks"),
+        ("unjudged", -1, "unjudged"),
+        ("unjudged", 0, "1, by its cases"),
+    ],
+)
+def test_a_score_that_no_faults_come_to_is_refused(make_report, make_result, field, value, expected):
+    values = json.loads(report_json.render(make_report(make_result(), faults=SCORE)))
+    values["faults"][field] = value
+    with pytest.raises(RecordingError, match=expected):
+        report_json.parse(json.dumps(values))

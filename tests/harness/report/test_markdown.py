@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.records import PassReport, Shard
+from harness.records import PassReport, Score, Shard
 from harness.report import markdown
 
 
@@ -171,3 +171,12 @@ def test_a_monstrous_report_stays_below_the_limit_in_bytes_and_points_at_the_res
     assert "more rows are left out here; report.json has them." in text
     assert "more cases are left out here; report.json has them." in text
     assert text.count("<details>") == text.count("</details>")
+
+
+def test_a_run_that_was_given_faults_says_what_came_of_them(make_report, make_result):
+    score = Score(faults=3, killed=2, equivalents=1, places=(1, 2), seconds=4.2)
+    told = markdown.render(make_report(make_result(), faults=score))
+    assert "Exit status 1: a fault was not caught, or a rewrite that keeps every bit was flagged." in told
+    assert "**bitproof faults: 2 of 3 faults killed, 0 of 1 equivalents flagged, " in told
+    told = markdown.render(make_report(make_result(verdict="DIFFERENT"), faults=score))
+    assert "Exit status 1: some case did not get its expected verdict." in told

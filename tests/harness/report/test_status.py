@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.errors import CaseError, PassError, RecordingError, UsageError
+from harness.records import Score
 from harness.report.status import error_status, exit_status, worst
 
 
@@ -41,6 +42,22 @@ def test_no_result_at_all_was_not_judged_unless_it_is_an_empty_shard():
 
 def test_a_shard_with_cases_is_judged_by_them(make_result):
     assert exit_status([make_result(verdict="UNVERIFIED")], is_shard=True) == 3
+
+
+@pytest.mark.parametrize(
+    ("score", "status"),
+    [
+        (Score(faults=2, killed=2, equivalents=1), 0),
+        (Score(faults=2, killed=1), 1),
+        (Score(faults=2, killed=2, equivalents=1, flagged=1), 1),
+        (Score(faults=2, killed=1, unjudged=1), 3),
+        (Score(faults=2, killed=2, ended_early=True), 3),
+        (Score(places=(0, 2), faults=2, killed=2), 0),
+    ],
+)
+def test_a_fault_that_survived_counts_like_a_case_that_is_not_as_expected(make_result, score, status):
+    assert exit_status([make_result()], faults=score) == status
+    assert exit_status([make_result(verdict="UNVERIFIED")], faults=score) == 3, "and covers no case"
 
 
 def test_the_order_from_worst_to_best_is_2_3_1_0():

@@ -14,6 +14,7 @@ from harness.execute.launch import run_cases
 from harness.options import RunOptions
 from harness.records import Verdict
 from harness.systems.user_system import UserSystem
+from tests.hosts import one_host
 
 TOYS = "tests.harness.toy_systems:"
 X = torch.ones(2)
@@ -124,7 +125,8 @@ def batch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     cases = [toy(name) for name in ("named", "stranger", "stale", "skipping")]
     cases += [toy("freeing", reference=TOYS + "freeing")]
-    results = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder))
+    with one_host():
+        results = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder))
     return folder, {result.case.name: result for result in results}
 
 
@@ -176,7 +178,7 @@ def test_a_storage_may_be_freed_after_it_was_read(batch):
 
 
 @pytest.mark.ranks
-def test_names_from_the_command_line_pair_a_faulty_candidate_and_its_culprit_is_found(tmp_path):
+def test_names_from_the_command_line_pair_a_faulty_candidate_and_its_culprit_is_found(tmp_path, one_host):
     options = RunOptions(
         device="cpu",
         inject="flip-bit:grad=weight,rank=1,step=1",

@@ -22,6 +22,19 @@ def test_a_file_runs_as_a_module_and_tells_the_digest_of_what_ran(tmp_path, monk
     assert sha256 == hashlib.sha256(b"value = 7\n").hexdigest()
 
 
+def test_a_file_s_annotations_are_what_it_says_and_no_texts(tmp_path, monkeypatch) -> None:
+    """torch looks at those of a communication hook."""
+    file = tmp_path / "mine.py"
+    file.write_text("def hook(bucket: int): ...\n")
+    module, _ = run_file(file)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert module.hook.__annotations__ == {"bucket": int}
+    file.write_text("from __future__ import annotations\ndef hook(bucket: int): ...\n")
+    module, _ = run_file(file)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert module.hook.__annotations__ == {"bucket": "int"}
+
+
 def test_names_are_read_without_running_the_file(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import os.path as p, json\n\ndef f():\n    inner = 1\n\nif f:\n    x = 1 / 0\n")

@@ -11,6 +11,7 @@ from harness.graph.passes.measure_memory import LiveMemory, live_memory, measure
 from tests.harness.graph.graphs import Layers, Sketch, listing, trace
 from tests.harness.graph.memory_graphs import aten, context_with, rewritten, two_blocks, with_policy
 from tests.harness.graph.passes.chunk.test_chunk import Block
+from tests.harness.graph.passes.test_rematerialize import three_blocks
 
 KIB = 1024
 
@@ -106,8 +107,7 @@ def test_the_pass_leaves_the_graph_alone_and_reports() -> None:
 def test_each_policy_holds_less_than_the_one_before(modules: str | None) -> None:
     held = []
     for policy in ("none", "selective", "full"):
-        joint = trace(Layers(*(Block() for _ in range(3))))
-        module, reports = with_policy(joint, policy, modules)
+        _, _, joint, module, reports = three_blocks(policy, modules, "batch")
         held.append(live_memory(module.graph, joint.chunk_symbol).at_backward)
         assert reports[-1].name == "measure_memory" and reports[-1].facts["num_unsized"] == 0
     assert held == sorted(held, reverse=True) and len(set(held)) == 3

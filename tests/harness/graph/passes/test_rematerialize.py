@@ -38,6 +38,12 @@ from tests.harness.graph.passes.chunk.test_chunk import Block
 
 POLICIES = ("selective", "full", "offload")
 CHUNKINGS = [("layers.*", "batch"), ("layers.*.moe", "batch"), ("layers.*.moe", "seq"), (None, "batch")]
+# Each policy and each chunking twice or more; the others at night.
+IN_ALL_WAYS = [
+    pytest.param(policy, *chunking, marks=pytest.mark.slow if (i // 2 + j) % 2 and policy != "full" else ())
+    for i, policy in enumerate(POLICIES)
+    for j, chunking in enumerate(CHUNKINGS)
+]
 
 
 # -- the text -----------------------------------------------------------------------------------------
@@ -167,8 +173,7 @@ def three_blocks(policy: str, modules: str | None, dim: str) -> Blocks:
     return Blocks(model, x, joint, *with_policy(joint, policy, modules, dim))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("modules", "dim"), CHUNKINGS)
+@pytest.mark.parametrize(("policy", "modules", "dim"), IN_ALL_WAYS)
 def test_blocks_of_attention_and_experts_keep_eagers_bits(policy: str, modules: str | None, dim: str) -> None:
     model, x, joint, module, reports = three_blocks(policy, modules, dim)
     assert {report.name: report.facts for report in reports}["rematerialize"]["recomputed_nodes"] > 30
@@ -205,8 +210,7 @@ def of_original(node: Node) -> str:
     return node.name.replace("_recomputed", "")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("modules", "dim"), CHUNKINGS)
+@pytest.mark.parametrize(("policy", "modules", "dim"), IN_ALL_WAYS)
 def test_every_recomputed_value_and_each_of_its_inputs_has_the_originals_bits_and_strides(
     policy: str, modules: str | None, dim: str
 ) -> None:

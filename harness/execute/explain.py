@@ -1,0 +1,131 @@
+"""What replays of a case add to its judgement: the call to blame, or what an EQUAL case's calls gave.
+
+The searches are `harness/localize`'s. Here the verdict chooses one, and a search that fails is told.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from harness.case import Case
+from harness.compare.verdict import Comparison, Judgement, Repeat
+from harness.errors import RankError, RecordingError
+from harness.localize.every_call import EveryCall
+from harness.localize.noise import NoiseSearch
+from harness.localize.search import NO_CALL, CompareBits, RunReplay, Search, UnrepeatableError
+from harness.options import Role, RunOptions
+from harness.records import Divergence, Key, Recording, Verdict
+
+
+class Explainer:
+    """Explains the judgement of one case, whose first runs recorded `recordings`.
+
+    Replays leave what they are asked for in the folder `archives`, which is removed when the search has ended.
+    `seconds` is how long replays took, None where there were none; `remarks` are the report's; `every_call` is what
+    looked at each call, where the call of the command asked for that.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        recordings: dict[Role, Recording],
+        archives: Path,
+        run_replay: RunReplay,
+        compare_bits: CompareBits,
+    ) -> None:
+        self.seconds: float | None = None
+        self.remarks: list[str] = []
+        self.every_call: EveryCall | None = None
+        self._case = case
+        self._recordings = recordings
+        self._archives = archives
+        self._run_replay = run_replay
+        self._compare_bits = compare_bits
+
+    def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
+        """The judgement, with what replays tell; `repeats` are the second runs that it rests on.
+
+        A difference, and noise, is led back to a call. An EQUAL case is looked at where `options` ask for it.
+        """
+        first = judgement.first_divergence
+        if judgement.verdict == Verdict.DIFFERENT and first is not None:
+            return self._told(judgement, lambda: self._with_cause(judgement, first))
+        if judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
+            return self._with_noise(judgement, first, next(x for x in repeats if x.between == first.between))
+        if judgement.verdict == Verdict.EQUAL and (options.every_call or options.deep):
+            return self._told(judgement, lambda: self._looked_at(judgement, options))
+        return judgement
+
+    def _told(self, judgement: Judgement, explain: Callable[[], Judgement]) -> Judgement:
+        """What replays add to a judgement. Its verdict stands, whether or not they find a cause."""
+        began = time.monotonic()
+        try:
+            return explain()
+        except (RankError, RecordingError) as error:
+            return judgement.with_error(f"a replay that looks for the cause failed:\n{error}")
+        finally:
+            self.seconds = time.monotonic() - began
+            shutil.rmtree(self._archives, ignore_errors=True)
+
+    def _with_cause(self, judgement: Judgement, first: Divergence) -> Judgement:
+        """Replay both systems to find the call to blame."""
+        try:
+            found = self._search(self._recordings).explain(first)
+        except UnrepeatableError as error:
+            return self._unrepeatable(judgement, error.role, error.key)
+        if found.call is None:
+            self.remarks.append(NO_CALL)
+        return replace(judgement, first_divergence=found)
+
+    def _unrepeatable(self, judgement: Judgement, role: Role, key: Key) -> Judgement:
+        """What a replay that differs from its recording makes of a case: it is a control that came late."""
+        text = (
+            f"a replay of {role} {getattr(self._case, role)} did not reproduce step {key.step}, rank {key.rank}, "
+            f"{key.kind} {key.name}: its bits differ from the recorded ones"
+        )
+        parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
+        repeat = Repeat(role, False, parted)
+        first = repeat.divergence()
+        assert first is not None, "it has parted"
+        judgement = replace(
+            judgement.with_error(text),
+            verdict=Verdict.NONDETERMINISTIC,
+            control=judgement.control | {role: Verdict.NONDETERMINISTIC.value},
+            first_divergence=first,
+        )
+        return self._with_noise(judgement, first, repeat)
+
+    def _with_noise(self, judgement: Judgement, first: Divergence, repeat: Repeat) -> Judgement:
+        """Replay one system twice to find the call that makes it differ from itself."""
+        search = NoiseSearch(
+            self._recordings,
+            self._archives / "noise",
+            self._case.parallelism.world_size,
+            self._run_replay,
+            self._compare_bits,
+            role=repeat.side,
+            stressed=repeat.stressed,
+        )
+
+        def explain() -> Judgement:
+            explained, told = search.explain_noise(first)
+            found = replace(judgement, first_divergence=explained)
+            return found.with_error(told) if told else found
+
+        return self._told(judgement, explain)
+
+    def _looked_at(self, judgement: Judgement, options: RunOptions) -> Judgement:
+        """What the candidate's calls make of an EQUAL, by replays of both systems."""
+        if options.every_call:
+            self.every_call = EveryCall(self._case, self._recordings, self._archives, self._run_replay)
+            return self.every_call.judge(judgement)
+        strangers = self._search({}).strangers(self._case.steps - 1)
+        return replace(judgement, remarks=(*judgement.remarks, strangers))
+
+    def _search(self, recordings: dict[Role, Recording]) -> Search:
+        num_ranks = self._case.parallelism.world_size
+        return Search(recordings, self._archives, num_ranks, self._run_replay, self._compare_bits)

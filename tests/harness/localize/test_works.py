@@ -1,0 +1,123 @@
+"""Works that a log hands on: who waits for them, by whatever method, and what is told where nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Work
+
+from harness.localize.calls import Call, Place
+from harness.localize.noise import NoiseSearch
+from harness.localize.replay import Remains, Replay, write_archive
+from harness.localize.works import DoneWork, Works
+from harness.records import Divergence
+from tests.harness.localize.test_call_log import System, calls_of, layers
+
+WAITS: list[Callable[[Work], Any]] = [
+    lambda work: work.wait(),
+    lambda work: work.get_future().wait(),
+    lambda work: work.is_completed(),
+    lambda work: work.result(),
+    lambda work: work.synchronize(),
+]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_whoever_asks_a_work_for_anything_waits_for_it(wait: Callable[[Work], Any]) -> None:
+    work = DoneWork([torch.ones(2)])
+    assert not work.is_asked
+    wait(work)
+    assert work.is_asked
+
+
+def test_a_work_that_is_done_comes_in_place_of_the_backend_s_and_knows_its_call() -> None:
+    waited = []
+
+    class Slow(Work):
+        def wait(self, timeout: Any = None) -> bool:
+            waited.append(True)
+            return True
+
+    works, x = Works(), torch.ones(2)
+    result, work = works.done((x, Work.boxed(slow := Slow())), [x], 7)
+    assert result is x and waited == [True] and slow
+    assert works.abandoned() == [7]
+    Work.unbox(work).get_future().wait()
+    assert works.abandoned() == []
+
+
+@pytest.fixture
+def one_rank() -> Any:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_collective_that_nobody_waited_for_has_no_output_and_one_whose_future_is_read_has(one_rank: Any) -> None:
+    class Collectives(System):
+        def step(self, x: torch.Tensor) -> None:
+            dist.all_reduce(x)
+            dist.all_reduce(x, async_op=True)
+            self.read = dist.all_reduce(x, async_op=True).get_future().then(lambda future: future.value()[0])
+
+    system, x = Collectives(layers()), torch.ones(2)
+    assert [len(call.outputs) for call in calls_of(system, x)] == [1, 0, 1]
+    assert system.read.value() is x
+
+
+class Linear(torch.nn.Module):
+    """A loss of one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).sum()
+
+
+def test_the_reducer_of_distributed_data_parallel_reads_its_sums_while_calls_are_logged(one_rank: Any) -> None:
+    """It reads futures from C++."""
+
+    class Data(System):
+        def step(self, x: torch.Tensor) -> None:
+            wrapped(x).backward()
+
+    system = Data(Linear())
+    wrapped = torch.nn.parallel.DistributedDataParallel(system.model)
+    calls = calls_of(system, torch.ones(2))
+    assert [len(call.outputs) for call in calls if call.operator == "allreduce_"] == [1]
+
+
+def test_noise_that_does_not_come_again_is_told_as_the_collective_that_nobody_waited_for(tmp_path: Path) -> None:
+    place, step_calls = Place(None, "update"), []
+    for outputs in ((), ("b",)):
+        step_calls.append([Call(place, "allreduce_", ("a",), outputs, source="loop.py:3", collective=True)])
+
+    def search(calls: list[Call]) -> NoiseSearch:
+        def run_replay(role: Any, number: int, folder: Path, replay: Replay) -> None:
+            for rank in (0, 1):
+                write_archive(folder / f"rank{rank}.zip", Remains(calls=calls * 2, steps=[(0, 1), (1, 1)]))
+
+        bits: Any = None
+        return NoiseSearch({}, tmp_path, 2, run_replay, bits, role="candidate", stressed=False)
+
+    found, told = search(step_calls[0]).explain_noise(Divergence(step=1, rank=1, kind="grad", name="w"))
+    assert found.call is not None
+    assert (found.call.operator, found.call.how, found.call.rank) == (
+        "allreduce_",
+        "is launched, and never waited for",
+        1,
+    )
+    assert told == (
+        "the difference of the candidate from itself did not come again in two replays, "
+        "which wait for every collective at once"
+    )
+    found, told = search(step_calls[1]).explain_noise(Divergence(step=1, rank=1, kind="grad", name="w"))
+    assert found.call is None
+    assert told == "the difference of the candidate from itself did not come again in two replays"

@@ -1,10 +1,11 @@
 """Certificates of equal bits: what `bitproof prove` writes down, and a checker that believes none of it.
 
-    data.py       a graph, a term, a step of rewriting, an answer: as data, and as JSON
-    windows.py    which elements of a tensor a view shows, as arithmetic over its elements in row-major order
-    calls.py      the term of each call of a graph, derived anew
-    rules.py      each rule of rewriting, applied once
-    check.py      the checker: every call's term, every step, every answer
+    data.py          a graph, a term, a step of rewriting, an answer: as data, and as JSON
+    assumptions.py   what a proof rests on, in words
+    windows.py       which elements of a tensor a view shows, as arithmetic over its elements in row-major order
+    calls.py         the term of each call of a graph, derived anew
+    rules.py         each rule of rewriting, applied once
+    check.py         the checker: every call's term, every step, every answer
 
 Nothing here imports torch, and the checker shares no code with the prover, which finds what is checked here.
 """

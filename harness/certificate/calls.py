@@ -97,8 +97,7 @@ class Walk:
         match op, call.args:
             case ("input", ()) | ("constant", (("digest", ("str", _)),)):
                 require(call.name not in self.inputs, f"{call.name} is two inputs")
-                told = args["digest"][1] if args else call.name
-                self.inputs[call.name] = index, find(op, told, own.dtype, own.shape)
+                self.inputs[call.name] = index, find(op, args["digest"][1] if args else call.name, own.dtype, own.shape)
                 return self.inputs[call.name][1]
             case "getitem", (("0", _), ("1", place)):
                 if not isinstance(places[0], list):
@@ -147,11 +146,11 @@ class Walk:
             shown = [windows.translated(x.shape, x.strides, windows.steps_of(x.shape), w) for w in lie]
         elif call.op == SPLIT:
             dim = _dim(args, len(x.shape))
-            shown = [*windows.parts(x.shape, dim, (y.shape[dim] for y in call.results))]
+            shown = [*windows.parts(windows.full(x.shape), dim, (y.shape[dim] for y in call.results))]
         else:
             require(call.op in RESHAPES, f"{call.name} shows nothing")
             return self._whole(place, call.value.shape)
-        if None in shown:
+        if not shown or None in shown:
             raise RefusedError
         found = [place if w == windows.full(x.shape) else self.terms.view(place, w) for w in shown if w]
         return found if isinstance(call.value, tuple) else found[0]

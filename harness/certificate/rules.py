@@ -93,8 +93,7 @@ class Terms:
                 return w[0]
             case ("cat", parts, dim):
                 shapes = [self.shape(x) for x in parts]
-                is_one = dim in range(len(shapes[0])) and len({windows.put(x, dim, 0) for x in shapes}) == 1
-                require(is_one, "parts are joined that do not fit")
+                require(dim >= 0 and len({windows.put(x, dim, 0) for x in shapes}) == 1, "parts do not fit")
                 return windows.put(shapes[0], dim, sum(x[dim] for x in shapes))
             case ("exact", _, _, _, operands):
                 return self.shapes[operands[0]]
@@ -132,23 +131,21 @@ def view_of_same_order(t: Terms, term: Term) -> int | None:
 def view_of_cat(t: Terms, term: Term, pieces: Sequence[tuple[int, Window]], along: int | None = None) -> int | None:
     """A window on one part, or one on each of several in turn along a dim. Pieces (a part and the window on it) are
     the hint: seen from the whole, one after the other, they must be the window."""
-    if t.terms[term[1]][0] != "cat" or (along is None) != (len(pieces) == 1):
-        return None
-    parts, slots, joined = t.terms[term[1]][1], _slots(t, term[1]), None
-    for number, w in pieces:
-        require(number in range(len(parts)), f"there is no part {number}")
-        here = windows.within(slots[number], w)
-        joined = here if joined is None or here is None or along is None else windows.follows(joined, here, along)
-        if joined is None:
-            return None
-    shown = tuple(t.view(parts[number], w) for number, w in pieces)
-    return None if joined != term[2:] else shown[0] if along is None else t.find("cat", shown, along)
+    _, place, *w = term
+    require(t.terms[place][0] == "cat" and all(n >= 0 for n, _ in pieces), "a window on no part")
+    parts, slots = t.terms[place][1], _slots(t, place)
+    sizes = [1 if along is None else v[0][along] for _, v in pieces]
+    seen = [windows.within(slots[number], v) for number, v in pieces]
+    shown = tuple(t.view(parts[number], v) for number, v in pieces)
+    if along is None:
+        return shown[0] if seen == [(*w,)] else None
+    return t.find("cat", shown, along) if seen == windows.parts((*w,), along, sizes) else None
 
 
 def _slots(t: Terms, place: int) -> list[Window]:
     """Where in a concatenation each of its parts stands."""
     _, parts, dim = t.terms[place]
-    return windows.parts(t.shape(place), dim, (t.shape(x)[dim] for x in parts))
+    return windows.parts(windows.full(t.shape(place)), dim, (t.shape(x)[dim] for x in parts))
 
 
 def cat_of_nothing(t: Terms, term: Term) -> int | None:
@@ -170,10 +167,9 @@ def cat_of_neighbours(t: Terms, term: Term, place: int, both: int) -> int | None
     _, parts, dim = term
     require(0 <= place < len(parts) - 1, f"{place} is no part that has another after it")
     sizes = [t.shape(x)[dim] for x in parts[place : place + 2]]
-    shown = tuple(t.view(both, w) for w in windows.parts(t.shape(both), dim, sizes))
-    if shown != parts[place : place + 2] or sum(sizes) != t.shape(both)[dim]:
-        return None
-    return t.find("cat", (*parts[:place], both, *parts[place + 2 :]), dim)
+    shown = tuple(t.view(both, w) for w in windows.parts(windows.full(t.shape(both)), dim, sizes))
+    is_both = shown == parts[place : place + 2]
+    return t.find("cat", (*parts[:place], both, *parts[place + 2 :]), dim) if is_both else None
 
 
 def exact_in_order(t: Terms, term: Term) -> int | None:

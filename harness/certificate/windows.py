@@ -31,10 +31,11 @@ def full(shape: Shape) -> Window:
     return normal(shape, steps_of(shape), 0)
 
 
-def parts(shape: Shape, dim: int, sizes: Iterable[int]) -> list[Window]:
-    """The parts of a tensor with these sizes along `dim`, one after the other."""
-    steps, ends = steps_of(shape), accumulate(sizes, initial=0)
-    return [normal(put(shape, dim, end - start), steps, start * steps[dim]) for start, end in pairwise(ends)]
+def parts(w: Window, dim: int, sizes: Iterable[int]) -> list[Window]:
+    """The parts of a window with these sizes along `dim`, one after the other; all of it is their sizes' sum."""
+    (shape, strides, offset), ends = w, [*accumulate(sizes, initial=0)]
+    pieces = ((put(shape, dim, end - start), start * strides[dim]) for start, end in pairwise(ends))
+    return [normal(piece, strides, offset + begin) for piece, begin in pieces] if ends[-1] == shape[dim] else []
 
 
 def repeated(shape: Shape, result: Shape) -> Window:
@@ -88,17 +89,6 @@ def _merged(shape: Shape, ones: Shape, others: Shape) -> list[tuple[int, int, in
         elif n > 1:
             merged.append((n, a, b))
     return merged
-
-
-def follows(first: Window, second: Window, dim: int) -> Window | None:
-    """Two windows on one tensor as one, the second after the first along `dim`, if that is a window."""
-    (shape, strides, offset), (others, other_strides, other_offset) = first, second
-    stride, rest = divmod(other_offset - offset, shape[dim])
-    alike = put(shape, dim, 0) == put(others, dim, 0) and put(strides, dim, 0) == put(other_strides, dim, 0)
-    steps = [s for n, s in ((shape[dim], strides[dim]), (others[dim], other_strides[dim])) if n > 1]
-    if rest or stride < 0 or not alike or any(s != stride for s in steps):
-        return None
-    return normal(put(shape, dim, shape[dim] + others[dim]), put(strides, dim, stride), offset)
 
 
 def put(values: Sequence[int], place: int, value: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.certificate.check import check
-from harness.certificate.files import MAIN, read_certificate
+from harness.certificate.files import FILES, MAIN, read_certificate
 from harness.certificate.rules import RejectedError
 from harness.errors import UsageError
 
@@ -18,7 +18,8 @@ def check_certificates(folder: Path) -> int:
     Returns 0 where all are accepted and every output is proved, 1 where an output is not claimed, 3 where a
     certificate is rejected. Raises UsageError where there is none.
     """
-    folders = [folder] if (folder / MAIN).is_file() else sorted(path.parent for path in folder.glob(f"*/{MAIN}"))
+    parts = sorted({path.parent for name in FILES for path in folder.glob(f"*/{name}")})  # a part alone is rejected
+    folders = [folder] if (folder / MAIN).is_file() else parts
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
     return max(_check(folder) for folder in folders)
@@ -29,10 +30,15 @@ def _check(folder: Path) -> int:
         certificate = read_certificate(folder)
         counts = check(certificate)
     except RejectedError as error:
-        print(f"{folder}: REJECTED: {error}")
+        _tell(f"{folder}: REJECTED: {error}")
         return REJECTED
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    print(f"{folder}: accepted: case {certificate.case}, {len(certificate.steps)} steps; outputs: {told}")
+    _tell(f"{folder}: accepted: case {certificate.case}, {len(certificate.steps)} steps; outputs: {told}")
     for text in certificate.assumptions:
-        print(f"  assumes that {text}")
+        _tell(f"  assumes that {text}")
     return ACCEPTED if counts["PROVED"] and set(counts) == {"PROVED"} else LESS
+
+
+def _tell(text: str) -> None:
+    """Print one line: words of a certificate make none of their own, nor anything that a terminal obeys."""
+    print("".join(c if c.isprintable() else "?" for c in text))

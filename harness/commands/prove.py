@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from harness.case import Case
+from harness.certificate.assumptions import assumed
 from harness.errors import BitproofError, UsageError
 from harness.graph.options import GraphOptions, check_extra_passes
 from harness.machine.describe import torch_version
 from harness.prove.answers import NOT_PROVED, PROVED, REFUSED
-from harness.prove.assumptions import assumptions_of
 from harness.prove.certify import certificate_of, write_certificate
 from harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
@@ -96,7 +96,7 @@ def _expected(case: Case) -> str:
 
 def _assumed(result: CaseProof) -> list[str]:
     assert result.proof is not None and result.graphs is not None
-    return assumptions_of(result.proof.table, result.graphs)
+    return [*assumed(result.graphs, result.proof.table.used())]
 
 
 def _lines(result: CaseProof) -> list[str]:

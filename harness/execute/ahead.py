@@ -48,10 +48,10 @@ def main() -> None:
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
     """What a proof says of a case. Terms are not computed: the run that follows compares bits."""
+    from harness.certificate.assumptions import assumed
     from harness.errors import BitproofError
     from harness.graph.options import GraphOptions
     from harness.prove.answers import NOT_PROVED, PROVED, REFUSED
-    from harness.prove.assumptions import assumptions_of
     from harness.prove.prove import prove_case
 
     began = time.perf_counter()
@@ -72,6 +72,6 @@ def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
         reason=next((f"{answer.output}: {answer.reason}" for answer in others if answer.reason), None),
         unproved=[answer.output for answer in others[:MOST_NAMED]],
         first=first,
-        assumptions=assumptions_of(found.proof.table, found.graphs),
+        assumptions=[*assumed(found.graphs, found.proof.table.used())],
         seconds=seconds,
     )

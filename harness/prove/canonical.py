@@ -24,7 +24,7 @@ from harness.prove import operators
 from harness.prove.export import RefusedError, refuse
 from harness.prove.layouts import alignment_of, expanded, is_contiguous, shows, windows_of
 from harness.prove.memory import Memory
-from harness.prove.sizes import Symbols
+from harness.prove.sizes import Symbols, symbols_in
 from harness.prove.terms import Table
 from harness.prove.windows import whole
 
@@ -76,6 +76,18 @@ class Canonicalizer:
         """Every term that is computed anywhere, when all has run."""
         values = (value if isinstance(value, list) else [value] for value in self.values)
         return self.table.reachable(place for places in values for place in places if place is not None)
+
+    @functools.cached_property
+    def reads(self) -> list[list[int]]:
+        """What each call reads, by its arguments, and by the sizes in them that depend on data: who brought these."""
+        brought: dict[str, int] = {}
+        found = []
+        for index, call in enumerate(self.graph.calls):
+            told = (*(x for _, x in call.args), *(self.graph.calls[read].value for read in call.reads))
+            found.append([*call.reads, *(brought[name] for name in symbols_in(told) if name in brought)])
+            for name in symbols_in(call.value):
+                brought.setdefault(name, index)
+        return found
 
     # -- one call ---------------------------------------------------------------------------------
 

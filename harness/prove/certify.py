@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.certificate.assumptions import assumed
 from harness.certificate.check import check_calls
 from harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor, terms_in
 from harness.certificate.files import MAIN, SUMS, sums_of
 from harness.certificate.rules import Terms, cat_of_neighbours, rejecting
 from harness.machine.describe import torch_version
 from harness.prove.answers import Proof
-from harness.prove.assumptions import assumptions_of
 
 
 def certificate_of(case: str, proof: Proof) -> Certificate:
@@ -27,7 +27,7 @@ def certificate_of(case: str, proof: Proof) -> Certificate:
         candidate=graphs[1],
         steps=tuple(proof.table.steps),
         answers=tuple((answer.output, answer.verdict) for answer in proof.answers),
-        assumptions=tuple(assumptions_of(proof.table, graphs)),
+        assumptions=assumed(graphs, proof.table.used()),
         environment=(("torch", torch_version() or "unknown"), ("machine", platform.machine())),
     )
     needed = _needed(whole)

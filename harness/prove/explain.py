@@ -88,7 +88,7 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
-    starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(calls[i].reads)]
+    starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(side.reads[i])]
     moves: set[int] = set()
     stack, seen = list(starts), set(starts)
     while stack:
@@ -169,13 +169,12 @@ def _is_known(table: Table, place: int, known: set[int]) -> bool:
 
 def _behind(side: Canonicalizer, root: int) -> list[int]:
     """The calls that an output is made of, in the graph's order, those that wrote its memory among them."""
-    calls = side.graph.calls
     seen, stack = set(), [root]
     while stack:
         index = stack.pop()
         if index not in seen:
             seen.add(index)
-            stack.extend(calls[index].reads)
+            stack.extend(side.reads[index])
             stack.extend(writer for writer in side.memory.writers(index) if writer <= root or index == root)
     return sorted(seen)
 

@@ -29,6 +29,7 @@ from harness.graph.groups import GroupTable
 from harness.graph.origin import origin_of
 from harness.graph.writer import CHUNK_KEY
 from harness.prove import operators as known
+from harness.prove.executed import runs_otherwise
 from harness.prove.layouts import shows
 from harness.torch_compat import (
     FakeTensor,
@@ -41,7 +42,6 @@ from harness.torch_compat import (
 )
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Place(NamedTuple):
@@ -68,8 +68,8 @@ def export_graph(
 
     `outputs` names what it returns. Raises RefusedError, naming the node.
     """
-    if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in vars(module):
-        raise RefusedError("a graph that is run with hooks, or with a function in its place", where="the whole graph")
+    if otherwise := runs_otherwise(module):
+        raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
     exporter = _Exporter(module, inputs, names, groups)
     with torch.no_grad(), exporter.mode, exporter.shape_env.ignore_fresh_unbacked_symbols():
         exporter.run()

@@ -35,7 +35,7 @@ class Symbols:
 
     def unknown(self, value: Any) -> list[str]:
         """The symbols of a result that no earlier one brought."""
-        return [name for name in dict.fromkeys(_symbols(value)) if name not in self._terms]
+        return [name for name in dict.fromkeys(symbols_in(value)) if name not in self._terms]
 
     def name_item(self, call: Call, term: int) -> None:
         """Name the symbol of a number that a call reads from a tensor."""
@@ -60,15 +60,15 @@ class Symbols:
             self._terms[name] = self.table.make(("rows", self.sizes(tuple(others))))
 
 
-def _symbols(value: Any) -> list[str]:
-    """The symbols in a call's result, in order."""
+def symbols_in(value: Any) -> list[str]:
+    """The symbols in a call's result, or in its arguments, in order."""
     match value:
         case Tensor():
-            return [s for size in (*value.shape, *value.strides, value.offset) for s in _symbols(size)]
+            return [s for size in (*value.shape, *value.strides, value.offset) for s in symbols_in(size)]
         case ("size", *products):
             return [symbol for _, *symbols in products for symbol in symbols]
         case tuple():
-            return [symbol for item in value for symbol in _symbols(item)]
+            return [symbol for item in value for symbol in symbols_in(item)]
     return []
 
 

@@ -32,3 +32,21 @@ def test_all_certificates_of_a_folder_are_checked_and_the_worst_counts(folder, c
 
 def test_a_folder_without_a_certificate_is_a_wrong_call(tmp_path):
     assert main(["check-certificate", str(tmp_path)]) == 2
+
+
+def test_a_part_of_a_certificate_is_one_that_is_rejected(folder, capsys):
+    (folder / "gone").mkdir()
+    (folder / "same" / "steps.json").rename(folder / "gone" / "steps.json")
+    (folder / "same" / "certificate.json").unlink()
+    assert main(["check-certificate", str(folder)]) == 3
+    told = capsys.readouterr().out
+    assert "gone: REJECTED" in told
+    assert "same: REJECTED" in told
+
+
+def test_words_of_a_certificate_cannot_say_that_another_is_accepted(folder, capsys):
+    write_certificate(certificate_of("x\nother: accepted\x1b[8m", compare(ADD, ADD, W, X)), folder / "same")
+    assert main(["check-certificate", str(folder / "same")]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith("same: accepted: case x?other: accepted?[8m, 3 steps; outputs: 1 PROVED")
+    assert second.startswith("  assumes that")

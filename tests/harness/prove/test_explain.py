@@ -42,3 +42,11 @@ def test_operators_that_run_on_halves_are_named():
     halves = lambda w, x: (w.t() @ torch.cat([x[:2].sigmoid(), x[2:].sigmoid()])).exp()  # noqa: E731
     assert compare(whole, halves, W, X).row_splits == ("sigmoid",)
     assert compare(whole, lambda w, x: (w.t() @ x.tanh()).exp(), W, X).row_splits == ()
+
+
+def test_what_has_a_size_from_what_differs_is_no_second_place_where_sides_part():
+    def counted(f):
+        return lambda w, x: w.new_ones(f(x).gt(0).nonzero().shape[0]).sum() * (w + x)
+
+    found = finding(counted(torch.sigmoid), counted(torch.tanh))
+    assert [nodes(first) for first in found.first] == [["sigmoid"], ["tanh"]]

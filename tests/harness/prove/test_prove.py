@@ -7,10 +7,10 @@ import pytest
 
 from cases import CASES
 from harness.case import Parallelism, Precision
+from harness.certificate.assumptions import ASSUMPTIONS, assumed
 from harness.graph.options import GraphOptions
 from harness.prove import prove
 from harness.prove.answers import prove_graphs
-from harness.prove.assumptions import ALWAYS, BUCKETS, COLLECTIVES, GROUPED, assumptions_of
 from harness.prove.prove import NOT_TRIED, prove_case
 from harness.prove.rules import RULES
 from tests.harness.prove.test_rules import REAL, REGROUPING
@@ -64,9 +64,10 @@ def test_assumptions_are_listed_where_they_are_made():
     lists = {}
     for name in ("moe_seq", "experts_seq_bucketed"):
         found = proved(name)
-        lists[name] = assumptions_of(found.proof.table, found.graphs)
-    assert set(lists["experts_seq_bucketed"]) - set(lists["moe_seq"]) == {BUCKETS}
-    assert {*ALWAYS, COLLECTIVES, GROUPED} == set(lists["moe_seq"])
+        lists[name] = assumed(found.graphs, found.proof.table.used())
+    [buckets] = set(lists["experts_seq_bucketed"]) - set(lists["moe_seq"])
+    assert "ascending ranks" in buckets
+    assert {*lists["moe_seq"], buckets} == {text for _, text in ASSUMPTIONS}
 
 
 def test_early_accumulation_is_not_proved_and_the_moved_additions_are_shown():

@@ -1,14 +1,14 @@
 """Each assumption is listed where the graphs, or the rules that were used, make it, and nowhere else."""
 
-from types import SimpleNamespace
-
 import pytest
 
+from harness.certificate.assumptions import ASSUMPTIONS, assumed
 from harness.certificate.data import Call, Graph
-from harness.prove.assumptions import ALWAYS, BUCKETS, COLLECTIVES, GROUPED, assumptions_of
 from harness.prove.rules import reduce_of_cat
 
 PLAIN = ("view", "aten.mul.Tensor")
+ALWAYS = [text for name, text in ASSUMPTIONS if not name]
+COLLECTIVES, BUCKETS, GROUPED = (text for name, text in ASSUMPTIONS if name)
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,9 @@ PLAIN = ("view", "aten.mul.Tensor")
 )
 @pytest.mark.parametrize("side", [0, 1], ids=["reference", "candidate"])
 def test_what_is_assumed_follows_from_operators_and_rules(side, operators, rules, more):
-    table = SimpleNamespace(used=lambda: rules)
     graphs = [graph_of(*PLAIN), graph_of(*PLAIN)]
     graphs[side] = graph_of(*PLAIN, *operators)
-    assert assumptions_of(table, tuple(graphs)) == [*ALWAYS, *more]
+    assert [*assumed(graphs, rules)] == [*ALWAYS, *more]
 
 
 def graph_of(*operators):

@@ -1,0 +1,26 @@
+"""What a proof takes for granted of the machine and the runs, in words. docs/proving.md argues each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.certificate.data import Graph
+
+ASSUMPTIONS = (
+    ("", "torch traces what eager runs, fake values lie as real ones do, and operators write what schemas say"),
+    ("", "a kernel's bits depend on values, dtypes, devices, shapes, strides and place in a line of 64 bytes alone"),
+    ("", "memory is allocated at such lines, and no two inputs of the step share any"),
+    ("", "one sum, difference, product or cast of numbers has the same bits wherever in a tensor it is computed"),
+    ("", "no value is a NaN: which of a NaN's bits survive depends on instructions and on operand order"),
+    ("", "both runs reach their end: checks that raise compute nothing"),
+    ("_c10d_functional", "ranks run one program; a collective's bits depend on ranks in order, sizes, dtypes, values"),
+    ("reduce_of_cat", "each element is reduced over ascending ranks, whatever is beside it: NCCL does not promise it"),
+    ("_grouped_mm", "offsets of grouped matrix products end at the last row: beyond it is memory that nobody wrote"),
+)
+"""What needs an assumption, a part of an operator's name or a rule, and the assumption. Without a name, every proof."""
+
+
+def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
+    """What a proof by these rules rests on, of these graphs."""
+    names = {"", *rules, *(name for graph in graphs for call in graph.calls for name in call.op.split(".")[:2])}
+    return tuple(text for name, text in ASSUMPTIONS if name in names)

@@ -8,7 +8,7 @@ from harness.certificate.data import Graph
 
 ASSUMPTIONS = (
     ("", "torch traces what eager runs, fake values lie as real ones do, and operators write what schemas say"),
-    ("", "a kernel's bits depend on values, dtypes, devices, shapes, strides and place in a line of 64 bytes alone"),
+    ("", "a kernel's bits depend on arguments, dtypes, devices, shapes, strides and place in a line of 64 bytes alone"),
     ("", "memory is allocated at such lines, and no two inputs of the step share any"),
     ("", "one sum, difference, product or cast of numbers has the same bits wherever in a tensor it is computed"),
     ("", "no value is a NaN: which of a NaN's bits survive depends on instructions and on operand order"),

@@ -398,3 +398,68 @@ def test_random_draws_have_an_order():
     assert verdict(step("a", "b"), step("a", "b"), W, S) == ONE
     assert verdict(step("a", "b"), step("b", "a"), W, S) == OTHER
     assert verdict(step("a", "b"), step("c", "a", "b"), W, S) == OTHER
+
+
+# -- look-alikes that read more -----------------------------------------------------------------------
+
+INDEX, ROWS, HEADS = torch.tensor([[0, 1, 1, 0, 2, 3]] * 4), torch.tensor([0, 1, 1, 3]), randn(2, 2, 4, 8)
+attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def zeros(y):
+    return y.new_zeros(4, 6)
+
+
+def summed_over_ranks(y):
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor(y, "sum", 2, "pairs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (lambda y, x, i, r, q: zeros(y).index_put((r,), y), lambda y, x, i, r, q: zeros(y).index_put((r,), y, True)),
+        (
+            lambda y, x, i, r, q: zeros(y).index_put((r,), y),
+            lambda y, x, i, r, q: zeros(y).index_put((r.flip(0),), y.flip(0)),
+        ),
+        (
+            lambda y, x, i, r, q: zeros(y).index_put_((r,), y, True).index_put_((r,), x, True),
+            lambda y, x, i, r, q: zeros(y).index_put_((r,), x, True).index_put_((r,), y, True),
+        ),
+        (
+            lambda y, x, i, r, q: zeros(y).scatter(1, i, y),
+            lambda y, x, i, r, q: zeros(y).scatter(1, i.flip(1), y.flip(1)),
+        ),
+        (
+            lambda y, x, i, r, q: zeros(y).scatter_reduce(1, i, y, "amax"),
+            lambda y, x, i, r, q: zeros(y).scatter_reduce(1, i, y, "amax", include_self=False),
+        ),
+        (
+            lambda y, x, i, r, q: zeros(y).index_add(0, r, y),
+            lambda y, x, i, r, q: zeros(y).index_add(0, r, y, alpha=2),
+        ),
+        (lambda y, x, i, r, q: y.gather(1, i), lambda y, x, i, r, q: y.gather(1, i.flip(1))),
+        (
+            lambda y, x, i, r, q: attention(q * y[0, 0], q, q, is_causal=True),
+            lambda y, x, i, r, q: attention(q * y[0, 0], q, q),
+        ),
+        (
+            lambda y, x, i, r, q: attention(q * y[0, 0], q, q),
+            lambda y, x, i, r, q: attention(q * y[0, 0], q, q, scale=0.3),
+        ),
+        (lambda y, x, i, r, q: y * i.sum(0), lambda y, x, i, r, q: y * i.sum(0).bfloat16().long()),
+        (lambda y, x, i, r, q: y, lambda y, x, i, r, q: y + 0.0),
+        (lambda y, x, i, r, q: torch.maximum(y, x), lambda y, x, i, r, q: torch.maximum(x, y)),
+        (lambda y, x, i, r, q: y.double().bfloat16(), lambda y, x, i, r, q: y.double().float().bfloat16()),
+        (
+            lambda y, x, i, r, q: torch.cat([summed_over_ranks(y), summed_over_ranks(x)]),
+            lambda y, x, i, r, q: summed_over_ranks(torch.cat([y, x])),
+        ),
+    ],
+)
+def test_what_reads_the_same_and_does_something_else_is_not_proved(one, two):
+    inputs = W, S, INDEX, ROWS, HEADS
+    of = lambda step: lambda w, x, i, r, q: step(w * x, x, i, r, q)  # noqa: E731
+    assert verdict(of(one), of(one), *inputs) == ONE
+    assert verdict(of(one), of(two), *inputs) == OTHER

@@ -95,7 +95,7 @@ def nothing_left_below_the_host() -> Iterator[None]:
     SharedHost.started()
     before = SharedHost.below()
     yield
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 20
     while (left := SharedHost.below() - before) and time.monotonic() < limit:
         time.sleep(0.05)
     assert left == set()

@@ -7,13 +7,15 @@
 
 Every verdict must be EQUAL, with equal controls. The resident memory of this process, and of the host of a session,
 must stay flat: its median over the last fifth of the runs may be larger by MAX_GROWTH MiB than over the second fifth;
-the first one loads what is loaded once. In the end no process, descriptor, temporary file or shared memory of ours may
-be left. Ends with 1 where anything of this is not so; prints what it saw.
+the first one loads what is loaded once. Of this process it is what is left when allocators have given back what nobody
+uses, which they keep by the luck of what lies where: up to 10 MiB more or less from one run to the next. In the end no
+process, descriptor, temporary file or shared memory of ours may be left. Ends with 1 where anything of this is not so; prints what it saw.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import resource
@@ -27,6 +29,8 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import pyarrow as pa
 
 from cases import CASES
 from harness.case import Case, Model, Parallelism
@@ -53,6 +57,15 @@ def resident(pid: int | str = "self") -> float:
         return 0.0
 
 
+def held() -> float:
+    """Resident memory of this process, in MiB, without what allocators keep for later."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    return resident()
+
+
 def children() -> list[int]:
     """This process's own children."""
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
@@ -66,11 +79,12 @@ def growth(samples: Sequence[float]) -> float | None:
     return statistics.median(samples[-fifth:]) - statistics.median(samples[fifth : 2 * fifth])
 
 
-def faults_of(results: Sequence[CaseResult]) -> list[str]:
-    """What is not as it must be in results."""
-    wrong = [result for result in results if result.verdict != Verdict.EQUAL]
-    unsteady = [r for r in results if set(r.control.values()) - {None, "EQUAL"}]
-    return [f"{result.case.name}: {result.verdict}: {result.error}" for result in (*wrong, *unsteady)]
+def faults_of(result: CaseResult) -> list[str]:
+    """What is not as it must be in a result."""
+    is_steady = not set(result.control.values()) - {None, "EQUAL"}
+    if result.verdict == Verdict.EQUAL and is_steady:
+        return []
+    return [f"{result.case.name}: {result.verdict}: {result.error}"]
 
 
 class Soak:
@@ -84,18 +98,20 @@ class Soak:
         """Run a part, which appends samples of the memory of `of`, and print a line of it."""
         began, cpu = time.monotonic(), _cpu_seconds()
         samples: list[float] = []
-        results = list(judged(samples))
-        gc.collect()
+        verdicts, wrong = Counter[Verdict](), list[str]()
+        for result in judged(samples):  # of which none is kept: this process is to stay as it is
+            verdicts[result.verdict] += 1
+            wrong += faults_of(result)
         grown = growth(samples)
         told = "too few to judge" if grown is None else f"{grown:+.1f} MiB"
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(r.verdict for r in results).items())
+        came_to = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
         print(
-            f"{name}: {len(results)} runs: {verdicts or 'none'}; memory of {of} {min(samples, default=0):.1f} to "
+            f"{name}: {verdicts.total()} runs: {came_to or 'none'}; memory of {of} {min(samples, default=0):.1f} to "
             f"{max(samples, default=0):.1f} MiB, {told}; {time.monotonic() - began:.0f} s, "
             f"{_cpu_seconds() - cpu:.0f} s of CPU",
             flush=True,
         )
-        self.wrong += [f"{name}: {fault}" for fault in faults_of(results)]
+        self.wrong += [f"{name}: {fault}" for fault in wrong]
         if grown is not None and grown > MAX_GROWTH:
             self.wrong.append(f"{name}: the memory of {of} grew by {grown:.1f} MiB, by more than {MAX_GROWTH:g}")
 
@@ -110,7 +126,7 @@ class Soak:
 
         with tempfile.TemporaryDirectory(dir=self.folder) as run_dir:
             for result in launch.run_cases(cases, options, Path(run_dir), on_event):
-                samples.append(max(map(resident, hosts), default=0.0) if of_host else resident())
+                samples.append(max(map(resident, hosts), default=0.0) if of_host else held())
                 yield result
 
 

@@ -9,7 +9,8 @@ Every verdict must be EQUAL, with equal controls. The resident memory of this pr
 must stay flat: its median over the last fifth of the runs may be larger by MAX_GROWTH MiB than over the second fifth;
 the first one loads what is loaded once. Of this process it is what is left when allocators have given back what nobody
 uses, which they keep by the luck of what lies where: up to 10 MiB more or less from one run to the next. In the end no
-process, descriptor, temporary file or shared memory of ours may be left. Ends with 1 where anything of this is not so; prints what it saw.
+process, descriptor, temporary file or shared memory of ours may be left. Ends with 1 where anything of
+this is not so; prints what it saw.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import AllgatherOptions, ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup
 from torch._dispatch.python import enable_python_dispatcher
 from torch._logging import trace_structured
 from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
@@ -309,6 +309,11 @@ def below_autograd() -> AbstractContextManager[Any]:
     return nullcontext() if is_watched() else torch._C._AutoDispatchBelowAutograd()
 
 
+def rewrites_code(graph: Graph) -> bool:
+    """Whether something rewrites the code that is made of a graph, as `Graph.on_generate_code` lets it."""
+    return getattr(graph._codegen, "_body_transformer", None) is not None
+
+
 def storage_key(tensor: Tensor) -> int:
     """What two strided tensors have in common while they share memory."""
     return tensor.untyped_storage()._cdata
@@ -332,13 +337,8 @@ def group_named(name: str) -> ProcessGroup:
     return cast(ProcessGroup, torch._C._distributed_c10d._resolve_process_group(cast(Any, name)))
 
 
-def all_gather_flat(group: ProcessGroup, output: Tensor, x: Tensor) -> Any:
-    """Launch a group's own all-gather of x (N) into output (W * N), ranks in ascending order; returns its work."""
-    return group._allgather_base(output, x, AllgatherOptions())
-
-
 def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A group's own all-gather and reduce-scatter of whole tensors, as torch's functional collectives call them."""
+    """A group's own all-gather, of x (N) into an output (W * N), and reduce-scatter; both take the output first."""
     return group._allgather_base, group._reduce_scatter_base
 
 

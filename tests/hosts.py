@@ -75,6 +75,11 @@ class SharedHost:
         return cls._host
 
     @classmethod
+    def pids(cls) -> set[int]:
+        """The host's own process, if there is one."""
+        return {cls._host._process.pid} if cls._host is not None else set()
+
+    @classmethod
     def below(cls) -> set[int]:
         """The processes below the host, in whatever session."""
         host = cls._host._process.pid if cls._host is not None else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch.fx import GraphModule
 
+from harness.torch_compat import rewrites_code
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -18,6 +20,6 @@ def runs_otherwise(module: GraphModule) -> str | None:
     if any("forward" in vars(part) for part in module.modules()):
         return "a function in its place"
     graphs = (part.graph for part in module.modules() if isinstance(part, GraphModule))
-    if any(getattr(getattr(graph, "_codegen", None), "_body_transformer", None) is not None for graph in graphs):
+    if any(map(rewrites_code, graphs)):
         return "code that is not made of it alone"
     return None

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
-from harness.torch_compat import all_gather_flat
+from harness.torch_compat import flat_collectives
 from reference.parallel.rank_order_group import RankOrderGroup, sum_in_rank_order
 
 # W ranks of the group; N elements of one rank's part
@@ -43,7 +43,7 @@ class DeviceOrderGroup(RankOrderGroup):
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
         """Gather by the transport's own all-gather, which adds nothing and so has no order."""
         x_N = x_N.contiguous()
-        work = all_gather_flat(self._transport, output.view(-1), x_N.view(-1))
+        work = flat_collectives(self._transport)[0](output.view(-1), x_N.view(-1))
         return _Held(work, x_N)
 
     def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:

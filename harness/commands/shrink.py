@@ -1,6 +1,7 @@
 """One `bitproof shrink`: from a failing case to the smallest that fails the same way, and what shows it.
 
-1. Run the case as it is. One that does not fail, or differs from itself, is not shrunk.
+1. Run the case's first step and, where that is not DIFFERENT, the whole case as it is. One that does not fail, or
+   differs from itself, is not shrunk.
 2. Shrink it; tries run without controls, in a temporary folder.
 3. Run what was found once more, each system twice.
 4. Write the small case, a file of plain Python that shows the difference where there can be one, and a report.
@@ -132,16 +133,17 @@ class _Shrinking:
 
     def run(self, start: Trial) -> int:
         """All of it; returns the exit status."""
-        first = self._watched(start, "up_to_difference", "first")
+        failing, first = self._first(start)
         symptom = symptom_of(first)
         if symptom is None:
             return refuse(first)
         print(f"it fails: {symptom}", flush=True)
         start = replace(start, case=self._with_sizes(start.case))
+        failing = replace(failing, case=replace(start.case, steps=failing.case.steps))
         if self.room.num_tries > 1:
             print(f"up to {self.room.num_tries} tries at once: what is found is the same", flush=True)
         smallest = shrink(
-            start, first, self.tries.result, self.budget, lambda line: print(line, flush=True), self.tries.begin
+            failing, first, self.tries.result, self.budget, lambda line: print(line, flush=True), self.tries.begin
         )
         self.tries.drop_all()
         if self.budget.is_spent:
@@ -150,6 +152,15 @@ class _Shrinking:
             )
         final = self._watched(smallest, "always", "smallest")
         return self._finish(start, smallest, final, symptom)
+
+    def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
+        """How the case fails, and with how many steps: with one, where that is DIFFERENT, for more begin with it."""
+        if start.case.steps > 1 and start.inject is None:  # a fault may strike later, and is refused where it never can
+            short = replace(start, case=replace(start.case, steps=1))
+            result = self._watched(short, "up_to_difference", "first_step")
+            if result.verdict == Verdict.DIFFERENT:
+                return short, result
+        return start, self._watched(start, "up_to_difference", "first")
 
     def _with_sizes(self, case: Case) -> Case:
         """The case with every size of its model stated; as it is where no model is known by its name."""

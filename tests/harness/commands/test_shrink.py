@@ -15,7 +15,7 @@ from cases.chunking import transformer_batch
 from harness.case import Batch, Case, Model, Parallelism, Pipeline
 from harness.case.case_file import case_text, read_case
 from harness.cli import main
-from harness.commands.shrink import refuse, why_no_file
+from harness.commands.shrink import _Shrinking, refuse, why_no_file
 from harness.localize.shrink_case import Trial
 from harness.records import CaseResult, Verdict
 from harness.report import json as report_json
@@ -104,6 +104,35 @@ def test_a_rank_that_raises_is_shrunk_too_with_tries_in_turns_or_at_once_and_get
     assert any(line.startswith("the budget is spent (3 tries, ") for line in alone.lines)
     told = "up to 2 tries at once: what is found is the same"
     assert told in beside.lines and told not in alone.lines
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "steps"),
+    [
+        ([Verdict.DIFFERENT], 1),
+        ([Verdict.EQUAL, Verdict.DIFFERENT], 20),  # in a later step
+        ([Verdict.ERROR, Verdict.DIFFERENT], 20),  # one step may be too few for a system of the user's
+        ([Verdict.NONDETERMINISTIC, Verdict.NONDETERMINISTIC], 20),
+    ],
+)
+def test_only_a_case_whose_first_step_differs_is_not_run_to_its_end(verdicts: list[Verdict], steps: int) -> None:
+    shrinking, left = object.__new__(_Shrinking), iter(verdicts)
+
+    def watched(trial: Trial, control: str, name: str) -> CaseResult:
+        ran.append(trial.case.steps)
+        facts: dict[str, Any] = {"steps": trial.case.steps, "world_size": 2, "device": "cpu", "backend": "gloo"}
+        return CaseResult(case=trial.case, verdict=next(left), **facts)
+
+    ran: list[int] = []
+    shrinking._watched = watched  # type: ignore[method-assign, assignment]
+    start = Trial(replace(SMALL, steps=20))
+    failing, first = shrinking._first(start)
+    assert (failing.case.steps, first.verdict) == (steps, verdicts[-1])
+    assert ran == [1, 20][: len(verdicts)]
+    ran.clear()
+    left = iter(verdicts)
+    shrinking._first(replace(start, inject="sleep:rank=0,step=3"))
+    assert ran == [20], "a fault of a later step is no fault of one step"
 
 
 def make(folder: Path) -> Path:

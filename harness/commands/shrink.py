@@ -2,7 +2,8 @@
 
 1. Run the case's first step and, where that is not DIFFERENT, the whole case as it is. One that does not fail, or
    differs from itself, is not shrunk.
-2. Shrink it; tries run without controls, in a temporary folder.
+2. Shrink it; tries run without controls, in a temporary folder. Where the first step differs, they take that alone, and
+   log its calls as they run: none is replayed.
 3. Run what was found once more, each system twice.
 4. Write the small case, a file of plain Python that shows the difference where there can be one, and a report.
 """
@@ -111,6 +112,8 @@ def room_for_tries(case: Case, options: RunOptions) -> Room:
 
 @dataclass
 class _Shrinking:
+    """One search. `logs_calls`: tries take one step and log it, which says all of a symptom, as that has no bits."""
+
     desk: Session
     run_dir: Path
     options: RunOptions
@@ -118,6 +121,7 @@ class _Shrinking:
     replay: tuple[str, ...]
     room: Room
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    logs_calls: bool = False
 
     def __post_init__(self) -> None:
         sessions = [self.desk, *(self.desk.another() for _ in range(self.room.num_tries - 1))]
@@ -155,10 +159,11 @@ class _Shrinking:
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
         """How the case fails, and with how many steps: with one, where that is DIFFERENT, for more begin with it."""
-        if start.case.steps > 1 and start.inject is None:  # a fault may strike later, and is refused where it never can
+        if start.inject is None:  # a fault may strike later, and is refused where it never can
             short = replace(start, case=replace(start.case, steps=1))
-            result = self._watched(short, "up_to_difference", "first_step")
+            result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
             if result.verdict == Verdict.DIFFERENT:
+                self.logs_calls = True
                 return short, result
         return start, self._watched(start, "up_to_difference", "first")
 
@@ -174,25 +179,32 @@ class _Shrinking:
         folder = session.work / f"try{next(self.numbers)}"
         left = max(1.0, self.budget.seconds - self.budget.elapsed)
         options = replace(self.options, control="never", timeout=min(self.options.timeout, left))
-        return self._run(session, trial, options, folder, folder, lambda event: None)
+        return self._run(session, trial, options, folder, folder, lambda event: None, self.logs_calls)
 
-    def _watched(self, trial: Trial, control: Any, name: str) -> CaseResult:
+    def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
         """A run whose progress is shown and whose logs and recordings stay."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
             folders = self.run_dir / name, self.desk.work / name
-            result = self._run(self.desk, trial, options, *folders, show.on_event)
+            result = self._run(self.desk, trial, options, *folders, show.on_event, logs_calls)
             show.on_result(result)
         return result
 
     def _run(
-        self, session: Session, trial: Trial, options: RunOptions, run_dir: Path, work: Path, on_event: OnEvent
+        self,
+        session: Session,
+        trial: Trial,
+        options: RunOptions,
+        run_dir: Path,
+        work: Path,
+        on_event: OnEvent,
+        logs_calls: bool,
     ) -> CaseResult:
         options = replace(options, extra_passes=trial.extra_passes, inject=trial.inject)
         placement = session.place(trial.case)
         with lease_gpus(placement, trial.case.parallelism.world_size):
             desk = _Drawer(session, run_dir, work)
-            return CaseRun(trial.case, placement, desk, options, on_event).result()
+            return CaseRun(trial.case, placement, desk, options, on_event, logs_calls=logs_calls).result()
 
     def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> int:
         confirmed = symptom_of(final) == symptom

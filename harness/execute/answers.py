@@ -21,6 +21,8 @@ from harness.execute.models import model_sizes
 from harness.execute.precompiled import precompile_step, read_precompiled
 from harness.execute.programs import write_standalone
 from harness.execute.requests import (
+    ARCHIVE,
+    VALUES,
     AnyRequest,
     BitsRequest,
     ClosenessRequest,
@@ -204,8 +206,10 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
     graph, done = ends[0].graph, [account for end in ends for account in end.done]
     refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
     if request.replay is None:
-        values = [part.with_suffix(".safetensors") for part in parts if request.values_to_keep]
+        values = [part.with_suffix(VALUES) for part in parts if request.values_to_keep]
         join_recording(request, graph, done, parts, values)
+        if request.watch is not None:
+            keep_archives(request.watch.folder, [part.with_suffix(ARCHIVE) for part in parts])
     else:
         keep_archives(request.out, parts)
     return RunAnswer(

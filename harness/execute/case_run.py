@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +27,8 @@ from harness.execute.session import Desk, Session
 from harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from harness.graph.options import GraphOptions
 from harness.localize.every_call import EveryCall
-from harness.localize.replay import Replay
+from harness.localize.replay import Replay, Watch
+from harness.localize.search import archives_of
 from harness.machine.devices import Placement
 from harness.options import ROLES, OnEvent, Role, RunOptions
 from harness.records import (
@@ -34,6 +36,7 @@ from harness.records import (
     CaseSeconds,
     Closeness,
     Event,
+    Key,
     Partition,
     Placed,
     Recording,
@@ -57,8 +60,14 @@ class CaseRun:
         options: RunOptions,
         on_event: OnEvent,
         sessions: Sequence[Session] = (),
+        *,
+        logs_calls: bool = False,
     ) -> None:
-        """Its runs go side by side at `sessions`, where there are several; `desk` is the first of them."""
+        """Its runs go side by side at `sessions`, where there are several; `desk` is the first of them.
+
+        With `logs_calls` first runs, of one step, log its calls: what differs is led back to one of them without a
+        replay, and is told without bits.
+        """
         self.case = case
         self.placement = placement
         self.desk = desk
@@ -78,6 +87,8 @@ class CaseRun:
         self._control_steps = case.steps
         self._on_event = on_event
         self.every_call: EveryCall | None = None
+        self._watches: dict[str, Replay] = {"first": Replay(step=0, log=True)} if logs_calls else {}
+        self._shows_bits = not logs_calls
 
     def result(self) -> CaseResult:
         """Run the case. Whatever goes wrong with it becomes its result."""
@@ -136,6 +147,9 @@ class CaseRun:
             case_timeout=self.options.timeout,
             inject=self.options.inject if role == "candidate" else None,
             replay=replay,
+            watch=Watch(replay=self._watches[arm], folder=archives_of(self._archives.resolve(), role))
+            if arm in self._watches
+            else None,
             values=self.options.values + values_to_keep(self.options.baseline_dir, self.case, system),
             graph_options=GraphOptions(
                 extra_passes=self.options.extra_passes if role == "candidate" else (),
@@ -210,8 +224,10 @@ class CaseRun:
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
         needs_control = control == "always" or (control != "never" and comparison.verdict == Verdict.DIFFERENT)
         self._control_steps = self._steps_of_control(comparison)
+        if needs_control and control == "up_to_difference" and not self._watches:  # the search then needs no replay
+            self._watches |= self._watch_of_control(comparison)
         for role in ROLES if needs_control else ():
-            controls[role] = controls[role] or self._repeat("control", role)
+            controls[role] = controls[role] or self._control(role)
         stresses = {role: self._repeat("stress", role) if self.options.stress else None for role in ROLES}
         judgement = judge(
             self.case,
@@ -223,7 +239,15 @@ class CaseRun:
             candidate_stress=stresses["candidate"],
             races=self.graph.races if self.graph else (),
         )
-        explainer = Explainer(self.case, recordings, self.desk.work / self.case.name, self._replay, self._compare_bits)
+        explainer = Explainer(
+            self.case,
+            recordings,
+            self._archives,
+            self._replay,
+            self._compare_bits,
+            is_logged=bool(self._watches),
+            shows_bits=self._shows_bits,
+        )
         judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
         self.seconds.replay, self.every_call = explainer.seconds, explainer.every_call
         self.remarks += explainer.remarks
@@ -273,11 +297,37 @@ class CaseRun:
             )
         return first.step + 1
 
+    def _control(self, role: Role) -> Comparison:
+        """A system's second run; where it fails as its calls are logged, one more that does not log them."""
+        try:
+            return self._repeat("control", role)
+        except BitproofError as error:
+            if "control" not in self._watches:
+                raise
+            text = f"a second run of {role} {getattr(self.case, role)} failed while its calls were logged, and was made"
+            self.remarks.append(f"{text} again without: {error.what}")
+            self._watches.clear()
+            shutil.rmtree(self._archives, ignore_errors=True)
+            return self._repeat("control", role)
+
+    def _watch_of_control(self, comparison: Comparison) -> dict[str, Replay]:
+        """What second runs are to leave of the step that differs first."""
+        first = comparison.first_divergence
+        if first is None:
+            return {}
+        key = Key(first.step, first.kind, first.name, first.rank)
+        return {"control": Replay(step=first.step, log=True, record=key)}
+
     def _read_first(self, role: Role) -> Recording:
         """What the first run of one side recorded, read once."""
         if role not in self._firsts:
             self._firsts[role] = self.recording(role)
         return self._firsts[role]
+
+    @property
+    def _archives(self) -> Path:
+        """Where replays leave what they are asked for."""
+        return self.desk.work / self.case.name
 
     @property
     def _stress(self) -> Stress:

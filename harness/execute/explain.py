@@ -26,7 +26,7 @@ class Explainer:
 
     Replays leave what they are asked for in the folder `archives`, which is removed when the search has ended.
     `seconds` is how long replays took, None where there were none; `remarks` are the report's; `every_call` is what
-    looked at each call, where the call of the command asked for that.
+    looked at each call, where the call of the command asked for that. `is_logged` and `shows_bits` are the search's.
     """
 
     def __init__(
@@ -36,6 +36,9 @@ class Explainer:
         archives: Path,
         run_replay: RunReplay,
         compare_bits: CompareBits,
+        *,
+        is_logged: bool = False,
+        shows_bits: bool = True,
     ) -> None:
         self.seconds: float | None = None
         self.remarks: list[str] = []
@@ -45,6 +48,8 @@ class Explainer:
         self._archives = archives
         self._run_replay = run_replay
         self._compare_bits = compare_bits
+        self._is_logged = is_logged
+        self._shows_bits = shows_bits
 
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
         """The judgement, with what replays tell; `repeats` are the second runs that it rests on.
@@ -127,5 +132,12 @@ class Explainer:
         return replace(judgement, remarks=(*judgement.remarks, strangers))
 
     def _search(self, recordings: dict[Role, Recording]) -> Search:
-        num_ranks = self._case.parallelism.world_size
-        return Search(recordings, self._archives, num_ranks, self._run_replay, self._compare_bits)
+        return Search(
+            recordings,
+            self._archives,
+            self._case.parallelism.world_size,
+            self._run_replay,
+            self._compare_bits,
+            is_logged=self._is_logged,
+            shows_bits=self._shows_bits,
+        )

@@ -17,12 +17,15 @@ from harness.compare.bits import ComparedBits
 from harness.disturb.stress import Stress
 from harness.execute.accounts import End, PreparedGraph
 from harness.graph.options import GraphOptions
-from harness.localize.replay import Replay
+from harness.localize.replay import Replay, Watch
 from harness.machine.devices import Placement
 from harness.records import Artifact, Closeness, Drift, Placed
 from harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
+
+VALUES, ARCHIVE = ".safetensors", ".zip"
+"""Suffixes of what a rank may leave beside what it records: its values, and the archive of a step's calls."""
 
 
 class Request(Generic[A]):
@@ -90,7 +93,8 @@ class RunRequest(Request[RunAnswer]):
     `timeout` is what is left of `case_timeout`, in seconds. `later` is the run that will be asked for next: its program
     may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
     `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be. `precompiled` is the
-    precompiled step that is read in place of tracing one.
+    precompiled step that is read in place of tracing one. `watch` is what a run that is no replay leaves of a step's
+    calls, and where, None for nothing.
     """
 
     answer = RunAnswer
@@ -106,6 +110,7 @@ class RunRequest(Request[RunAnswer]):
     case_timeout: float
     inject: str | None = None
     replay: Replay | None = None
+    watch: Watch | None = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     stress: Stress | None = None
     names: dict[str, str] = field(default_factory=dict)

@@ -329,6 +329,7 @@ def run_ranks(
         collective_timeout=request.timeout + 60,
         fault=parse_fault(request.inject) if request.inject else None,
         replay=request.replay,
+        watch=request.watch.replay if request.watch else None,
         program=program,
         graph_options=request.graph_options,
         local_rank=seats.local_rank,

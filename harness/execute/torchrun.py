@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -25,7 +26,16 @@ from harness.execute import wire
 from harness.execute.accounts import End
 from harness.execute.failures import Failure, Problem, blame, error_of_hang
 from harness.execute.host_process import Abandoned, HostLost, HostProcess
-from harness.execute.requests import MachineRequest, Request, RunAnswer, RunRequest, SeatedRunRequest, Seats
+from harness.execute.requests import (
+    ARCHIVE,
+    VALUES,
+    MachineRequest,
+    Request,
+    RunAnswer,
+    RunRequest,
+    SeatedRunRequest,
+    Seats,
+)
 from harness.machine.determinism import ENVIRONMENT
 from harness.machine.devices import Placement, place
 from harness.options import OnEvent
@@ -43,6 +53,8 @@ _MARGIN = 30.0
 # After a rank failed, how long another one may take to notice. On NCCL it never may: its host waits for the device.
 _PEER_SECONDS = 5.0
 _START_SECONDS = 300.0
+# What a rank leaves: its part of a recording, or of a replay, and what may lie beside it.
+_FILES = ("", VALUES, ARCHIVE)
 # Followers outwait rank 0, which may still compare when they are done.
 _PATIENCE = timedelta(hours=1)
 
@@ -64,14 +76,14 @@ Message = RunRequest | CaseResult | Farewell
 class Account:
     """How a run ended on one of torchrun's ranks: its end, or the problem for which it has none.
 
-    `clock` is what its machine's monotonic clock lacks to the time of day, on which machines agree. Of the bytes that
-    it sends along the first `part_bytes` are what it recorded, and the rest its values.
+    `clock` is what its machine's monotonic clock lacks to the time of day, on which machines agree. The bytes that it
+    sends along are those of its `_FILES`, of so many each.
     """
 
     clock: float
     end: End | None = None
     problem: Problem | None = None
-    part_bytes: int = 0
+    num_bytes: tuple[int, ...] = ()
 
 
 def check_world_size(cases: Sequence[Case]) -> None:
@@ -202,16 +214,17 @@ class Team:
         if self._lost is not None:
             raise self._lost
         self.tell_all(request)
-        ends, contents = self._gather(self._run(request, on_event), request)
-        parts = [self.work / f"part{rank}" for rank in range(len(ends))]
-        values = [part.with_suffix(".safetensors") for part in parts]
-        for file, content in zip(parts + values, contents, strict=True):
-            file.write_bytes(content)
-        return finish_run(request, ends, parts)
+        answers = self._gather(self._run(request, on_event), request)
+        parts = [self.work / f"part{rank}" for rank in range(len(answers))]
+        for part, (account, content) in zip(parts, answers, strict=True):
+            file_contents = BytesIO(content)
+            for suffix, size in zip(_FILES, account.num_bytes, strict=True):
+                part.with_suffix(suffix).write_bytes(file_contents.read(size))
+        return finish_run(request, [account.end for account, _ in answers if account.end is not None], parts)
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, bytes]:
         """This rank's run: its account, and its files' bytes. Never raises: an error is an account too."""
-        files = [self.work / "part", self.work / "part.safetensors"]
+        files = [(self.work / "part").with_suffix(suffix) for suffix in _FILES]
         for file in files:
             file.unlink(missing_ok=True)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -237,7 +250,7 @@ class Team:
         if not end.done:
             self._tell_failed()
         contents = [file.read_bytes() if file.exists() else b"" for file in files]
-        return replace(account, end=end, part_bytes=len(contents[0])), b"".join(contents)
+        return replace(account, end=end, num_bytes=tuple(map(len, contents))), b"".join(contents)
 
     def _tell_failed(self) -> None:
         """Let the other ranks know that this one's run has failed: they may wait for it where no error reaches them."""
@@ -267,8 +280,8 @@ class Team:
         log = self.run_dir / "logs" / ("host.log" if self._rank == 0 else f"host{self._rank}.log")
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, is_alone=False)
 
-    def _gather(self, own: tuple[Account, bytes], run: RunRequest) -> tuple[list[End], list[bytes]]:
-        """Every rank's end, in rank order, and their bytes: first what each recorded, then each one's values.
+    def _gather(self, own: tuple[Account, bytes], run: RunRequest) -> list[tuple[Account, bytes]]:
+        """Every rank's account, each with a good end, and its files' bytes, in rank order.
 
         Raises the error of the rank to blame, and RankError when a rank says nothing in time.
         """
@@ -289,10 +302,7 @@ class Team:
         if error is not None:
             self._lost = error if silent else None
             raise error
-        ends = [account.end for account in accounts if account.end is not None]
-        return ends, [content[: account.part_bytes] for account, content in answers] + [
-            content[account.part_bytes :] for account, content in answers
-        ]
+        return answers
 
     def _key(self, name: str) -> str:
         return f"bitproof/{self._num_messages}/{name}"

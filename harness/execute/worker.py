@@ -23,6 +23,7 @@ from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Rea
 from harness.execute.precompiled import read_precompiled
 from harness.execute.profile import phase, showing_digests
 from harness.execute.programs import needs_program, options_of_rank, prepare_program, struck
+from harness.execute.requests import ARCHIVE, VALUES
 from harness.graph.options import GraphOptions
 from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
 from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
@@ -59,13 +60,14 @@ class Job:
 
     With `replay`, the run ends with that step, and the file is what a replay leaves behind; with `values`, ranks
     write the values of tensors that fit these patterns. `names`, unless empty, stands for those that the system
-    declares. `program` is the prepared graph when a stage could make it before forking, else each rank makes it
-    by `graph_options`, or reads it from `precompiled`. `local_rank`, where it is not the rank, chooses the
-    GPU. `is_first` is false for controls and replays, which check nothing again that does not depend on the run; nor
-    does the first, where an earlier run of the very same code did and left that on the `shelf`. `profile` is the folder
-    for what each rank's time went into. Times are in seconds: `timeout` is what is left of `case_timeout`, the time
-    that the case has in all;
-    `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a collective.
+    declares. `program` is the prepared graph when a stage could make it before forking, else each rank makes it by
+    `graph_options`, or reads it from `precompiled`. `local_rank`, where it is not the rank, chooses the GPU. With
+    `watch` the run leaves beside what it records what a replay would. `is_first` is false for controls and replays,
+    which check nothing again that does not depend on the run; nor does the first, where an earlier run of the very
+    same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into. Times
+    are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
+    `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a
+    collective.
     """
 
     case: Case
@@ -77,6 +79,7 @@ class Job:
     collective_timeout: float
     fault: Fault | None = None
     replay: Replay | None = None
+    watch: Replay | None = None
     program: Any = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     local_rank: int | None = None
@@ -89,6 +92,11 @@ class Job:
     precompiled: StepFolder | None = None
 
     @property
+    def watched(self) -> Replay | None:
+        """What is to be left of a step's calls, of a replay or beside a recording."""
+        return self.replay or self.watch
+
+    @property
     def steps(self) -> int:
         """How many steps the run takes."""
         return self.case.steps if self.replay is None else self.replay.step + 1
@@ -97,13 +105,17 @@ class Job:
         """The file that a rank records into."""
         return Path(self.part.format(rank=rank))
 
+    def archive_of(self, rank: int) -> Path:
+        """The file for what a rank leaves of the calls of a step."""
+        return self.part_of(rank) if self.replay else self.part_of(rank).with_suffix(ARCHIVE)
+
     def profile_of(self, rank: int) -> Path | None:
         """The file that tells what a rank's time went into, when the run is profiled."""
         return self.profile / f"rank{rank}.json" if self.profile else None
 
     def values_of(self, rank: int) -> Path:
         """The file that a rank writes its values into, when it keeps them."""
-        return self.part_of(rank).with_suffix(".safetensors")
+        return self.part_of(rank).with_suffix(VALUES)
 
 
 def run_rank(
@@ -153,7 +165,7 @@ def run_rank(
         )
     tell(Ready())
 
-    recorder = Recorder(rank, job.replay.record if job.replay else None, job.values)
+    recorder = Recorder(rank, job.watched.record if job.watched else None, job.values)
     observe = injector.unseen(recorder.observe if job.profile is None else showing_digests(recorder.observe))
     remains = Remains()
     with stressed(job.stress, rank, device), injector.at_work():
@@ -167,8 +179,8 @@ def run_rank(
             tell(StepBegan(step=step))
             recorder.step = step
             injector.begin_step(step)
-            if job.replay and job.replay.watches(step):
-                _replay_step(job.replay, step, system, recorder, remains)
+            if job.watched and job.watched.watches(step):
+                _watch_step(job.watched, step, system, recorder, remains)
                 continue
             with phase(f"step {step}"):
                 system.step(step, observe)
@@ -228,17 +240,17 @@ def _write(job: Job, recorder: Recorder, remains: Remains) -> None:
     """Leave what a run recorded, or what a replay was asked for."""
     if job.replay is None:
         write_part(job.part_of(recorder.rank), recorder.rows.items())
-    else:
+    if job.watched:
         remains.records = recorder.rows
         if recorder.kept is not None:
             remains.values[RECORD] = recorder.kept
-        write_archive(job.part_of(recorder.rank), remains)
+        write_archive(job.archive_of(recorder.rank), remains)
     if job.values:
         write_values(job.values_of(recorder.rank), recorder.values)
 
 
-def _replay_step(replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains) -> None:
-    """Take a step of a replay that is watched, and keep what the replay asks for."""
+def _watch_step(replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains) -> None:
+    """Take a step that is watched, and keep what the replay asks for."""
     from harness.localize.call_log import logged
     from harness.torch_compat import disable_current_modes
 

@@ -53,6 +53,14 @@ class Replay:
         return self.every_step or step == self.step
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """A run that records leaves in `folder`, too, what a replay would have: its archives, rank by rank."""
+
+    replay: Replay
+    folder: Path
+
+
 @dataclass
 class Remains:
     """What one rank leaves of a replay: logged calls, what it observed in all steps, and values by name.

@@ -1,13 +1,14 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
 Two replays of each system at most: one logs every call of that step on every rank, and keeps the first
-differing record; one fetches the blamed call's output.
+differing record; one fetches the blamed call's output. An earlier run may have logged its calls, and then stands for
+the first of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.compare.bits import ComparedBits
@@ -44,13 +45,19 @@ class UnrepeatableError(BitproofError):
 
 @dataclass
 class Search:
-    """One search for the cause of a first difference. `folder` is where replays leave archives."""
+    """One search for the cause of a first difference. `folder` is where replays leave archives.
+
+    `is_logged`: what the first replays would leave is there, of runs that gave the bits of the recordings. Where bits
+    are not shown, the call alone is looked for.
+    """
 
     recordings: dict[Role, Recording]
     folder: Path
     num_ranks: int
     run_replay: RunReplay
     compare_bits: CompareBits
+    is_logged: bool = field(default=False, kw_only=True)
+    shows_bits: bool = field(default=True, kw_only=True)
 
     def explain(self, first: Divergence) -> Divergence:
         """`first`, with the bits that differ and the call to blame.
@@ -58,10 +65,11 @@ class Search:
         Raises UnrepeatableError when a system differs from itself, and what a replay raises.
         """
         key = Key(first.step, first.kind, first.name, first.rank)
-        for role in ROLES:
+        for role in ROLES if not self.is_logged else ():
             if self._replay(role, 1, Replay(step=key.step, log=True, record=key)) != self._digest(role, key):
                 raise UnrepeatableError(role, key)
-        if first.tensor.reference_type == first.tensor.candidate_type:  # other elements have no partners
+        is_of_one_type = first.tensor.reference_type == first.tensor.candidate_type  # other elements have no partners
+        if self.shows_bits and is_of_one_type:
             first = self._with_bits(first)
         logs = {role: self._logs(role) for role in ROLES}
         differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
@@ -70,7 +78,7 @@ class Search:
         if culprit is None:
             return first
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
-        output = self._bits_of_output(culprit, logs, key.step)
+        output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
         return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
 
     def strangers(self, step: int) -> str:
@@ -97,7 +105,7 @@ class Search:
         return self.run_replay(role, number, self._archives(role, number), replay)
 
     def _archives(self, role: Role, number: int) -> Path:
-        return self.folder / f"{role}.archives{number}"
+        return archives_of(self.folder, role, number)
 
     def _logs(self, role: Role) -> list[list[Call]]:
         """The first replay's calls, rank by rank."""
@@ -140,6 +148,11 @@ class Search:
             samples=[Sample(list(index), *pair) for index, *pair in bits.samples],
         )
         return found, list(answer.digests)
+
+
+def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
+    """Where the replays of a search leave what they are asked for: a side's first, or second, within its folder."""
+    return folder / f"{role}.archives{number}"
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:

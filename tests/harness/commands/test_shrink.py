@@ -118,17 +118,21 @@ def test_a_rank_that_raises_is_shrunk_too_with_tries_in_turns_or_at_once_and_get
 def test_only_a_case_whose_first_step_differs_is_not_run_to_its_end(verdicts: list[Verdict], steps: int) -> None:
     shrinking, left = object.__new__(_Shrinking), iter(verdicts)
 
-    def watched(trial: Trial, control: str, name: str) -> CaseResult:
+    def watched(trial: Trial, control: str, name: str, *, logs_calls: bool = False) -> CaseResult:
         ran.append(trial.case.steps)
+        logged.append(logs_calls)
         facts: dict[str, Any] = {"steps": trial.case.steps, "world_size": 2, "device": "cpu", "backend": "gloo"}
         return CaseResult(case=trial.case, verdict=next(left), **facts)
 
     ran: list[int] = []
+    logged: list[bool] = []
     shrinking._watched = watched  # type: ignore[method-assign, assignment]
     start = Trial(replace(SMALL, steps=20))
     failing, first = shrinking._first(start)
     assert (failing.case.steps, first.verdict) == (steps, verdicts[-1])
     assert ran == [1, 20][: len(verdicts)]
+    assert logged == [True, False][: len(verdicts)]
+    assert shrinking.logs_calls == (steps == 1), "tries of one step are logged where that shows the difference"
     ran.clear()
     left = iter(verdicts)
     shrinking._first(replace(start, inject="sleep:rank=0,step=3"))

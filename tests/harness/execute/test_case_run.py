@@ -2,13 +2,15 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from harness.evidence import contradiction
+from harness.execute.case_run import CaseRun
 from harness.execute.launch import run_cases
+from harness.execute.transport import open_desk
 from harness.localize.search import NO_CALL
 from harness.options import RunOptions
 from harness.records import CaseResult, Verdict
@@ -117,6 +119,53 @@ def test_noise_that_nobody_saw_at_once_is_found_in_the_step_and_on_the_rank_it_c
 
 def test_what_replays_leave_is_removed_once_the_cause_is_found(batch):
     assert not list(batch.folder.rglob("*.zip"))
+
+
+def watched(case, folder, *, logs_calls=False, **options):
+    """A case's result, and the runs that it took."""
+    options, arms = RunOptions(device="cpu", timeout=60.0, **options), []
+
+    def on_event(event):
+        arms.extend([event.arm] if event.event == "start" else [])
+
+    with open_desk([case], folder, options) as desk:
+        run = CaseRun(case, desk.place(case), desk, options, on_event, logs_calls=logs_calls)
+        found = run.result()
+        assert not list(desk.work.rglob("*.zip")), "what a search needs is removed once it has ended"
+    return found, arms
+
+
+def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_path):
+    replayed, arms = watched(toy("one_bit_off"), tmp_path / "a", control="when_different")
+    assert arms == ["first"] * 2 + ["control"] * 2 + ["replay1"] * 2
+    logged, arms = watched(toy("one_bit_off"), tmp_path / "b", control="up_to_difference")
+    assert arms == ["first"] * 2 + ["control"] * 2
+    assert logged.first_divergence == replayed.first_divergence
+    assert (logged.first_divergence.call.operator, logged.first_divergence.tensor.max_ulp) == ("bitwise_xor_.Scalar", 1)
+
+
+def test_first_runs_that_log_their_step_tell_the_call_and_no_bits(tmp_path):
+    case, fault = replace(toy(), steps=1), "flip-bit:rank=1,step=0,grad=weight"
+    replayed, arms = watched(case, tmp_path / "a", control="never", inject=fault)
+    assert arms == ["first"] * 2 + ["replay1"] * 2
+    logged, arms = watched(case, tmp_path / "b", control="never", inject=fault, logs_calls=True)
+    assert arms == ["first"] * 2
+    call, tensor = replayed.first_divergence.call, replayed.first_divergence.tensor
+    assert (call.operator, tensor.elements_differing) == ("bitwise_xor_.Scalar", 1)
+    assert logged.first_divergence.call == replace(call, output=None)
+    assert (logged.first_divergence.tensor.max_ulp, logged.first_divergence.tensor.samples) == (None, None)
+
+
+def test_where_calls_cannot_be_logged_second_runs_are_made_without(tmp_path):
+    found, arms = watched(toy("shy"), tmp_path, control="up_to_difference")
+    assert (found.verdict, found.control) == (Verdict.DIFFERENT, {"reference": "EQUAL", "candidate": "EQUAL"})
+    assert arms == ["first"] * 2 + ["control"] * 3 + ["replay1"] * 2
+    assert re.fullmatch(
+        f"a second run of candidate {TOYS}shy failed while its calls were logged, and was made again without: "
+        rf"rank \d of {TOYS}shy raised at step 2",
+        found.remarks[-1],
+    )
+    assert "a replay that looks for the cause failed:" in found.error and "somebody is looking" in found.error
 
 
 def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_never_made_counts(tmp_path, one_host):

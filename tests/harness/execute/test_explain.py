@@ -47,7 +47,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             return found
 
         class Search:
-            def __init__(self, recordings: Any, *_: Any) -> None:
+            def __init__(self, recordings: Any, *_: Any, **__: Any) -> None:
                 pass
 
             def explain(self, first: Divergence) -> Any:

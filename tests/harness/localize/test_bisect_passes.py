@@ -20,9 +20,10 @@ from harness.execute.accounts import PreparedGraph
 from harness.execute.case_run import CaseRun
 from harness.execute.requests import RunAnswer, RunRequest
 from harness.localize.bisect_passes import Bisector, halve, shared_reference
+from harness.localize.replay import Replay, Watch
 from harness.machine.devices import Placement
 from harness.options import RunOptions
-from harness.records import CaseResult, GraphIdentity, Key, Manifest, PassReport, Record, Recording, Verdict
+from harness.records import BlamedCall, CaseResult, GraphIdentity, Key, Manifest, PassReport, Record, Recording, Verdict
 from harness.report.bisection import tell_answer
 
 MINE = "mine"
@@ -71,6 +72,8 @@ class Bench:
         raise AssertionError("nobody follows")
 
     def ask(self, request: Any, timeout: float, on_event: Callable[..., None] = lambda event: None) -> Any:
+        if not isinstance(request, RunRequest):
+            raise RankError("no bits are compared here")
         self.asked.append(request)
         if request.replay:
             raise RankError("nothing is replayed here")
@@ -148,6 +151,21 @@ def test_every_pass_of_a_column_is_found_within_log2_of_them_and_two_runs(num_pa
         assert 1 + len(asked) <= math.log2(num_passes) + 2, "the whole column's own run counts"
 
 
+@pytest.mark.parametrize("num_passes", range(1, 40))
+def test_a_guess_that_is_right_takes_three_runs_and_a_wrong_one_two_more_than_none(num_passes: int) -> None:
+    for guess in range(1, num_passes + 1):
+        for bad in range(num_passes + 1):
+            asked: list[int] = []
+
+            def differs(half: Sequence[int], bad: int = bad, asked: list[int] = asked) -> bool:
+                asked.append(half[-1])
+                return half[-1] >= bad
+
+            *_, suspects = halve(range(num_passes + 1), differs, guess)
+            assert list(suspects) == [bad]
+            assert 1 + len(asked) <= (3 if bad == guess else math.log2(num_passes) + 4)
+
+
 @pytest.mark.parametrize("bad", COLUMN)
 def test_the_pass_that_first_changes_bits_is_named(tmp_path: Path, bad: str) -> None:
     bench = Bench(tmp_path, defect_of(bad))
@@ -157,6 +175,37 @@ def test_the_pass_that_first_changes_bits_is_named(tmp_path: Path, bad: str) -> 
     assert found.result is not None and found.result.first_divergence is not None
     assert found.result.first_divergence.pass_ == bad
     assert len(bench.runs("graph")) == len(found.probes) <= math.log2(len(COLUMN)) + 2
+
+
+@pytest.mark.parametrize(
+    ("operator", "probes"),
+    [
+        ("view", ["until bucket", f"until {MINE}"]),
+        ("mul", ["until bucket", f"until {MINE}"]),  # its number was changed by others, too, before
+        ("add", ["until rematerialize", "until chunk", f"until {MINE}", "until bucket"]),  # chunk's: not to blame
+        ("neg", ["until rematerialize", "until bucket", f"until {MINE}"]),  # nobody's
+    ],
+)
+def test_the_pass_that_changed_how_often_the_blamed_operator_is_called_is_guessed(
+    tmp_path: Path, operator: str, probes: list[str]
+) -> None:
+    changed = {"chunk": {"add": (2, 4), "mul": (2, 4)}, MINE: {"view": (1, 0), "mul": (4, 5)}}
+
+    class Blaming(CaseRun):
+        def result(self) -> CaseResult:
+            found = super().result()
+            assert found.first_divergence is not None
+            found.first_divergence.call = BlamedCall(operator=operator)
+            found.passes = [replace(entry, changed=changed.get(entry.name, {})) for entry in found.passes]
+            return found
+
+    bench = Bench(tmp_path, defect_of(MINE))
+    bisector = Bisector(
+        CASE, OPTIONS, lambda case, options: Blaming(case, Placement(), bench, options, lambda event: None)
+    )
+    bisector.search()
+    assert (bisector.found.blamed, bisector.found.equal) == (MINE, "bucket")
+    assert [probe.applied for probe in bisector.found.probes[1:]] == probes
 
 
 def test_each_reference_is_recorded_once_and_no_prefix_runs_longer_than_needed(tmp_path: Path) -> None:
@@ -372,6 +421,41 @@ def test_second_runs_of_a_search_take_the_steps_that_show_the_first_difference(t
     assert (result.verdict, steps) == (Verdict.DIFFERENT, [2, 2])
     assert result.control == {"reference": "EQUAL", "candidate": "EQUAL"}
     assert result.remarks[-1] == "second runs took 2 of 4 steps: those up to the first difference"
+
+
+def test_second_runs_of_a_search_leave_what_it_needs_of_that_step(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, defect_of("clean_up"))
+    CaseRun(CASE, Placement(), bench, replace(OPTIONS, control="up_to_difference"), lambda event: None).result()
+    assert [(run.arm, run.watch is not None) for run in bench.asked] == [
+        ("first", False),
+        ("first", False),
+        ("control", True),
+        ("control", True),
+    ]
+    replay = Replay(step=1, log=True, record=Key(1, "loss", "weight", 0))
+    folders = [bench.work.resolve() / "batch" / f"{role}.archives1" for role in ("reference", "candidate")]
+    assert [run.watch for run in bench.asked[2:]] == [Watch(replay=replay, folder=folder) for folder in folders]
+
+
+def test_a_second_run_that_fails_as_its_calls_are_logged_is_made_once_more_without_and_that_is_told(
+    tmp_path: Path,
+) -> None:
+    class Unlogged(Bench):
+        def ask(self, request: Any, timeout: float, on_event: Callable[..., None] = lambda event: None) -> Any:
+            if getattr(request, "watch", None) and request.system == "graph":
+                self.asked.append(request)
+                raise RankError("no calls can be logged")
+            return super().ask(request, timeout, on_event)
+
+    bench = Unlogged(tmp_path, defect_of("clean_up"))
+    options = replace(OPTIONS, control="up_to_difference")
+    result = CaseRun(CASE, Placement(), bench, options, lambda event: None).result()
+    assert (result.verdict, result.control) == (Verdict.DIFFERENT, {"reference": "EQUAL", "candidate": "EQUAL"})
+    assert result.remarks[-1] == (
+        "a second run of candidate graph failed while its calls were logged, and was made again without: "
+        "no calls can be logged"
+    )
+    assert next(request.arm for request in bench.asked if request.replay) == "replay1", "the search replays, then"
 
 
 def test_noise_shows_in_as_few_steps(tmp_path: Path) -> None:

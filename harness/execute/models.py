@@ -19,6 +19,14 @@ def model_sizes(case: Case) -> dict[str, int]:
     return sizes_of(model_config(case.model))
 
 
+def expert_sizes(case: Case) -> tuple[int, int] | None:
+    """The model dim and the hidden dim of the experts of the case's model; None where it has none."""
+    from reference.models import model_config
+
+    config = model_config(case.model)
+    return (config.dim, config.moe.hidden_dim) if hasattr(config, "moe") else None
+
+
 def check_model(case: Case, system: str) -> None:
     """Refuse a model that the case's ranks cannot share, before any of them starts; tracing refuses it by itself.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from harness.disturb.faults import CATALOGUE, Named, parse_fault
 from harness.errors import RankError, UsageError
 from harness.execute.accounts import End
+from harness.execute.kernels import make_kernels
 from harness.execute.models import check_model
 from harness.execute.precompiled import read_precompiled
 from harness.execute.process import num_cores
@@ -60,6 +61,7 @@ class Runner:
         in_stage = _is_staged(request)
         self._leave(request)
         if not in_stage:
+            make_kernels(request)  # before a stage is forked, whose ranks find them there, too
             self._begin_later(request, seats)
             return run_ranks(request, seats, self._send, self._hangup, shelf=shelf_of_run(request, self._made_of))
         stage = self._stage or self._begin(request)

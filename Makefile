@@ -38,6 +38,7 @@ check: $(VENV)/ready-dev    ## format, lint, types and tests
 bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_passes.py
 	$(BIN)/python tests/benchmarks/bench_run.py
+	$(BIN)/python tests/benchmarks/bench_commands.py
 	$(BIN)/python tests/benchmarks/bench_scaling.py
 	$(BIN)/python tests/benchmarks/bench_joint.py
 	$(BIN)/python tests/benchmarks/bench_placement.py

@@ -106,7 +106,7 @@ def measure(name: str, wanted: str, case: Case, options: RunOptions) -> dict[str
         "call": f"{first.get('operator')} of {first.get('module')}",
         "passes": num_passes,
         "runs": len(found["probes"]),
-        "at most": math.floor(math.log2(num_passes) + 2) if num_passes else 0,
+        "at most": math.floor(math.log2(num_passes) + 4) if num_passes else 0,
         "seconds": round(time.monotonic() - began),
     }
 

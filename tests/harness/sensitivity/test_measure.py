@@ -96,7 +96,7 @@ def traced_once(monkeypatch):
     program = prepare(CASE, torch.device("cpu"))
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, 3)
     groups = GroupTable({**group_table(Mesh(0, CASE.parallelism)).groups, **program.groups})
-    monkeypatch.setattr(measure, "step_graph", lambda *_: (graph, groups))
+    monkeypatch.setattr(measure, "step_graph", lambda *_, **__: (graph, groups))
     return program
 
 

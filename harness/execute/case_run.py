@@ -224,8 +224,10 @@ class CaseRun:
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
         needs_control = control == "always" or (control != "never" and comparison.verdict == Verdict.DIFFERENT)
         self._control_steps = self._steps_of_control(comparison)
-        if needs_control and control == "up_to_difference" and not self._watches:  # the search then needs no replay
-            self._watches |= self._watch_of_control(comparison)
+        first = comparison.first_divergence
+        if needs_control and control == "up_to_difference" and first is not None and not self._watches:
+            key = Key(first.step, first.kind, first.name, first.rank)  # with what this leaves, a search replays nothing
+            self._watches["control"] = Replay(step=first.step, log=True, record=key)
         for role in ROLES if needs_control else ():
             controls[role] = controls[role] or self._control(role)
         stresses = {role: self._repeat("stress", role) if self.options.stress else None for role in ROLES}
@@ -309,14 +311,6 @@ class CaseRun:
             self._watches.clear()
             shutil.rmtree(self._archives, ignore_errors=True)
             return self._repeat("control", role)
-
-    def _watch_of_control(self, comparison: Comparison) -> dict[str, Replay]:
-        """What second runs are to leave of the step that differs first."""
-        first = comparison.first_divergence
-        if first is None:
-            return {}
-        key = Key(first.step, first.kind, first.name, first.rank)
-        return {"control": Replay(step=first.step, log=True, record=key)}
 
     def _read_first(self, role: Role) -> Recording:
         """What the first run of one side recorded, read once."""

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 FLOOR = {
     "harness",
     "harness.errors",
+    "harness.printable",
+    "harness.program.output",
     "harness.checked",
     "harness.case",
     "harness.case.autoplace",
@@ -42,7 +44,7 @@ FLOOR = {
 
 # The house, from the ground up: a module imports from its own package and from lower floors, wherever in the file.
 FLOORS = (
-    {"harness", "harness.errors", "harness.shared_memory", "harness.torch_versions"},
+    {"harness", "harness.errors", "harness.printable", "harness.shared_memory", "harness.torch_versions"},
     {"harness.checked"},
     {"harness.case", "harness.certificate", "harness.program", "harness.torch_compat", "harness.user_code"},
     {"harness.torch_inductor", "harness.ulps", "reference"},

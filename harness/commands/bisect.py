@@ -74,8 +74,7 @@ def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
 def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, replay: Sequence[str]) -> int:
     """Print what was found, then write it with the report of the case's run; returns the exit status."""
     status = status_of(found)
-    where = {"device": options.device, "backend": "unknown"}
-    results = complete([any_difference(case)], filter(None, [found.result]), found.problem or "", **where)
+    results = complete([any_difference(case)], filter(None, [found.result]), found.problem or "")
     report = Report(
         run_id=run_dir.name,
         exit_status=exit_status(results),

@@ -8,6 +8,7 @@ from harness.certificate.check import check
 from harness.certificate.files import FILES, MAIN, read_certificate
 from harness.certificate.rules import RejectedError
 from harness.errors import UsageError
+from harness.printable import printable
 
 ACCEPTED, LESS, REJECTED = 0, 1, 3
 
@@ -40,5 +41,5 @@ def _check(folder: Path) -> int:
 
 
 def _tell(text: str) -> None:
-    """Print one line: words of a certificate make none of their own, nor anything that a terminal obeys."""
-    print("".join(c if c.isprintable() else "?" for c in text))
+    """Print one line: words of a certificate make none of their own."""
+    print(printable(text).replace("\n", "\\n"))

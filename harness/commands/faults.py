@@ -177,8 +177,7 @@ def _finish(
 ) -> int:
     ran = {result.case.name for result in results}
     judged = [case for case in cases if case.name in ran]
-    where = {"device": options.device, "backend": "unknown"}
-    complete_results = complete(judged, list(results), found.problem or "", **where)
+    complete_results = complete(judged, list(results), found.problem or "")
     report = Report(
         run_id=run_dir.name,
         exit_status=exit_status(complete_results, faults=found.score),

@@ -163,7 +163,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
     ]
     not_run = {name: why for report in reports for name, why in report.not_run.items()}
     expected = [case for case in selection if case.name not in not_run]
-    cases = complete(expected, results, reason, device="unknown", backend="unknown")
+    cases = complete(expected, results, reason)
     return Report(
         run_id=run_id,
         exit_status=worst([exit_status(cases, faults=score), *(report.exit_status for report in reports)]),

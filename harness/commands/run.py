@@ -250,7 +250,7 @@ def _finish(
         "device": _join(result.device for result in state.results) or options.device,
         "backend": _join(result.backend for result in state.results) or "unknown",
     }
-    completed = complete(cases, state.results, state.reason, **where)
+    completed = complete(cases, state.results, state.reason)
     results = [_with_proof(result, state.proofs.get(result.case.name)) for result in completed]
     status = worst([exit_status(results, is_shard=shard is not None), state.status])
     if not reports:

@@ -275,7 +275,7 @@ def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> int:
     """Say, and write, that the search has no end; returns the exit status."""
     interrupts.too_late()
     where = {"device": options.device, "backend": "unknown"}
-    results = complete([case], [], "interrupted before the case was shrunk", **where)
+    results = complete([case], [], "interrupted before the case was shrunk")
     report = Report(
         run_id=run_dir.name,
         exit_status=exit_status(results),

@@ -41,13 +41,11 @@ def result_of_error(case: Case, error: BaseException, *, device: str, backend: s
     return _result(case, verdict=verdict, error=text, device=device, backend=backend, **facts)
 
 
-def complete(
-    cases: Iterable[Case], results: Iterable[CaseResult], reason: str, *, device: str, backend: str
-) -> list[CaseResult]:
-    """Every case's result, in case order: one without a result is UNVERIFIED, with `reason`."""
+def complete(cases: Iterable[Case], results: Iterable[CaseResult], reason: str) -> list[CaseResult]:
+    """Every case's result, in case order: one without a result is UNVERIFIED, with `reason`, and ran nowhere."""
     found = {result.case.name: result for result in results}
     return [
-        found.get(case.name) or _result(case, verdict=Verdict.UNVERIFIED, error=reason, device=device, backend=backend)
+        found.get(case.name) or _result(case, verdict=Verdict.UNVERIFIED, error=reason, device="unknown", backend="unknown")
         for case in cases
     ]
 

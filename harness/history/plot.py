@@ -10,8 +10,8 @@ from harness.errors import UsageError
 from harness.history.show import SLOW
 from harness.history.store import Night, Outcome
 from harness.history.trends import DEFINITIONS, Change, Trend, changes_of
+from harness.printable import printable
 from harness.records import Verdict
-from harness.report.junit import legal
 from harness.report.write import write_atomically
 
 # Pale where all is as expected, so that what is not stands out; a letter, as colours alone do not reach everybody.
@@ -199,4 +199,4 @@ def _text(
 
 
 def _escape(content: str) -> str:
-    return html.escape(legal(content))
+    return html.escape(printable(content))

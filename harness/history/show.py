@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TextIO
@@ -12,28 +11,26 @@ from harness.history.store import Night
 from harness.history.trends import DEFINITIONS, Trend, changes_of, scores_of
 from harness.report.faults import headline
 
-PIPE_WIDTH = 200
 SLOW = 1.25
 
 
 def print_trends(nights: Sequence[Night], trends: Sequence[Trend], stream: TextIO | None = None) -> None:
     """Print a row a case, then what changed of the machine, and what the columns mean."""
-    from rich.console import Console
+    from harness.report.console import SafeConsole
 
-    stream = stream or sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    console = SafeConsole(stream)
     first, last = nights[0], nights[-1]
     nights_word = "night" if len(nights) == 1 else "nights"
-    console.print(f"{len(nights)} {nights_word}, {first.time:%Y-%m-%d} to {last.time:%Y-%m-%d}", markup=False)
+    console.print(f"{len(nights)} {nights_word}, {first.time:%Y-%m-%d} to {last.time:%Y-%m-%d}")
     console.print(_table(trends))
     for line in filter(None, map(_tell_flaky, trends)):
-        console.print(line, markup=False, soft_wrap=True, style="red")
+        console.print(line, style="red")
     for night, score in scores_of(nights)[-1:]:
-        console.print(f"faults, {night.time:%Y-%m-%d}: {headline(score)}", markup=False, soft_wrap=True)
+        console.print(f"faults, {night.time:%Y-%m-%d}: {headline(score)}")
     for change in changes_of(nights):
-        console.print(str(change), markup=False, soft_wrap=True)
+        console.print(str(change))
     for name, meaning in DEFINITIONS.items():
-        console.print(f"{name}: {meaning}", markup=False, soft_wrap=True)
+        console.print(f"{name}: {meaning}")
 
 
 def _tell_flaky(trend: Trend) -> str | None:

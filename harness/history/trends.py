@@ -12,6 +12,7 @@ from typing import Any
 from harness.case.select import compile_expression
 from harness.errors import UsageError
 from harness.history.store import Night, Outcome
+from harness.printable import one_line
 from harness.records import Score, Verdict
 from harness.report import text
 
@@ -202,5 +203,5 @@ def _matcher(name: str, family: str) -> Any:
 
 def _short(value: Any) -> str:
     """One line of a value that came from a file."""
-    line = "none" if value is None else "".join(c if c.isprintable() else "?" for c in str(value))
+    line = "none" if value is None else one_line(str(value))
     return line if len(line) <= MAX_VALUE_CHARS else f"{line[:MAX_VALUE_CHARS]}..."

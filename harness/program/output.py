@@ -1,7 +1,11 @@
-"""Standard output and standard error that cannot end a command: who reads them may go, and a disk may be full.
+"""Standard output and standard error that cannot end a command, and that carry nothing which a reader would obey.
 
-What a run found does not depend on whether somebody still listens. After the first failure the rest goes nowhere,
-and the command tells, at its end, what that means for its exit status.
+Who reads them may go, and a disk may be full: what a run found does not depend on whether somebody still listens. After
+the first failure the rest goes nowhere, and the command tells, at its end, what that means for its exit status.
+
+All that a command prints goes through `SafeStream.write`, so that no text of others moves a terminal's cursor, and none
+is a command to the CI system that keeps the log: GitHub runs lines that begin with `::`, Azure Pipelines and TeamCity
+what follows `##vso[` or `##teamcity[`. Only what is made here to be obeyed, a table's colours, goes by `styled`.
 """
 
 from __future__ import annotations
@@ -9,15 +13,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, cast
+
+from harness.printable import printable
+
+_LEADING_COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
+_BRACKETED_COMMAND = re.compile(r"##(?=\w*\[)")
+
+
+def shown(text: str) -> str:
+    """A text, or a part of one, as a terminal and the log of a CI system may have it. JSON stays the same JSON."""
+    return _BRACKETED_COMMAND.sub(r"#\\u0023", _LEADING_COMMAND.sub(r"\1\\x3a", printable(text)))
 
 
 class SafeStream:
     """A text stream whose `write` and `flush` never fail. `lost` is the first failure; a reader that left is none.
 
-    Characters that the stream's encoding lacks are spelled out.
+    Characters that the stream's encoding lacks are spelled out, and so is what a reader would obey.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -25,11 +40,16 @@ class SafeStream:
         self.lost = OSError(errno.EBADF, "it is closed") if stream is None else None
 
     def write(self, text: str) -> int:
-        """Write a text; returns its length."""
+        """Write a text, as `shown`; returns its length."""
+        self.write_as_it_is(shown(text))
+        return len(text)
+
+    def write_as_it_is(self, text: str) -> int:
+        """Write a text that was made to be obeyed where it has colours; returns its length."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:
-            return self.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+            return self.write_as_it_is(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except OSError as error:
             self._lose(error)
             return len(text)
@@ -58,6 +78,22 @@ class SafeStream:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)
+
+
+class _Styled:
+    """A stream that takes escape sequences, over one that else does not."""
+
+    def __init__(self, stream: SafeStream) -> None:
+        self._stream = stream
+        self.write = stream.write_as_it_is
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def styled(stream: TextIO) -> TextIO:
+    """The stream to write colours to. Who writes there answers for the text of others in it."""
+    return cast(TextIO, _Styled(stream)) if isinstance(stream, SafeStream) else stream
 
 
 @contextlib.contextmanager

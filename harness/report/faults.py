@@ -12,6 +12,7 @@ from typing import Any
 from harness.checked import parse, read
 from harness.errors import RecordingError
 from harness.records import SCHEMA, FaultOutcome, FaultsFound, Score
+from harness.report.markdown_text import inline, rows_of
 
 MAX_BYTES = 64 * 2**20
 TOTAL = "all"
@@ -141,21 +142,21 @@ def read_found(path: Path) -> FaultsFound:
 
 def render_markdown(found: FaultsFound) -> str:
     """faults.md: the tables, fit for a job summary and for the docs."""
-    lines = [headline(found.score), "", *_table(HEADERS, by_family(found.outcomes)), ""]
+    lines = [inline(headline(found.score)), "", *rows_of(HEADERS, by_family(found.outcomes)), ""]
     headers = ("fault", "what is wrong", "source", "case", "came to", "blamed", "as expected")
     rows = [
         (
-            f"`{x.fault}`",
+            x.fault,
             x.says,
             x.source,
-            f"`{x.case}`, {x.ranks} ranks, {x.steps} steps",
+            f"{x.case}, {x.ranks} ranks, {x.steps} steps",
             x.status + (f" ({', '.join(x.kinds)})" if x.kinds else f" ({x.verdict})" if x.verdict == "ERROR" else ""),
             blamed(x) or (f"holds {x.holds}" if x.holds else ""),
             _as_expected(x),
         )
         for x in found.outcomes
     ]
-    return "\n".join([*lines, *_table(headers, rows), ""])
+    return "\n".join([*lines, *rows_of(headers, rows), ""])
 
 
 BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
@@ -174,13 +175,18 @@ def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], ca
     cost = "" if found.cpu_seconds is None else f", {found.cpu_seconds / 60:.1f} minutes of CPU"
     cost += f", in {found.calls} calls" if found.calls > 1 else ""
     lines = [
-        f"`{call}`, on {machine}{cost}: {headline(found.score)}.",
+        f"`{call}`, on {inline(machine)}{cost}: {headline(found.score)}.",
         "",
-        *_table(HEADERS, by_family(found.outcomes)),
+        *rows_of(HEADERS, by_family(found.outcomes)),
     ]
     for title, chosen in _odd(found.outcomes).items():
         if chosen:
-            lines += ["", f"{title[0].upper()}{title[1:]}:", "", *(f"- {line_of(outcome)}" for outcome in chosen)]
+            lines += [
+                "",
+                f"{title[0].upper()}{title[1:]}:",
+                "",
+                *(f"- {inline(line_of(outcome))}" for outcome in chosen),
+            ]
     return "\n".join([before + BEGIN, "", *lines, "", END + after])
 
 
@@ -190,10 +196,3 @@ def _as_expected(outcome: FaultOutcome) -> str:
     if outcome.status in ("survived", "flagged", "unjudged", "not struck"):
         return (outcome.reason or "no").splitlines()[0]
     return f"not {', '.join(wrong)}" if wrong else "yes"
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def cells(values: Sequence[str]) -> str:
-        return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
-
-    return [cells(headers), "|" + "---|" * len(headers), *map(cells, rows)]

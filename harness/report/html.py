@@ -1,7 +1,8 @@
 """report.html: the whole report as one page that asks nothing of the network and runs no script.
 
 The template beside this file lays it out; here is what it shows, cut to what a browser and a CI system's
-artifact viewer take well: what is left out is told, and stands in report.json. Everything is escaped.
+artifact viewer take well: what is left out is told, and stands in report.json. Every value passes `_shown` and jinja2's
+escaping, and the page forbids browsers to run or to load anything.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from harness.errors import cut
+from harness.printable import printable
 from harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report, Verdict
 from harness.report import heatmaps, proofs, sensitivity, text
 from harness.report.heatmaps import KindHeat, TensorHeat
@@ -44,9 +45,6 @@ MAX_ERROR_CHARS = 16_000
 MAX_VALUES = 12
 MAX_VALUE_CHARS = 300
 MAX_REASON_CHARS = 2_000
-
-# What no page can show: control characters, lone surrogates, noncharacters.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +173,7 @@ def template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
@@ -327,8 +325,6 @@ def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
     return list(folders.items())
 
 
-def _printable(value: Any) -> Any:
-    """A text in which every character that no page can show is spelled out; markup and numbers as they are."""
-    if type(value) is not str:
-        return value
-    return _UNPRINTABLE.sub(lambda match: repr(match.group())[1:-1], value)
+def _shown(value: Any) -> Any:
+    """A text as it may be shown, which jinja2 then escapes; markup and numbers as they are."""
+    return printable(value) if type(value) is str else value

@@ -8,16 +8,14 @@ junit-10.xsd of Jenkins' xunit plugin, which knows no `skipped` of all suites to
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
+from harness.printable import printable
 from harness.records import CaseResult, Report
 from harness.report import proofs, text
 from harness.report.status import SUCCESS, UNJUDGED, case_status
 
 MAX_ERROR_CHARS = 64_000
-
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(report: Report) -> str:
@@ -35,13 +33,13 @@ def render(report: Report) -> str:
     suite = ElementTree.SubElement(suites, "testsuite", attributes)
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in [("run_id", report.run_id), ("verdicts", text.tally(report)), *text.flatten(report.environment)]:
-        ElementTree.SubElement(properties, "property", {"name": legal(str(name)), "value": legal(str(value))})
+        ElementTree.SubElement(properties, "property", {"name": printable(str(name)), "value": printable(str(value))})
     for result in report.cases:
         _add_case(suite, report, result)
     for name, reason in report.not_run.items():
-        attributes = {"classname": "bitproof", "name": legal(name), "time": "0"}
+        attributes = {"classname": "bitproof", "name": printable(name), "time": "0"}
         left_out = ElementTree.SubElement(suite, "testcase", attributes)
-        ElementTree.SubElement(left_out, "skipped", {"message": legal(reason)})
+        ElementTree.SubElement(left_out, "skipped", {"message": printable(reason)})
     ElementTree.indent(suites)
     return "<?xml version='1.0' encoding='utf-8'?>\n" + ElementTree.tostring(suites, encoding="unicode") + "\n"
 
@@ -49,12 +47,12 @@ def render(report: Report) -> str:
 def _add_case(suite: ElementTree.Element, report: Report, result: CaseResult) -> None:
     seconds = f"{text.total_seconds(result):.3f}"
     attributes = {"classname": f"bitproof.{result.case.family}", "name": result.case.name, "time": seconds}
-    case = ElementTree.SubElement(suite, "testcase", {name: legal(value) for name, value in attributes.items()})
+    case = ElementTree.SubElement(suite, "testcase", {name: printable(value) for name, value in attributes.items()})
     if case_status(result) != SUCCESS:
         _add_problem(case, report, result)
     if result.closeness:
         output = ElementTree.SubElement(case, "system-out")
-        output.text = legal(f"{text.outcome(result)}: {text.closeness(result)}")
+        output.text = printable(f"{text.outcome(result)}: {text.closeness(result)}")
 
 
 def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) -> None:
@@ -64,15 +62,6 @@ def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) 
     if loudest := proofs.loudest_of(report, result):
         message = f"{loudest}; {message}"
     tag = "error" if case_status(result) == UNJUDGED else "failure"
-    problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": legal(message)})
+    problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": printable(message)})
     error = text.shorten(result.error or "", MAX_ERROR_CHARS)
-    problem.text = legal("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))
-
-
-def legal(value: str) -> str:
-    """A text in which every character that XML cannot hold is spelled out."""
-    return _NOT_XML.sub(lambda match: _spell(ord(match.group())), value)
-
-
-def _spell(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    problem.text = printable("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))

@@ -6,13 +6,12 @@ the limit are left out with a sentence that says so.
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity
 from harness.report import proofs, sensitivity, text
+from harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
 from harness.report.status import exit_status
 from harness.report.wire import FlatDivergence
 
@@ -49,16 +48,16 @@ def status_text(report: Report) -> str:
 def render(report: Report) -> str:
     """The whole summary. Cases that are not as expected are told first."""
     head = [
-        f"# bitproof {report.run_id}",
-        *(f"## {_cell(_brief(line))}" for line in proofs.loudest(report)),
+        f"# bitproof {inline(report.run_id)}",
+        *(f"## {inline(_brief(line))}" for line in proofs.loudest(report)),
         f"Exit status {report.exit_status}: {status_text(report)}.",
         *([f"Shard {report.shard} of {len(report.shard.selection)} selected cases."] if report.shard else []),
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
         *([_verdict_table(report.cases, proofs.has_proofs(report))] if report.cases else []),
-        *(f"**{_cell(remark)}**" for remark in text.remarks(report)),
+        *(strong(_brief(remark)) for remark in text.remarks(report)),
         *_not_run(report),
     ]
-    foot = _fold("Environment", _bounded_table(("what", "value"), list(text.leaves(report.environment))))
+    foot = folded("Environment", _bounded_table(("what", "value"), list(text.leaves(report.environment))))
     room = MAX_BYTES - sum(_size(block) for block in (*head, foot))
     return "\n\n".join([*head, *_details(report, room), foot]) + "\n"
 
@@ -85,10 +84,10 @@ def _verdict_table(results: Iterable[CaseResult], with_proofs: bool) -> str:
     rows = [
         (
             result.case.name,
-            f"**{text.outcome(result)}**",
+            Strong(text.outcome(result)),
             *([proofs.column(result)] if with_proofs else []),
             text.expectation(result),
-            "yes" if result.as_expected else "**no**",
+            "yes" if result.as_expected else Strong("no"),
             text.place(result),
             text.systems(result),
             sum(result.compared.values()),
@@ -111,7 +110,7 @@ def _bounded_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str
     """A table of as many rows as MAX_TABLE_BYTES take. Every row of a Markdown table is as wide as the widest."""
     rows = [[_brief(value) for value in row] for row in rows]
     shown = len(rows)
-    while _size(table := _table(headers, rows[:shown])) > MAX_TABLE_BYTES:
+    while _size(table := table_of(headers, rows[:shown])) > MAX_TABLE_BYTES:
         shown //= 2
     left_out = (
         f"\n\n{len(rows) - shown} more rows are left out here; report.json has them." if shown < len(rows) else ""
@@ -133,7 +132,7 @@ def _details(report: Report, room: int) -> Iterator[str]:
     room -= 100  # for the sentence about what is left out
     left_out = 0
     for result in sorted(report.cases, key=lambda result: result.as_expected):
-        block = _fold(f"{result.case.name}: {text.outcome(result)}", _case_details(report, result))
+        block = folded(f"{result.case.name}: {text.outcome(result)}", _case_details(report, result))
         if _size(block) > room:
             left_out += 1
             continue
@@ -144,14 +143,14 @@ def _details(report: Report, room: int) -> Iterator[str]:
 
 
 def _case_details(report: Report, result: CaseResult) -> str:
-    parts = [f"Replay:\n\n{_fence(text.replay_command(report, result))}"]
+    parts = [f"Replay:\n\n{code_block(text.replay_command(report, result))}"]
     if result.proof:
         lines = "\n".join(proofs.tell(result.case.name, result.proof))
-        parts.append(f"### Proof\n\n{_fence(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
+        parts.append(f"### Proof\n\n{code_block(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
     if result.sensitivity:
         parts.append(f"### Sensitivity\n\n{_sensitivity(result, result.sensitivity)}")
     if result.error:
-        parts.append(f"### Error\n\n{_fence(text.shorten(result.error, MAX_ERROR_CHARS))}")
+        parts.append(f"### Error\n\n{code_block(text.shorten(result.error, MAX_ERROR_CHARS))}")
     if result.first_divergence:
         parts.append(f"### First divergence\n\n{_divergence(result.first_divergence)}")
     if result.closeness:
@@ -160,40 +159,40 @@ def _case_details(report: Report, result: CaseResult) -> str:
         )
     if result.baseline:
         lines = "\n".join(text.baselines(result, MAX_VALUES))
-        parts.append(f"### Baselines\n\n{_fence(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
+        parts.append(f"### Baselines\n\n{code_block(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
     kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
-    parts.append(f"### Records\n\n{_table(('kind', 'compared', 'mismatched'), kinds)}")
+    parts.append(f"### Records\n\n{table_of(('kind', 'compared', 'mismatched'), kinds)}")
     if result.differing:
         tensors, left_out = text.tensor_rows(result, MAX_TENSORS)
         tensors += [("...", f"{left_out} more, in report.json", "", "", "")] if left_out else []
-        table = _table(("kind", "tensor", "steps", "first step", "ranks"), tensors)
+        table = table_of(("kind", "tensor", "steps", "first step", "ranks"), tensors)
         parts.append(f"### Tensors that differ\n\n{table}")
     controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
-    parts.append(f"### Control\n\n{_table(('side', 'same system twice'), controls)}")
+    parts.append(f"### Control\n\n{table_of(('side', 'same system twice'), controls)}")
     if result.stress:
         stresses = [(side, verdict or "not run") for side, verdict in result.stress.items()]
-        parts.append(f"### Stress\n\n{_table(('side', 'same system under stress'), stresses)}")
+        parts.append(f"### Stress\n\n{table_of(('side', 'same system under stress'), stresses)}")
     if losses := list(_loss_rows(result)):
-        parts.append(f"### Losses of rank 0\n\n{_table(('step', 'loss', 'reference', 'candidate', 'same'), losses)}")
+        parts.append(f"### Losses of rank 0\n\n{table_of(('step', 'loss', 'reference', 'candidate', 'same'), losses)}")
     if seconds := text.flatten_seconds(result):
         rows = [(name, f"{value:.3f}") for name, value in seconds]
-        parts.append(f"### Seconds\n\n{_table(('part', 'seconds'), rows)}")
+        parts.append(f"### Seconds\n\n{table_of(('part', 'seconds'), rows)}")
     if result.partition:
-        parts.append(f"### Partition\n\n{_table(('what', 'value'), result.partition.tell())}")
+        parts.append(f"### Partition\n\n{table_of(('what', 'value'), result.partition.tell())}")
     if result.placed:
-        parts.append(f"### Placements\n\n{_table(('what', 'value'), result.placed.tell())}")
-        parts.append(_table(("parameter", "data", "tensor", "cost in us", "bytes of a rank"), result.placed.rows()))
+        parts.append(f"### Placements\n\n{table_of(('what', 'value'), result.placed.tell())}")
+        parts.append(table_of(("parameter", "data", "tensor", "cost in us", "bytes of a rank"), result.placed.rows()))
     if result.passes:
         headers = ("pass", "seconds", "nodes before", "nodes after")
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]
-        parts += [f"### Passes\n\n{_table(headers, passes)}", *_pass_details(result.passes)]
-    return "\n\n".join([result.where, *(f"**{_cell(_brief(remark))}**" for remark in result.remarks), *parts])
+        parts += [f"### Passes\n\n{table_of(headers, passes)}", *_pass_details(result.passes)]
+    return "\n\n".join([inline(result.where), *(strong(_brief(remark)) for remark in result.remarks), *parts])
 
 
 def _sensitivity(result: CaseResult, found: Sensitivity) -> str:
     """What the comparison sees, table by table."""
-    parts = [_cell(_brief(sensitivity.headline(result)))]
-    parts += [f"{title}:\n\n{_table(headers, rows)}" for title, headers, rows in sensitivity.tables(found)]
+    parts = [inline(_brief(sensitivity.headline(result)))]
+    parts += [f"{title}:\n\n{table_of(headers, rows)}" for title, headers, rows in sensitivity.tables(found)]
     return "\n\n".join(parts)
 
 
@@ -201,9 +200,9 @@ def _divergence(first: Divergence) -> str:
     """What is known of the first differing tensor and the call to blame, each with how far the sides are apart."""
     flat = FlatDivergence.of(first)
     known = [(name.rstrip("_"), value) for name, value in vars(flat).items() if isinstance(value, (str, int))]
-    parts = [_table(("what", "value"), [(name, _brief(value)) for name, value in known])]
+    parts = [table_of(("what", "value"), [(name, _brief(value)) for name, value in known])]
     if rows := text.neighbour_rows(first.call):
-        parts.append(f"Calls around the blamed one:\n\n{_table(text.NEIGHBOURS, rows)}")
+        parts.append(f"Calls around the blamed one:\n\n{table_of(text.NEIGHBOURS, rows)}")
     sides = (
         ("of the tensor", first.tensor),
         ("of the blamed call's output", first.call.output if first.call else None),
@@ -213,7 +212,7 @@ def _divergence(first: Divergence) -> str:
             parts.append(f"Elements {what} by ULPs:\n\n{_histogram({'elements': difference.histogram})}")
         if rows := text.sample_rows(difference):
             headers = ("index", "reference", "candidate", "reference value", "candidate value")
-            parts.append(f"The first elements {what} that differ:\n\n{_table(headers, rows)}")
+            parts.append(f"The first elements {what} that differ:\n\n{table_of(headers, rows)}")
     return "\n\n".join(parts)
 
 
@@ -224,9 +223,9 @@ def _pass_details(passes: Iterable[PassReport]) -> Iterator[str]:
         tables = [f"{name}:\n\n{_values(values)}" for name, values in known.items() if values]
         if changed := entry.changed:
             rows = [(name, before, after, f"{after - before:+d}") for name, (before, after) in changed.items()]
-            tables.append(f"calls:\n\n{_table(('operator', 'before', 'after', 'change'), rows)}")
+            tables.append(f"calls:\n\n{table_of(('operator', 'before', 'after', 'change'), rows)}")
         if tables:
-            yield _fold(f"pass {entry.name}", "\n\n".join(tables))
+            yield folded(f"pass {entry.name}", "\n\n".join(tables))
 
 
 def _values(values: Mapping[str, Any]) -> str:
@@ -234,7 +233,7 @@ def _values(values: Mapping[str, Any]) -> str:
     rows = [(_brief(path), _short(value)) for path, value in text.leaves(values)]
     left_out = len(rows) - MAX_VALUES
     rows = [*rows[:MAX_VALUES], ("...", f"{left_out} more, in report.json")] if left_out > 0 else rows
-    return _table(("what", "value"), rows)
+    return table_of(("what", "value"), rows)
 
 
 def _short(value: str) -> str:
@@ -247,45 +246,19 @@ def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:
         left = reference[step] if step < len(reference) else "missing"
         right = candidate[step] if step < len(candidate) else "missing"
         value = f"{float.fromhex(left):.6f}" if step < len(reference) else ""
-        yield step, value, left, right, "yes" if left == right else "**no**"
+        yield step, value, left, right, "yes" if left == right else Strong("no")
 
 
 def _histogram(found: Mapping[str, Mapping[str, int]]) -> str:
     """Elements of each column by ULPs between the two sides."""
     rows = [(bucket, *(found[kind].get(bucket, 0) for kind in found)) for bucket in BUCKETS]
-    return _table(("ULPs", *found), [row for row in rows if any(row[1:])])
+    return table_of(("ULPs", *found), [row for row in rows if any(row[1:])])
 
 
 def _sentence(value: str) -> str:
-    return f"{value[0].upper()}{_cell(value[1:])}."
+    return f"{inline(value[0].upper() + value[1:])}."
 
 
 def warm_up() -> None:
     """Have what tables are made with loaded."""
-    _table(("",), [])
-
-
-def _table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; a cell can neither end it nor open a tag."""
-    import pandas as pd
-
-    cells = [[_cell(value) for value in row] for row in rows]
-    frame = pd.DataFrame(cells, columns=[_cell(header) for header in headers], dtype=object)
-    return str(frame.to_markdown(index=False, disable_numparse=True))
-
-
-def _cell(value: Any) -> str:
-    """One line of text as it is: no HTML, no cell's end, and no link or picture, which a name may spell."""
-    escaped = html.escape(str(value), quote=False).replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(")
-    return re.sub(r"\s+", " ", escaped)
-
-
-def _fence(code: str) -> str:
-    """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{code}\n{fence}"
-
-
-def _fold(summary: str, body: str) -> str:
-    return f"<details>\n<summary>{html.escape(summary)}</summary>\n\n{body}\n\n</details>"
+    table_of(("",), [])

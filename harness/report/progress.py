@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
+from harness.program.output import SafeStream
 from harness.records import CaseResult, Event
 from harness.report import text
 
@@ -98,9 +99,10 @@ class LiveProgress:
     """A bar for all cases, and one for the case that runs."""
 
     def __init__(self, num_cases: int, stream: TextIO) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
+
+        from harness.report.console import SafeConsole
 
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -108,12 +110,16 @@ class LiveProgress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        self.progress = RichProgress(*columns, console=Console(file=stream, highlight=False), transient=True)
+        self.progress = RichProgress(*columns, console=SafeConsole(stream), transient=True)
+        self.streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self.total = self.progress.add_task("cases", total=num_cases)
         self.current: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self.progress.start()
+        for name in ("stdout", "stderr"):  # rich stands in for them now, and would obey what is printed meanwhile
+            if (stream := getattr(sys, name)) is not self.streams[name]:
+                setattr(sys, name, SafeStream(stream))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -133,4 +139,4 @@ class LiveProgress:
         if result.case.name in self.current:
             self.progress.remove_task(self.current.pop(result.case.name))
         self.progress.advance(self.total)
-        self.progress.console.print(describe_result(result), markup=False)
+        self.progress.console.print(describe_result(result))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TextIO
 
 from harness.records import BaselineStatus, CaseResult, Report, Verdict
@@ -16,41 +15,41 @@ COLORS = {
     Verdict.UNVERIFIED: "magenta",
     Verdict.ERROR: "red",
 }
-PIPE_WIDTH = 200
 MAX_ERROR_CHARS = 4_000
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
     """Print the verdict table and what went wrong. A pipe gets wide lines instead of wrapped ones."""
-    from rich.console import Console
+    from harness.report.console import SafeConsole
 
-    stream = stream or sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    console = SafeConsole(stream)
     for line in proofs.loudest(report):
-        console.print(line, style="bold white on red", markup=False, soft_wrap=True)
+        console.print(line, style="bold white on red")
     console.print(_table(report))
-    console.print(text.tally(report), markup=False)
+    console.print(text.tally(report))
     for result in report.cases:
         if result.closeness:
-            console.print(f"{result.case.name}: {text.closeness(result)}", markup=False, soft_wrap=True)
+            console.print(f"{result.case.name}: {text.closeness(result)}")
         for remark in result.remarks:
-            console.print(f"{result.case.name}: {remark}", markup=False, soft_wrap=True)
+            console.print(f"{result.case.name}: {remark}")
         if result.baseline:
             lines = "\n".join(text.baselines(result))
-            console.print(f"{result.case.name}: {lines}", markup=False, soft_wrap=True)
+            console.print(f"{result.case.name}: {lines}")
     for remark in text.remarks(report):
-        console.print(remark, markup=False, soft_wrap=True)
+        console.print(remark)
     for name, reason in report.not_run.items():
-        console.print(f"{name}: NOT RUN: {reason}", markup=False, soft_wrap=True)
+        console.print(f"{name}: NOT RUN: {reason}")
     console.print()
     for result in report.cases:
         if not result.as_expected:
-            console.print("\n".join([*tell_case(report, result), ""]), markup=False, soft_wrap=True)
+            console.print("\n".join([*tell_case(report, result), ""]))
 
 
 def warm_up() -> None:
     """Have what the table is printed with loaded."""
-    from rich import box, console, table, text  # noqa: F401
+    from rich import box, table, text  # noqa: F401
+
+    from harness.report import console  # noqa: F401
 
 
 def _table(report: Report) -> object:

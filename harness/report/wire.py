@@ -9,6 +9,7 @@ from `output_` on, of that call's output. Fields with a default came later than 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
@@ -56,6 +57,18 @@ def _stays_in_logs(path: str) -> bool:
     return path.startswith("logs/") and ".." not in path.split("/")
 
 
+# What no run says is damage: these stand beside verdicts, and people read them as ours.
+Device = Literal["cpu", "cuda", "auto", "unknown"]
+Backend = Literal["gloo", "nccl", "unknown"]
+Collectives = Literal["shared", "gloo", "nccl", "native"]
+RunId = Annotated[
+    str,
+    That(
+        "a run's id, such as 20260102T030405Z-abcdef: letters, digits, dots, dashes and underscores",
+        re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}").fullmatch,
+        {"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"},
+    ),
+]
 FlatSample = tuple[list[Count], str, str]
 WholeCase = Annotated[Case, Whole("a case", CaseError)]
 Size = Annotated[float, That("a finite number, zero or more", lambda size: size >= 0, {"minimum": 0})]
@@ -232,8 +245,8 @@ class CaseEntry:
     candidate: str
     world_size: Count
     steps: Count
-    device: str
-    backend: str
+    device: Device
+    backend: Backend
     compared: Counts
     mismatched: Counts
     differing_kinds: list[Kind] = field(default_factory=list)
@@ -252,7 +265,7 @@ class CaseEntry:
     options: list[str] | None = None
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    collectives: str | None = None
+    collectives: Collectives | None = None
     proof: ProofOutcome | None = None
     kept_graph: bool | None = None
     sensitivity: Sensitivity | None = None
@@ -312,7 +325,7 @@ class ReportEntry:
     __pydantic_config__ = GROWING
 
     schema: Literal[1]
-    run_id: str
+    run_id: RunId
     exit_status: Count
     environment: dict[str, Any]
     options: list[str] = field(default_factory=list)

@@ -64,7 +64,7 @@ def test_a_case_without_a_result_is_unverified_and_keeps_its_place(case, record)
     judgement = judge(case, compare(record(), record(), case))
     found = result_of(case, judgement, device="cpu", backend="gloo", losses=dict.fromkeys(SIDES, record().losses()))
     before, after = replace(case, name="before"), replace(case, name="after")
-    results = complete([before, case, after], [found], "interrupted", device="cpu", backend="gloo")
+    results = complete([before, case, after], [found], "interrupted")
     assert [(result.case.name, result.verdict) for result in results] == [
         ("before", Verdict.UNVERIFIED),
         ("tiny", Verdict.EQUAL),
@@ -78,5 +78,5 @@ def test_whatever_somebody_elses_exception_holds_a_results_error_is_bounded(case
     for error in (ValueError(long), RankError(long, found=long, traceback=long)):
         told = result_of_error(case, error, device="cpu", backend="gloo").error
         assert len(told) < MAX_ERROR + 100 and "characters left out" in told
-    [result] = complete([case], [], long, device="cpu", backend="gloo")
+    [result] = complete([case], [], long)
     assert len(result.error) < MAX_ERROR + 100

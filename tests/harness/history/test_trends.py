@@ -128,5 +128,5 @@ def test_changes_of_the_machine_are_told_and_those_of_the_commit_are_not():
         "2026-01-03: cpu x -> none",
         "2026-01-03: torch.1/2 none -> 2.13",
         "2026-01-03: torch.2/2 none -> 2.14",
-        f"2026-01-03: gpu none -> ?[2J{'long' * 14}...",
+        f"2026-01-03: gpu none -> \\x1b[2J{'long' * 13}l...",
     ]

@@ -1,0 +1,40 @@
+"""Where colours come from: rich's console, which shows text of others as it is and obeys none of it.
+
+rich writes the escape sequences, so its output goes past the gate of `program/output`; what it is given to show passes
+the same rule here, piece by piece, before it is laid out. Neither markup nor names of emoji mean anything in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from harness.program.output import shown, styled
+
+PIPE_WIDTH = 200
+
+
+class SafeConsole(Console):
+    """A console that writes to a stream. A pipe gets wide lines instead of wrapped ones."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        stream = stream or sys.stdout
+        width = None if stream.isatty() else PIPE_WIDTH
+        super().__init__(file=styled(stream), width=width, highlight=False, markup=False, emoji=False)
+
+    def print(self, *objects: Any, **facts: Any) -> None:
+        """As rich does, with one line a line of text unless told otherwise."""
+        super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects)} | facts)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is laid out, with all text as it may be shown; no text is a link."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                style = segment.style.update_link(None) if segment.style and segment.style.link else segment.style
+                yield Segment(shown(segment.text), style)

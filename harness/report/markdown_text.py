@@ -1,0 +1,77 @@
+"""Text of others in Markdown: every form that is Markdown puts it there by these functions, and by nothing else.
+
+GitHub obeys more than the text's own form: HTML, links by brackets and bare addresses, pictures, code, emphasis,
+formulas, cells' ends, emoji by name, users and issues. Each is taken out by what that character's rule takes: a
+backslash, a reference such as `&lt;`, or, where GitHub looks at the text that comes out, tags that part it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.printable import one_line, printable
+
+_ESCAPED = re.compile(r"[\\`*|~$]|\](?=[(\[:])|\[(?=[\^\[])|^\[(?=[ xX]\])|(?<![^\W_])_+|_+(?![^\W_])")
+_REFERENCES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_PARTED = re.compile(r"[@#](?=\w)|:(?=[\w+-]+:)|/(?=/)|(?<=\bwww)\.", re.IGNORECASE)
+_FIRST = re.compile(r"^(?:[-+=#](?=[-+=#\s]|$)|\d{1,9}(?=[.)](?:\s|$)))")
+_TOKENS = re.compile("|".join(f"({part.pattern})" for part in (_ESCAPED, _PARTED)) + "|([&<>])", re.IGNORECASE)
+
+
+def inline(text: Any) -> str:
+    """A text as one line that shows as it is written, wherever in a page: in a paragraph, a heading or a cell."""
+    found = one_line(str(text))
+    first = _FIRST.match(found)
+    head = "" if first is None else found[: first.end()] + "\\" if first.group().isdigit() else "\\" + first.group()
+    return head + _TOKENS.sub(_dead, found[first.end() if first else 0 :])
+
+
+def _dead(found: re.Match[str]) -> str:
+    escaped, parted, referred = found.groups()
+    if escaped is not None:
+        return "".join(f"\\{character}" for character in escaped)
+    return f"<span>{parted}</span>" if parted is not None else _REFERENCES[referred]
+
+
+def code_block(text: str) -> str:
+    """A text of many lines as a code block, whose fence is longer than any run of backticks inside."""
+    code = printable(text)
+    longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{code}\n{fence}"
+
+
+def folded(summary: str, body: str) -> str:
+    """A body of Markdown behind a line of text."""
+    return f"<details>\n<summary>{inline(summary)}</summary>\n\n{body}\n\n</details>"
+
+
+def table_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A table of texts. A cell that is `strong` stands out."""
+    import pandas as pd
+
+    cells = [[_cell(value) for value in row] for row in rows]
+    frame = pd.DataFrame(cells, columns=[_cell(header) for header in headers], dtype=object)
+    return str(frame.to_markdown(index=False, disable_numparse=True))
+
+
+class Strong(str):
+    """A text that stands out in its cell."""
+
+
+def _cell(value: Any) -> str:
+    return strong(value) if isinstance(value, Strong) else inline(value)
+
+
+def strong(text: str) -> str:
+    """A text as one line that stands out."""
+    return f"**{inline(text)}**" if text.strip() else ""
+
+
+def rows_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A table as lines that are no wider than what they hold, for pages that people edit."""
+    lines = [headers, *rows]
+    head, *body = ["| " + " | ".join(map(_cell, each)) + " |" for each in lines]
+    return [head, "|" + "---|" * len(headers), *body]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from harness.capture.environment import environment_variables, told
 from harness.case import Case
 from harness.machine.describe import describe_machine
 from harness.machine.determinism import Readings
@@ -17,10 +18,7 @@ from harness.machine.devices import Placement
 from harness.machine.gpus import agreed_facts, num_gpus
 from harness.records import GraphIdentity, MachineFacts, Manifest, Switch
 
-_PREFIXES = ("OMP_", "MKL_", "ATEN_", "ONEDNN_", "DNNL_", "CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
-_OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
 _GIT_SECONDS = 10.0
-_NAMES = ("PYTHONHASHSEED", "LD_PRELOAD", "KMP_AFFINITY")
 
 
 def build_manifest(
@@ -61,7 +59,7 @@ def build_manifest(
         machine=machine() | agreed_facts(gpus),
         commit=commit(),
         environment=environment_variables()
-        | {name: str(value) for name, value in agreed_facts(gpu_environments).items()},
+        | {name: told(str(value)) for name, value in agreed_facts(gpu_environments).items()},
         determinism=dict(determinism),
         switches={when: dict(found) for when, found in switches.items()},
         graph=graph,
@@ -100,12 +98,3 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
-
-
-def environment_variables() -> dict[str, str]:
-    """The environment variables that numeric libraries read, in name order. What is of one launch is left out."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if (name.startswith(_PREFIXES) and not name.startswith(_OF_ONE_LAUNCH)) or name in _NAMES
-    }

@@ -45,7 +45,8 @@ def complete(cases: Iterable[Case], results: Iterable[CaseResult], reason: str) 
     """Every case's result, in case order: one without a result is UNVERIFIED, with `reason`, and ran nowhere."""
     found = {result.case.name: result for result in results}
     return [
-        found.get(case.name) or _result(case, verdict=Verdict.UNVERIFIED, error=reason, device="unknown", backend="unknown")
+        found.get(case.name)
+        or _result(case, verdict=Verdict.UNVERIFIED, error=reason, device="unknown", backend="unknown")
         for case in cases
     ]
 

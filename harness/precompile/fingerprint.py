@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from harness.capture.manifest import environment_variables
+from harness.capture.environment import environment_of_keys
 from harness.case import Case
 from harness.compare.same_case import leaf_differences
 from harness.errors import ArtifactError
@@ -80,7 +80,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
         "torch": list(build()),
         "python": [sys.implementation.name, sys.version],
         "switches": {name: value for name, value in read_switches().items() if name not in _OF_STRESS},
-        "environment": {name: text for name, text in environment_variables().items() if name.startswith(_PREFIXES)},
+        "environment": {name: text for name, text in environment_of_keys().items() if name.startswith(_PREFIXES)},
     }
     return dict(json.loads(json.dumps(fields)))  # tuples are lists, as in what was read
 

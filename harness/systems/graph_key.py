@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.capture.manifest import environment_variables
+from harness.capture.environment import environment_of_keys
 from harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
 from harness.machine.determinism import read_switches
 from harness.program.kept import keep, read_kept
@@ -101,7 +101,7 @@ def _key(case: Case, system: str, installation: Installation) -> str:
             "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
             "python": [sys.version, sys.implementation.cache_tag, repr(sys.flags)],
             "switches": read_switches(),
-            "environment": environment_variables(),
+            "environment": environment_of_keys(),
         },
         sort_keys=True,
     )

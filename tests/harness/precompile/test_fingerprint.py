@@ -89,7 +89,7 @@ def test_another_system_is_refused() -> None:
         (fingerprint.sys, "version", "3.12.0 (main)", "python"),
         (fingerprint, "_capability", lambda device: ["x86_64", "AVX1024"], "capability"),
         (fingerprint, "read_switches", lambda: {"deterministic_algorithms": False}, "switches"),
-        (fingerprint, "environment_variables", lambda: {"TORCH_LOGS": "+dynamo"}, "environment"),
+        (fingerprint, "environment_of_keys", lambda: {"TORCH_LOGS": "+dynamo"}, "environment"),
     ],
 )
 def test_another_process_or_machine_is_refused_by_the_field_that_differs(

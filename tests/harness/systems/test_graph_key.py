@@ -105,7 +105,7 @@ def _set(target: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], N
         _set(platform, "machine", lambda: "aarch64"),
         _set(sys, "version", "3.99"),
         _set(graph_key, "read_switches", lambda: read_switches() | {"mkldnn_enabled": False}),
-        _set(graph_key, "environment_variables", lambda: {"ATEN_CPU_CAPABILITY": "avx2"}),
+        _set(graph_key, "environment_of_keys", lambda: {"ATEN_CPU_CAPABILITY": "avx2"}),
         _set(graph_key, "_FORM", 99),
     ],
     ids=["torch", "its commit", "its build", "processor", "machine", "python", "a switch", "environment", "form"],

@@ -1,0 +1,83 @@
+"""The environment variables that can change a bit: what manifests tell of them, and what keys are made of.
+
+A manifest is shown to strangers, so names come from a list: families of libraries that compute, and of torch's own
+variables those that choose how something is computed. A key must change with whatever might, so it covers every
+variable of torch's. Neither holds what looks like a secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+
+_LIBRARIES = (
+    *("OMP_", "MKL_", "ATEN_", "ONEDNN_", "DNNL_", "CUDA_", "CUBLAS_", "NCCL_", "GLOO_"),
+    *("TORCHINDUCTOR_", "TORCHDYNAMO_"),
+)
+_PARTS_OF_TORCH = (
+    *("TORCH_BLAS_", "TORCH_COMPILE_", "TORCH_CUDNN_", "TORCH_CUDAGRAPH_", "TORCH_DISTRIBUTED_", "TORCH_DYNAMO_"),
+    *("TORCH_FAKE_TENSOR_", "TORCH_GLOO_", "TORCH_INDUCTOR_", "TORCH_LINALG_", "TORCH_LINEAR_", "TORCH_MKLDNN_"),
+    *("TORCH_NCCL_", "TORCH_NATIVE_", "TORCH_ROCM_", "TORCH_SPARSE_", "TORCH_SYMMMEM_"),
+    *("PYTORCH_DDP_", "PYTORCH_JIT", "PYTORCH_MIOPEN_", "PYTORCH_TENSOREXPR", "PYTORCH_TUNABLEOP_"),
+)
+_NAMES = {
+    *("PYTHONHASHSEED", "LD_PRELOAD", "KMP_AFFINITY"),
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_COMPILER_COLLECTIVES", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
+    *("TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE", "TORCH_DISABLE_NATIVE_JIT", "TORCH_USE_RTLD_GLOBAL"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+    *("PYTORCH_REORDER_COLLECTIVES_LIMIT", "PYTORCH_SINK_WAITS_LIMIT", "PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK"),
+}
+_OF_KEYS = (*_LIBRARIES, "TORCH", "PYTORCH")
+_OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
+
+_SECRET_NAME = re.compile(
+    r"(^|_)(API_?KEYS?|KEYS?|TOKENS?|SECRETS?|PASS(WORD|WD|PHRASE)?|PWD|CREDENTIALS?|CREDS?|AUTH(ORIZATION)?|BEARER|"
+    r"COOKIES?|SIGNATURE|PRIVATE|CERT(IFICATE)?S?|LOGIN|USER(NAME)?|WEBHOOK|DSN|SAS|PAT|JWT)(_|$)|TOKEN$|SECRET$",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(
+    r"://[^/\s]*@|[?&;](\w*(token|key|sig|signature|secret|password|auth)\w*)=|\b(bearer|basic)\s+\S{8,}"
+    r"|(^|[^A-Za-z0-9])(gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[a-z]-|AKIA|ASIA|AIza|eyJ)[A-Za-z0-9_-]{10,}"
+    r"|-----BEGIN|\b(token|secret|password|passwd|api_?key)\s*[=:]\s*\S",
+    re.IGNORECASE,
+)
+_LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z0-9_+=~-]{32,}")
+
+
+def environment_variables() -> dict[str, str]:
+    """The variables that can change a bit, by name, in name order: what manifests tell.
+
+    What is of one launch is left out, and so is what looks like a secret by its name. Of a value that looks like one a
+    digest is told, so that another value is another one.
+    """
+    return {name: told(value) for name, value in _of(os.environ) if _is_listed(name)}
+
+
+def environment_of_keys() -> dict[str, str]:
+    """As `environment_variables`, with a digest of every other variable that torch might read."""
+    return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _of(os.environ)}
+
+
+def told(value: str) -> str:
+    """A variable's value, or, where it looks like a secret, that it is withheld."""
+    return _digest(value) if _SECRET_VALUE.search(value) or _LONG_WORD.search(value) else value
+
+
+def _of(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [
+        (name, value)
+        for name, value in sorted(environment.items())
+        if (name.startswith(_OF_KEYS) or name in _NAMES)
+        and not name.startswith(_OF_ONE_LAUNCH)
+        and not _SECRET_NAME.search(name)
+    ]
+
+
+def _is_listed(name: str) -> bool:
+    return name.startswith((*_LIBRARIES, *_PARTS_OF_TORCH)) or name in _NAMES
+
+
+def _digest(value: str) -> str:
+    return f"withheld, sha256 {hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()[:16]}"

@@ -130,6 +130,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def placements(tensor: torch.Tensor) -> str | None:
+    """How a DTensor lies on the ranks: `Shard(dim=0) of [8, 4] over [2]`; None of any other tensor."""
+    if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
+        return None
+    placed: Any = tensor
+    told = ", ".join(map(repr, placed.placements))
+    return f"{told} of {list(placed.shape)} over {list(placed.device_mesh.shape)}"
+
+
 def _unwrap(tensor: torch.Tensor) -> torch.Tensor:
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()

@@ -47,7 +47,7 @@ def build_manifest(
     from harness.capture.digest import ALGORITHM
 
     return Manifest(
-        case=case.to_dict(),
+        case=case.stated(),
         system=system,
         arm=arm,
         world_size=case.parallelism.world_size,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.capture.digest import digest_and_constant, plain
+from harness.capture.digest import digest_and_constant, placements, plain
 from harness.capture.dtypes import dtype_name
 from harness.capture.selection import chooser
 from harness.capture.values import copy_value
@@ -49,12 +49,14 @@ class Recorder:
                 expected=f"each name once a step, of a kind among {', '.join(KINDS)}",
                 fix="call observe once for each tensor",
             )
-        digest, constant = digest_and_constant(tensor)
-        self.rows[key] = Record(digest, dtype_name(tensor.dtype), tuple(tensor.shape), _loss(kind, tensor), constant)
+        part = plain(tensor)
+        digest, constant = digest_and_constant(part)
+        told = (dtype_name(part.dtype), tuple(part.shape), _loss(kind, part), constant, placements(tensor))
+        self.rows[key] = Record(digest, *told)
         if self.keep is not None and self.keep == key:
-            self.kept = copy_value(plain(tensor))
+            self.kept = copy_value(part)
         if self._is_chosen is not None and self._is_chosen(key):
-            self.values[key] = copy_value(plain(tensor))
+            self.values[key] = copy_value(part)
         self.seconds += time.perf_counter() - began
 
 

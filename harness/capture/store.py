@@ -44,14 +44,17 @@ _COLUMNS = pa.schema(
         pa.field("shape", pa.list_(pa.int64()), nullable=False),
         pa.field("value", pa.string()),
         pa.field("content", pa.string()),
+        pa.field("placements", pa.string()),
     ]
 )
+_WITHOUT_PLACEMENTS = pa.schema(list(_COLUMNS)[:-1])
+"""What recordings have in which no tensor is a part of one that is spread over ranks."""
 _FIRST_COLUMNS = pa.schema(
     [*list(_COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), _COLUMNS.field("value")]
 )
 """What recordings had before they told of NaN and zeros."""
 
-_OPTIONAL = ("value", "content")
+_OPTIONAL = ("value", "content", "placements")
 _REQUIRED: dict[str, type] = {
     "schema": int,
     "case": dict,
@@ -131,7 +134,7 @@ def read_recording(folder: Path) -> Recording:
     _check_values(path, table, manifest)
     columns = {name: values_of(table[name]) for name in table.column_names}
     keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
-    rows = map(Record, *(columns[name] for name in ("digest", "dtype", "shape", "value", "content")))
+    rows = map(Record, *(columns[name] for name in Record._fields))
     records = dict(zip(keys, rows, strict=True))
     if len(records) != table.num_rows:
         raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
@@ -191,6 +194,8 @@ def _write_folder(folder: Path, manifest: Manifest, table: pa.Table, values: Seq
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
+    if table["placements"].null_count == len(table):
+        table = table.drop_columns("placements")
     try:
         pq.write_table(table, partial / DIGESTS, compression="zstd")
         about = {"schema": SCHEMA} | manifest.to_dict() | {"digests_sha256": _sha256(partial / DIGESTS)}
@@ -300,7 +305,7 @@ def _read_table(path: Path) -> pa.Table:
     _check_file(path, _MAX_DIGESTS_BYTES)
     try:
         with pq.ParquetFile(path) as file:
-            if not (file.schema_arrow.equals(_COLUMNS) or file.schema_arrow.equals(_FIRST_COLUMNS)):
+            if not any(map(file.schema_arrow.equals, (_COLUMNS, _WITHOUT_PLACEMENTS, _FIRST_COLUMNS))):
                 found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
                 expected = ", ".join(f"{field.name}: {field.type}" for field in _COLUMNS)
                 raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
@@ -313,8 +318,10 @@ def _read_table(path: Path) -> pa.Table:
                 if num_bytes > _MAX_DIGESTS_BYTES:
                     raise RecordingError(f"{path} is too large", expected=f"{_MAX_DIGESTS_BYTES} bytes at most")
             table = pa.Table.from_batches(batches, schema=file.schema_arrow)
-        if "content" not in table.column_names:
-            table = table.append_column(_COLUMNS.field("content"), pa.nulls(len(table), pa.string())).cast(_COLUMNS)
+        for name in ("content", "placements"):
+            if name not in table.column_names:
+                table = table.append_column(_COLUMNS.field(name), pa.nulls(len(table), pa.string()))
+        table = table.cast(_COLUMNS)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from error
@@ -335,6 +342,9 @@ def _check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
         "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), 0),
         "a value for each loss and for nothing else": pc.equal(is_loss, pc.is_valid(table["value"])),
         "content, if told, as nan or zero": pc.is_in(table["content"].drop_null(), value_set=pa.array(["nan", "zero"])),
+        f"placements, if told, of 1 to {_MAX_NAME} printable characters": _are_printable(
+            table["placements"].drop_null()
+        ),
         "losses as hexadecimal floats": pa.array([_is_hex_float(v) for v in table["value"].drop_null().to_pylist()]),
     }
     for expected, passed in checks.items():

@@ -356,7 +356,39 @@ class Case:
         """The case as plain JSON values, for a manifest or another process."""
         return dataclasses.asdict(self)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether both systems are factories of a user, `FILE:FACTORY`: what of the case they follow, nobody knows."""
+        return is_factory(self.reference) and is_factory(self.candidate)
+
+    def stated(self) -> dict[str, Any]:
+        """As `to_dict`; of a foreign case without what nobody stated, which may be untrue of what ran.
+
+        That are settings at their defaults: read again, this is the same case.
+        """
+        values = self.to_dict()
+        if not self.is_foreign:
+            return values
+        plain = Case(name=self.name, family=self.family, reference=self.reference).to_dict()
+        kept = {name: value for name, value in values.items() if name not in plain or name in _ALWAYS_SO}
+        for name in plain.keys() - _ALWAYS_SO:
+            if isinstance(value := values[name], dict) and isinstance(default := plain[name], dict):
+                changed = {part: each for part, each in value.items() if each != default[part] or part == "world_size"}
+                kept |= {name: changed} if changed else {}
+            elif value != plain[name]:
+                kept[name] = value
+        return {name: kept[name] for name in values if name in kept}
+
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Case:
         """The inverse of `to_dict`. Raises CaseError when a field is unknown or of the wrong type."""
         return read(Case, values, "case", CaseError)
+
+
+_ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs", "steps", "seed"}
+"""What is so of every case, whatever its systems do: how it is called, run and judged."""
+
+
+def is_factory(system: str) -> bool:
+    """Whether a system is named as a user's factory, in a module or a file."""
+    return ":" in system

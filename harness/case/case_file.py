@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from harness.case import Case
+from harness.case.case import is_factory
 from harness.checked import parse
 from harness.errors import CaseError
 
@@ -14,7 +16,11 @@ LARGEST = 1 << 20
 
 
 def read_case(path: Path) -> Case:
-    """Read a case, in the form of `Case.to_dict`. Raises CaseError for a file that holds none."""
+    """Read a case, in the form of `Case.to_dict`. Raises CaseError for a file that holds none.
+
+    A file that names no family is one of its own. Where both systems are a user's, `ep` is 1 unless it is stated: how
+    such trainers lie on the ranks is theirs to say.
+    """
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"more than {LARGEST} bytes")
@@ -25,12 +31,22 @@ def read_case(path: Path) -> Case:
             "the file of a case cannot be read", expected="a case as JSON", found=found, where=str(path)
         ) from error
     try:
-        return Case.from_dict(values)
+        return Case.from_dict(_with_defaults(values, path) if isinstance(values, dict) else values)
     except CaseError as error:
         error.where = str(path)
         raise
 
 
+def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What a file may leave out."""
+    values = {"family": path.stem, **values}
+    parallelism = values.get("parallelism", {})
+    systems = (values.get("reference"), values.get("candidate"))
+    if isinstance(parallelism, dict) and all(isinstance(each, str) and is_factory(each) for each in systems):
+        values["parallelism"] = {"ep": 1, **parallelism}
+    return values
+
+
 def case_text(case: Case) -> str:
     """The inverse of `read_case`."""
-    return json.dumps(case.to_dict(), indent=1) + "\n"
+    return json.dumps(case.stated(), indent=1) + "\n"

@@ -53,6 +53,7 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
                     values.read_recorded(key, recording.records[key])
                     for values, recording in zip(opened, recordings.values(), strict=True)
                 )
+                _refuse_unlike(key, left, right)
                 errors[key] = relative_error(left, right)
                 counts[key.kind] = counts.get(key.kind, 0) + ulp_counts(left, right)
     order = computation_order(keys)
@@ -67,6 +68,17 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
         first_beyond=beyond[0] if beyond else None,
         first_beyond_error=_finite(errors[beyond[0]]) if beyond else None,
     )
+
+
+def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
+    """Elements have partners where shapes agree. What a DTensor's rank holds may be of another size on each side."""
+    if left.shape != right.shape:
+        raise RecordingError(
+            f"step {key.step}, rank {key.rank}, {key.kind} {key.name} is of two sizes: a bound says nothing of it",
+            expected=tensor_type(left),
+            found=tensor_type(right),
+            fix="have both systems show whole tensors, as by DTensor.full_tensor()",
+        )
 
 
 def relative_error(reference: Tensor, candidate: Tensor) -> float:

@@ -47,6 +47,10 @@ BEFORE_OPTIMIZER = "@before_optimizer"
 BACKWARD = "@backward"
 VACUOUS = "what agrees shows nothing, so it is no evidence"
 _is_digest = re.compile("[0-9a-f]{32}").fullmatch
+SHARDED_OTHERWISE = (
+    "nothing can be held against the case's bound of {:g}: elements of tensors that are sharded otherwise have no "
+    "partners; have both systems show whole tensors, as by DTensor.full_tensor()"
+)
 RACES = "a graph races with its collectives, so that its bits agree by luck, if they do"
 
 
@@ -97,9 +101,10 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
     alignment = align(reference.records.items(), candidate.records.items())
     gaps = [*alignment.gaps, *_uncovered(alignment, case), *_unusable(alignment, case)]
-    differing = {key: pair for key, pair in alignment.pairs.items() if _type(pair[0]) != _type(pair[1])}
-    layouts = tuple(_tell_layout(key, *pair) for key, pair in differing.items())
-    differing |= {key: pair for key, pair in alignment.pairs.items() if pair[0].digest != pair[1].digest}
+    unlike = {key: pair for key, pair in alignment.pairs.items() if _type(pair[0]) != _type(pair[1])}
+    differing = unlike | {key: pair for key, pair in alignment.pairs.items() if pair[0].digest != pair[1].digest}
+    sharded = {key: pair for key, pair in differing.items() if pair[0].placements != pair[1].placements}
+    layouts = tuple(_tell_layout(key, *pair) for key, pair in (unlike | sharded).items())
     ordered = sorted((key for key in differing if key.kind in KINDS), key=computation_order(alignment.pairs))
     first = ordered[0] if ordered else None
     shown = [key for key in ordered if _is_inside(key, case)][:MAX_DIFFERING]
@@ -110,6 +115,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         differing_kinds=_kinds(key for key in differing if first and key.step == first.step),
         first_divergence=_diverge(first, *differing[first]) if first else None,
         layout_mismatches=layouts,
+        is_sharded_otherwise=bool(sharded),
         reason=_tell("the evidence is incomplete", gaps) if gaps else None,
         differing=group_keys(shown),
         differing_left_out=len(ordered) - len(shown),
@@ -142,7 +148,8 @@ def judge(
     divergence is then that of the system from itself. The same goes for a run under stress. Without a control its
     field is None. A case with a bound whose systems differ is UNVERIFIED without `closeness`, unless dtypes or
     shapes differ: then there is nothing to measure. Agreement is withdrawn where graphs that ran have `races`: they
-    read what a collective brings, or write what it sends, before anything waits for it.
+    read what a collective brings, or write what it sends, before anything waits for it. A bound says nothing about two
+    layouts: a case with one is UNVERIFIED where tensors that differ are sharded otherwise.
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}
@@ -155,7 +162,12 @@ def judge(
     texts = [comparison.reason] if comparison.reason else []
     texts += [_tell_repeat(repeat, getattr(case, repeat.side)) for repeat in unverified + unstable]
     if comparison.layout_mismatches:
-        texts.append(_tell("dtypes or shapes differ", comparison.layout_mismatches))
+        texts.append(
+            _tell(
+                "dtypes, shapes or placements differ" if comparison.is_sharded_otherwise else "dtypes or shapes differ",
+                comparison.layout_mismatches,
+            )
+        )
 
     if comparison.verdict == Verdict.UNVERIFIED or unverified:
         verdict = Verdict.UNVERIFIED
@@ -167,6 +179,8 @@ def judge(
     if verdict == Verdict.DIFFERENT and case.bound is not None and not comparison.layout_mismatches:
         verdict, text = _decide(case.bound, case.close_within is not None, closeness)
         texts += [text] if text else []
+    if verdict == Verdict.DIFFERENT and case.bound is not None and comparison.is_sharded_otherwise:
+        verdict, texts = Verdict.UNVERIFIED, [*texts, SHARDED_OTHERWISE.format(case.bound)]
     if verdict == Verdict.CLOSE and comparison.vacuous:
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
     if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:
@@ -256,12 +270,13 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
 
 
 def _tell_type(record: Record) -> str:
-    return f"{record.dtype}{list(record.shape)}"
+    return f"{record.dtype}{list(record.shape)}" + (f", {record.placements}" if record.placements else "")
 
 
 def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
     here, there = _tell_type(reference), _tell_type(candidate)
-    return f"{_tell_place(key)}: {here} in the reference, {there} in the candidate"
+    sharded = "sharded otherwise: " if reference.placements != candidate.placements else ""
+    return f"{_tell_place(key)}: {sharded}{here} in the reference, {there} in the candidate"
 
 
 def _count(keys: Iterable[Key]) -> dict[str, int]:

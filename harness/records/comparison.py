@@ -13,7 +13,8 @@ class Comparison:
     """What two recordings came to. `reason` says why the verdict is UNVERIFIED, else None.
 
     `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
-    sentence for each pair whose dtype or shape differ. `differing` and `differing_left_out` are as in CaseResult.
+    sentence for each pair whose dtype, shape or placements differ, and `is_sharded_otherwise` says whether placements of
+    tensors that differ do. `differing` and `differing_left_out` are as in CaseResult.
     `vacuous` says where what agrees shows nothing, which is no evidence for two systems; `remarks` of which tensors.
     """
 
@@ -23,6 +24,7 @@ class Comparison:
     differing_kinds: tuple[Kind, ...] = ()
     first_divergence: Divergence | None = None
     layout_mismatches: tuple[str, ...] = ()
+    is_sharded_otherwise: bool = False
     reason: str | None = None
     differing: Differing = field(default_factory=dict)
     differing_left_out: int = 0

@@ -37,7 +37,8 @@ class Record(NamedTuple):
 
     `digest` is 32 hexadecimal digits over dtype, shape and every byte in order; `value` is the
     hexadecimal float of a loss, else None. `content` says of a tensor with elements that they are all NaN, "nan", or
-    all zero, "zero", of either sign; else it is None, as in recordings from before it was recorded.
+    all zero, "zero", of either sign; else it is None, as in recordings from before it was recorded. Of a DTensor all of
+    this is of the rank's own part, and `placements` says which part that is, such as "Shard(dim=0) of [8, 4] over [2]".
     """
 
     digest: str
@@ -45,6 +46,7 @@ class Record(NamedTuple):
     shape: tuple[int, ...]
     value: str | None = None
     content: str | None = None
+    placements: str | None = None
 
 
 Switch = bool | int | str

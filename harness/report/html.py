@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from harness.case import Case
 from harness.errors import cut
 from harness.printable import printable
 from harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report, Verdict
@@ -210,10 +211,10 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
     chunking = case.chunking and f"{case.chunking.modules} in two along {case.chunking.dim}"
     about = [
         ("compared", f"{case.candidate} against {case.reference}"),
-        ("model", f"{case.model.family} {case.model.flavor}"),
-        ("split", chunking or "nothing"),
+        *(_stated(case) if case.is_foreign else [("model", f"{case.model.family} {case.model.flavor}")]),
+        *([] if case.is_foreign else [("split", chunking or "nothing")]),
         ("run", result.where),
-        ("parallel", f"ep {parallelism.ep}, tp {parallelism.tp}"),
+        *([] if case.is_foreign else [("parallel", f"ep {parallelism.ep}, tp {parallelism.tp}")]),
         ("second runs", _sides({side: verdict or "not made" for side, verdict in result.control.items()})),
     ]
     if memory := {side: f"{mib:,.1f} MiB" for side, mib in result.memory.items() if mib is not None}:
@@ -238,6 +239,19 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
         logs=_logs(result.logs),
         baselines=text.shorten("\n".join(text.baselines(result, MAX_VALUES)), MAX_ERROR_CHARS, "report.json has it"),
     )
+
+
+def _stated(case: Case) -> list[tuple[str, str]]:
+    """What a foreign case states of its settings; whether its systems follow it, they alone know."""
+    settings = ("model", "parallelism", "batch", "precision", "optimizer")
+    stated = case.stated()
+    told = text.leaves({name: stated[name] for name in settings if stated.get(name)})
+    return [
+        (
+            "the case states",
+            ", ".join(f"{path} {value}" for path, value in told if (path, value) != ("parallelism.ep", "1")),
+        )
+    ]
 
 
 def _sides(values: dict[str, str]) -> str:

@@ -357,7 +357,7 @@ class ReportEntry:
 def plain(entry: Any) -> Any:
     """A part of the form as plain JSON values; what was not measured of a case's time is left out."""
     if isinstance(entry, Case):
-        return entry.to_dict()
+        return entry.stated()
     if isinstance(entry, CaseSeconds):
         return entry.known()
     if is_dataclass(entry):

@@ -8,14 +8,24 @@ A verdict that its own numbers contradict is worse than none. What is demanded f
 - DIFFERENT has records that differ, of the kinds that it lists;
 - neither of the three goes with a control, or a run under stress, that differs from its first run;
 - a baseline is EQUAL where records were compared and none differs, DRIFTED where one does;
+- NONDETERMINISTIC has a control, or a run under stress, that differs;
+- both sides have as many losses, and records of a kind that are no fewer than rank 0's losses and one for each other
+  rank and step ask for; of systems of ours every rank has as many records, and each parameter a gradient;
+- the first divergence lies within the case, is of a kind that differs, and has no more elements that differ than
+  elements; DIFFERENT and CLOSE have one, and name the kinds; what is listed as differing is as much, kind by kind;
+- who ran once says so: where a verdict has no control, a remark of the report gives the reason, and where the options
+  of a run ask for a remark, it is there;
+- what was not run is known by its case, which requires what a machine may lack;
 - of a step's calls no more are tried than there are, and each that was seen, or is blind, was tried, and is not both.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from harness.case import PREPARED
 from harness.records import UNLIKE, BaselineStatus, CaseResult, Report, Verdict, required_kinds
 
 _DECIDED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
@@ -39,11 +49,34 @@ def contradiction_in(report: Report) -> Contradiction | None:
     """The first field of a report as a whole that contradicts the others; None when they agree."""
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
         return Contradiction("not_run", "cases that have no result", ran[0])
-    for case in report.shard.selection if report.shard else ():
-        if case.name in report.not_run and case.requires is None:
-            return Contradiction("not_run", "cases that require a device", case.name)
-    if found := report.faults and report.faults.overfull:
-        return Contradiction(f"faults.{found.name}", f"at most {found.whole}", found.part)
+    requires = {
+        case.name: case.requires for case in (*(report.shard.selection if report.shard else ()), *report.left_out)
+    }
+    for name in report.not_run:
+        if requires.get(name) is None:
+            return Contradiction("not_run", "cases that require a device or a package, which the report has", name)
+    if found := _unsaid(report):
+        return found
+    if share := report.faults and report.faults.overfull:
+        return Contradiction(f"faults.{share.name}", f"at most {share.whole}", share.part)
+    return None
+
+
+_SAID = ("--no-control", "--stress", "--share-gpus")
+"""Options of a run that its report must speak of."""
+
+
+def _unsaid(report: Report) -> Contradiction | None:
+    """A remark that should be there, and is not, or that nothing asked for."""
+    said = [remark.partition(":")[0] for remark in report.remarks]
+    options = {*report.options, *(option for result in report.cases for option in result.options or ())}
+    for option in _SAID:
+        if option in options and option not in said:
+            return Contradiction("remarks", f"a remark on {option}, which is among the options", None)
+    for index, result in enumerate(report.cases):
+        is_alone = result.verdict in _DECIDED and None in result.control.values()
+        if is_alone and not {"--no-control", "--control"} & {*said, *options}:
+            return Contradiction(f"cases[{index}].control", "two runs of each system, or a remark that says why", None)
     return None
 
 
@@ -67,6 +100,9 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
     unstable = [found for found in repeated if found not in (None, Verdict.EQUAL)]
     if unstable and verdict in _DECIDED:
         yield _no(result, f"as a control is {unstable[0]}")
+    if verdict == Verdict.NONDETERMINISTIC and not unstable:
+        yield _no(result, "as no control differs")
+    yield from _misplaced(result)
     yield from _unfounded_baselines(result)
     yield from _miscounted_calls(result)
     for kind, count in result.mismatched.items():
@@ -93,6 +129,47 @@ def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
     for side, losses in result.losses.items():
         if not losses or len(losses) % result.steps:
             yield Contradiction(f"losses.{side}", f"as many at each of {result.steps} steps", len(losses))
+
+    lengths = [len(losses) for losses in result.losses.values()]
+    if len({*lengths}) > 1:
+        yield Contradiction("losses", "as many on both sides", lengths)
+    if lengths and result.compared.get("loss", 0) < (least := lengths[0] + places - result.steps):
+        yield Contradiction("compared.loss", f"at least {least}, by the losses of rank 0", result.compared["loss"])
+    if {result.case.reference, result.case.candidate} <= _OURS:
+        yield from _uneven(result)
+
+
+_OURS = {"eager", "eager_chunked", *PREPARED}
+
+
+def _uneven(result: CaseResult) -> Iterator[Contradiction]:
+    """Of systems of ours every rank records as much, a gradient a parameter, and as many states of each parameter."""
+    compared, places = result.compared, result.steps * result.world_size
+    for kind in ("grad", "param", "optimizer"):
+        if compared[kind] % places:
+            yield Contradiction(f"compared.{kind}", f"as many on each of {places} ranks and steps", compared[kind])
+    if compared["grad"] != compared["param"]:
+        yield Contradiction("compared.grad", f"{compared['param']}, one a parameter", compared["grad"])
+    if compared["optimizer"] % compared["param"]:
+        yield Contradiction("compared.optimizer", "as many for each parameter", compared["optimizer"])
+
+
+def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
+    """A first divergence that cannot be one."""
+    first = result.first_divergence
+    if first is None:
+        return
+    if not (0 <= first.step < result.steps and 0 <= first.rank < result.world_size):
+        place = f"step {first.step}, rank {first.rank}"
+        yield Contradiction("first_divergence", "a step and a rank of the case", place)
+    if not first.between and any(result.compared.values()) and not result.mismatched.get(first.kind):
+        yield Contradiction("first_divergence.kind", "a kind of records that differ", first.kind)
+    outputs = [first.tensor, *([first.call.output] if first.call and first.call.output else [])]
+    for found in outputs:
+        if found.elements is not None and not 0 <= (found.elements_differing or 0) <= found.elements:
+            yield Contradiction(
+                "first_divergence.elements_differing", f"0 to {found.elements}", found.elements_differing
+            )
 
 
 def _unfounded_equal(result: CaseResult) -> Iterator[Contradiction]:
@@ -169,6 +246,10 @@ def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
     expected = sum(result.mismatched.values())
     if len(places) + result.differing_left_out != expected:
         yield Contradiction("differing", f"{expected} keys, by the mismatched records", len(places))
+    listed = dict.fromkeys(result.differing, 0) | Counter(kind for kind, _, _ in places)
+    for kind, count in listed.items():
+        if count > result.mismatched.get(kind, 0):
+            yield Contradiction(f"differing.{kind}", f"{result.mismatched.get(kind, 0)} keys at most", count)
     for kind, step, rank in places:
         if step >= result.steps or rank >= result.world_size:
             yield Contradiction(f"differing.{kind}", "steps and ranks of the case", f"step {step}, rank {rank}")

@@ -101,6 +101,11 @@ class RunOptions:
                 f"--no-control: no system ran twice{' but under stress' if self.stress else ''}, "
                 "so noise was not told from defects"
             )
+        if self.control in ("when_different", "up_to_difference"):
+            told.append(
+                f"--control {self.control.replace('_', '-')}: only systems that differ ran twice, "
+                "so that two agree was not seen a second time"
+            )
         if self.stress:
             told.append(f"--stress: each system ran once more with {self.stress}")
         if self.share_gpus:

@@ -49,4 +49,6 @@ def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def case_text(case: Case) -> str:
     """The inverse of `read_case`."""
-    return json.dumps(case.stated(), indent=1) + "\n"
+    values = case.stated()
+    values["parallelism"]["ep"] = case.parallelism.ep  # what a file leaves out is another default than a case's
+    return json.dumps(values, indent=1) + "\n"

@@ -20,11 +20,11 @@ def report_command(
     ] = "md",
 ) -> None:
     """Print a run's report again, made anew from its report.json."""
-    from harness.report import json as report_json
+    from harness.compare.beside import read_run
     from harness.report.write import check_format, render_as
 
     check_format(format_name)
     if not run_dir.is_dir():
         raise UsageError("there is no such run folder", expected="a folder with report.json", found=str(run_dir))
-    text = render_as(report_json.read(run_dir / report_json.FILE_NAME), format_name)
+    text = render_as(read_run(run_dir), format_name)
     sys.stdout.write(text.encode(errors="backslashreplace").decode())

@@ -139,6 +139,7 @@ def run_command(
     part = None if shard is None else parse_shard(shard, cases)
     cases = cases if part is None else cases_of(part)
     not_run = {} if case_file is not None or asks_for(expression) else _left_out(cases, device)
+    left_out = tuple(case for case in cases if case.name in not_run)
     cases = [case for case in cases if case.name not in not_run]
     options = RunOptions(
         device=device.value,
@@ -165,7 +166,10 @@ def run_command(
     files = {"--names": names, CASE_FILE: case_file}
     named = [part for option, file in files.items() if file is not None for part in (option, str(file))]
     replay = [*replay_options(changes, options), *(["--prove-first"] if prove_first else []), *named]
-    raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part, prove_first=prove_first))
+    status = run_and_report(
+        cases, options, report_dir, replay, not_run, part, left_out=left_out, prove_first=prove_first
+    )
+    raise typer.Exit(status)
 
 
 def _when_to_repeat(control: Control | None, no_control: bool) -> Literal["always", "when_different", "never"]:

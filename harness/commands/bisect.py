@@ -81,6 +81,7 @@ def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, re
         environment=environment(options.device),
         cases=results,
         options=tuple(replay),
+        remarks=replace(options, control="up_to_difference").remarks(),
     )
     answer = list(tell_answer(found, options.inject, _dumped(found, run_dir, case.name), replay, case.name))
     print("\n".join(["", *tell_probes(found), "", *answer]))

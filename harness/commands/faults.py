@@ -184,6 +184,7 @@ def _finish(
         environment=environment(options.device),
         cases=complete_results,
         options=tuple(replay),
+        remarks=options.remarks(),
         faults=found.score,
     )
     print("\n".join(["", *tell(found)]))

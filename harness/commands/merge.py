@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.copying import Room, copy_file, copy_folder, opened_folder
+from harness.compare.beside import read_run
 from harness.compare.outcome import complete
 from harness.errors import RecordingError, UsageError
 from harness.program import interrupts
 from harness.records import Report, Score, Shard
-from harness.report import json as report_json
 from harness.report import terminal
 from harness.report.status import exit_status, worst
 from harness.report.write import prepare_run_dir, write_run
@@ -40,7 +40,7 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
     reports: Reports = []
     for folder in folders:
         try:
-            reports.append((folder, report_json.read(folder / report_json.FILE_NAME)))
+            reports.append((folder, read_run(folder)))
         except RecordingError as error:
             print(f"bitproof: {folder} counts as missing\n{error}", file=sys.stderr)
     score, reports = _score_of(reports)
@@ -171,6 +171,8 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
         cases=cases,
         options=tuple(options) if isinstance(options, list) else (),
         not_run={case.name: not_run[case.name] for case in selection if case.name in not_run},
+        left_out=tuple(case for case in selection if case.name in not_run),
+        remarks=tuple(dict.fromkeys(remark for report in reports for remark in report.remarks)),
         faults=score,
     )
 

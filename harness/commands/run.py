@@ -139,10 +139,11 @@ def run_and_report(
     shard: Shard | None = None,
     tell: Callable[[Report], Mapping[str, str]] = lambda report: {},
     prove_first: bool = False,
+    left_out: Sequence[Case] = (),
 ) -> int:
     """Run cases, write their report and return the exit status.
 
-    `not_run` says, by name, why cases were left out; `replay` are the command-line options that a replay
+    `not_run` says, by name, why the cases `left_out` were; `replay` are the command-line options that a replay
     must repeat; `shard` says of what selection the cases are one machine's part; `tell` prints more of the report and
     returns more files to write with it, texts by name. With `prove_first` every case is proved before any runs,
     and what came of it is told, and stands beside its verdict. Raises UsageError when the call is wrong, before
@@ -170,7 +171,7 @@ def run_and_report(
             discard_if_bare(run_dir)
             raise progress.failure
         interrupts.too_late()
-        return _finish(cases, progress, options, run_dir, replay, not_run, shard, reports, tell)
+        return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, reports, tell)
 
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
@@ -241,6 +242,7 @@ def _finish(
     run_dir: Path,
     replay: Sequence[str],
     not_run: Mapping[str, str],
+    left_out: Sequence[Case],
     shard: Shard | None,
     reports: bool,
     tell: Callable[[Report], Mapping[str, str]],
@@ -263,6 +265,7 @@ def _finish(
         cases=results,
         options=tuple(replay),
         not_run=dict(not_run),
+        left_out=() if shard else tuple(left_out),
         remarks=options.remarks(),
         shard=shard,
     )

@@ -233,6 +233,7 @@ class _Shrinking:
             environment=environment(self.options.device) | where,
             cases=[final],
             options=options,
+            remarks=replace(self.options, control="up_to_difference").remarks(),
         )
         print(f"replay: {command}", flush=True)
         interrupts.too_late()

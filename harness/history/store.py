@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.checked import parse, read
+from harness.compare.beside import read_run
 from harness.errors import RecordingError, UsageError
 from harness.records import CaseResult, Report, Score, Verdict
-from harness.report import json as report_json
 from harness.report import text
 
 SCHEMA = 2
@@ -107,7 +107,7 @@ def read_nights(path: Path, last: int) -> list[Night]:
 
 
 def _read_report(run_dir: Path) -> Report:
-    report = report_json.read(run_dir / report_json.FILE_NAME)
+    report = read_run(run_dir)
     _time_of(report.run_id)
     return report
 

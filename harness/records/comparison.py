@@ -13,8 +13,8 @@ class Comparison:
     """What two recordings came to. `reason` says why the verdict is UNVERIFIED, else None.
 
     `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
-    sentence for each pair whose dtype, shape or placements differ, and `is_sharded_otherwise` says whether placements of
-    tensors that differ do. `differing` and `differing_left_out` are as in CaseResult.
+    sentence for each pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements do.
+    `differing` and `differing_left_out` are as in CaseResult.
     `vacuous` says where what agrees shows nothing, which is no evidence for two systems; `remarks` of which tensors.
     """
 

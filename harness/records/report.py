@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.case import Case
 from harness.case.shard import Shard
 from harness.records.faults import Score
 from harness.records.result import CaseResult
@@ -15,9 +16,10 @@ class Report:
     """One run: where it ran, what came of every case, and the status it ended with.
 
     `options` are the command line's, beyond the selection and the report folder: what a replay repeats.
-    `not_run` has, by name, why each case that this machine cannot judge was left out; `remarks` are what readers
-    must know of how every case was run. `shard` says what else was selected, where the cases are one machine's part.
-    `faults` is what came of putting known defects into cases, where the run did that, or was joined with one that did.
+    `not_run` has, by name, why each case that this machine cannot judge was left out, and `left_out` these cases, where
+    no shard names them; `remarks` are what readers must know of how every case was run. `shard` says what else was
+    selected, where the cases are one machine's part. `faults` is what came of putting known defects into cases, where
+    the run did that, or was joined with one that did.
     """
 
     run_id: str
@@ -29,3 +31,4 @@ class Report:
     remarks: tuple[str, ...] = ()
     faults: Score | None = None
     shard: Shard | None = None
+    left_out: tuple[Case, ...] = ()

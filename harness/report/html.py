@@ -245,13 +245,10 @@ def _stated(case: Case) -> list[tuple[str, str]]:
     """What a foreign case states of its settings; whether its systems follow it, they alone know."""
     settings = ("model", "parallelism", "batch", "precision", "optimizer")
     stated = case.stated()
-    told = text.leaves({name: stated[name] for name in settings if stated.get(name)})
-    return [
-        (
-            "the case states",
-            ", ".join(f"{path} {value}" for path, value in told if (path, value) != ("parallelism.ep", "1")),
-        )
-    ]
+    told = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))
+    if told.get("parallelism.ep") == "1":
+        del told["parallelism.ep"]
+    return [("the case states", ", ".join(map(" ".join, told.items())))]
 
 
 def _sides(values: dict[str, str]) -> str:

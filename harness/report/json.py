@@ -78,6 +78,7 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
         remarks=tuple(entry.remarks),
         faults=entry.faults,
         shard=_shard(entry, where),
+        left_out=tuple(entry.left_out),
     )
     if found := contradiction_in(report):
         raise _damaged(f"report.{found.field}", found.expected, found.found, where)

@@ -335,6 +335,7 @@ class ReportEntry:
     faults: Score | None = None
     shard: str | None = None
     selection: list[WholeCase] | None = None
+    left_out: list[WholeCase] = field(default_factory=list)
 
     @staticmethod
     def of(report: Report) -> ReportEntry:
@@ -351,6 +352,7 @@ class ReportEntry:
             faults=report.faults,
             shard=str(report.shard) if report.shard else None,
             selection=list(report.shard.selection) if report.shard else None,
+            left_out=list(report.left_out),
         )
 
 

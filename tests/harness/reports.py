@@ -23,13 +23,14 @@ def case(name: str = "near", **facts: Any) -> Case:
 
 
 def result(of: Case, verdict: str = "EQUAL", seconds: float = 1.5, **facts: Any) -> CaseResult:
-    differs = verdict in ("DIFFERENT", "NONDETERMINISTIC")
+    differs, noisy = verdict in ("DIFFERENT", "NONDETERMINISTIC"), verdict == "NONDETERMINISTIC"
     facts = {
         "compared": dict(COMPARED),
         "mismatched": COMPARED | dict.fromkeys(COMPARED, 0) | ({"grad": 1} if differs else {}),
         "differing_kinds": ("grad",) if differs else (),
         "losses": dict.fromkeys(("reference", "candidate"), ["0x1p+0"] * of.steps),
         "seconds": CaseSeconds(total=seconds),
+        "control": dict.fromkeys(("reference", "candidate"), "EQUAL") | ({"candidate": "DIFFERENT"} if noisy else {}),
         **facts,
     }
     facts |= {"steps": of.steps, "world_size": of.parallelism.world_size, "device": "cpu", "backend": "gloo"}
@@ -42,6 +43,8 @@ def write_report(folder: Path, results: Sequence[CaseResult], **facts: Any) -> P
     status = exit_status(results, is_shard=facts.get("shard") is not None, faults=facts.get("faults"))
     run_dir = folder / facts["run_id"]
     run_dir.mkdir(parents=True)
+    if facts.get("shard") is None:
+        facts.setdefault("left_out", tuple(case(name, requires="cuda") for name in facts.get("not_run", ())))
     report = Report(exit_status=worst([status, facts.pop("status", 0)]), cases=list(results), **facts)
     (run_dir / report_json.FILE_NAME).write_text(report_json.render(report))
     return run_dir

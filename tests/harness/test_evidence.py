@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
 import json
 
 import pytest
@@ -10,7 +13,7 @@ from harness.commands.merge import merge
 from harness.errors import RecordingError
 from harness.records import Sensitivity, SensitivityRow
 from harness.report import json as report_json
-from tests.harness.reports import case, result, write_report, write_shard
+from tests.harness.reports import COMPARED, case, result, write_report, write_shard
 
 SELECTION = [case("a"), case("b")]
 
@@ -107,3 +110,90 @@ def test_a_different_that_its_own_numbers_contradict_is_refused(tmp_path, change
     with pytest.raises(RecordingError) as error:
         report_json.read(run_dir / "report.json")
     assert (error.value.what, error.value.expected) == (f"report.cases[0].{field} is damaged", expected)
+
+
+FORGED = [
+    (lambda r: r.update(not_run={"moe": "it needs a GPU"}), "not_run"),
+    (lambda r: r.update(not_run={"moe": "x"}, left_out=[r["cases"][0]["case"] | {"name": "moe"}]), "not_run"),
+    (lambda r: r.update(options=["--no-control"]), "remarks"),
+    (lambda r: r.update(options=["--stress"], remarks=["all is well"]), "remarks"),
+    (lambda r: r["cases"][0].update(control={"reference": None, "candidate": None}), "cases[0].control"),
+    (lambda r: r["cases"][0].update(control={"reference": "EQUAL"}), "cases[0].control"),
+    (lambda r: r["cases"][0]["losses"].update(candidate=["0x1p+0"] * 4), "losses"),
+    (lambda r: r["cases"][0]["losses"].update(dict.fromkeys(("reference", "candidate"), ["0x1p+0"] * 20)), "loss"),
+    (lambda r: r["cases"][0]["compared"].update(grad=4), "compared.grad"),
+    (lambda r: r["cases"][0]["compared"].update(param=4), "compared.grad"),
+    (lambda r: r["cases"][0]["compared"].update(optimizer=12), "compared.optimizer"),
+    (lambda r: r["cases"][0].update(verdict="NONDETERMINISTIC"), "verdict"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), FORGED)
+def test_a_report_that_does_not_bear_itself_out_is_refused(tmp_path, change, field):
+    path = write_report(tmp_path, [result(case())]) / "report.json"
+    assert report_json.read(path).exit_status == 0
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    with pytest.raises(RecordingError) as error:
+        report_json.read(path)
+    assert field in error.value.what
+
+
+def test_what_bears_itself_out_is_read(tmp_path):
+    """The nearest neighbours of what is refused."""
+    left_out = case("moe", requires="cuda")
+    alone = result(case(), control=dict.fromkeys(("reference", "candidate")))
+    for number, facts in enumerate(
+        (
+            {"not_run": {"moe": "it needs a GPU"}, "left_out": (left_out,)},
+            {"options": ("--stress",), "remarks": ("--stress: each system ran once more",)},
+        )
+    ):
+        folder = write_report(tmp_path / str(number), [result(case())], **facts)
+        assert report_json.read(folder / "report.json").exit_status == 0
+    said = {"options": ("--no-control",), "remarks": ("--no-control: no system ran twice",)}
+    assert report_json.read(write_report(tmp_path / "alone", [alone], **said) / "report.json").exit_status == 0
+    folder = write_report(tmp_path / "when", [alone], options=("--control", "when-different"))
+    assert report_json.read(folder / "report.json").exit_status == 0
+
+
+def test_merged_reports_keep_what_was_said_of_their_shards(tmp_path):
+    said = {"options": ("--no-control",), "remarks": ("--no-control: no system ran twice",)}
+    shards = [write_shard(tmp_path, index, 2, SELECTION, **said) for index in (1, 2)]
+    assert merge(shards, tmp_path / "merged") == 0
+    [path] = (tmp_path / "merged").glob("2*/report.json")
+    assert report_json.read(path).remarks == said["remarks"]
+
+
+def test_no_two_reports_parts_make_a_third_that_claims_more(tmp_path):
+    """Every part of a report of one run in the place of another's, one and two at a time: refused, or no better."""
+    runs = {
+        "equal": result(case()),
+        "different": result(case(), "DIFFERENT"),
+        "noisy": result(case(), "NONDETERMINISTIC"),
+        "longer": result(case(steps=4), compared=dict.fromkeys(KINDS, 16)),
+        "unseen": result(case(), "UNVERIFIED", error="a rank died", compared=dict.fromkeys(COMPARED, 0)),
+    }
+    entries = {}
+    for name, found in runs.items():
+        path = write_report(tmp_path / name, [found]) / "report.json"
+        entries[name] = json.loads(path.read_text())
+    parts = ("compared", "mismatched", "losses", "control", "error", "steps", "differing_kinds", "case", "verdict")
+    tried = accepted = 0
+    for to, source in itertools.permutations(entries, 2):
+        for chosen in [*itertools.combinations(parts, 1), *itertools.combinations(parts, 2)]:
+            values = copy.deepcopy(entries[to])
+            entry, other = values["cases"][0], entries[source]["cases"][0]
+            entry.update({part: other[part] for part in chosen})
+            entry.pop("as_expected")
+            tried += 1
+            for status in (0, 1, 3):
+                with contextlib.suppress(RecordingError):
+                    read = report_json.parse(json.dumps(values | {"exit_status": status}))
+                    accepted += 1
+                    if read.cases[0].verdict == "EQUAL":
+                        assert to == "equal" or source in ("equal", "longer")
+                        assert not any(read.cases[0].mismatched.values()) and read.cases[0].error is None
+                        assert sum(read.cases[0].compared.values()) >= 8 * 5
+    assert (tried, accepted > 0) == (900, True)

@@ -20,7 +20,7 @@ def report_command(
     ] = "md",
 ) -> None:
     """Print a run's report again, made anew from its report.json."""
-    from harness.compare.beside import read_run
+    from harness.history.beside import read_run
     from harness.report.write import check_format, render_as
 
     check_format(format_name)

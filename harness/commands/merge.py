@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.copying import Room, copy_file, copy_folder, opened_folder
-from harness.compare.beside import read_run
 from harness.compare.outcome import complete
 from harness.errors import RecordingError, UsageError
+from harness.history.beside import read_run
 from harness.program import interrupts
 from harness.records import Report, Score, Shard
 from harness.report import terminal

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.checked import parse, read
-from harness.compare.beside import read_run
 from harness.errors import RecordingError, UsageError
+from harness.history.beside import read_run
 from harness.records import CaseResult, Report, Score, Verdict
 from harness.report import text
 

@@ -143,6 +143,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         cases=cases,
         options=("--steps", "2"),
         not_run={"away": "it needs CUDA"},
+        left_out=(away,),
         remarks=("the graph was not compiled",),
         faults=score,
         shard=Shard(index=1, count=2, selection=tuple([*(each.case for each in cases), away])),

@@ -132,7 +132,7 @@ def test_html_has_our_elements_and_attributes_alone(hostile):
     assert {name for _, found, _ in page.elements for name in found} <= ATTRIBUTES
     for _, found, _ in page.elements:
         assert re.fullmatch(r"(width:\d+%)?", found.get("style") or "")
-        assert (found.get("href") or "logs/").startswith(("logs/", "#case-", "report.json"))
+        assert (found.get("href") or "logs/").startswith(("logs/", "#case-", "report.", "junit.xml"))
     assert "evil.example" in text and "{{ 7*7 }}" in text
 
 

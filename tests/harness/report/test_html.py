@@ -323,7 +323,8 @@ def many_differ(make_result, name: str, names: int, steps: int, ranks: int, **fa
         mismatched={"loss": 0, "grad": count, "param": 0, "buffer": 0, "optimizer": 0},
         world_size=ranks,
         differing_kinds=("grad",),
-        compared=dict.fromkeys(USUAL_KINDS, steps * ranks) | {"grad": count, "buffer": 0},
+        compared=dict.fromkeys(USUAL_KINDS, steps * ranks)
+        | {"grad": count, "param": count, "optimizer": count, "buffer": 0},
         losses={side: ["0x1p+0"] * steps for side in ("reference", "candidate")},
         **facts,
     )

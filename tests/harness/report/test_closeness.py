@@ -26,6 +26,7 @@ def mixed(make_report, make_result):
         make_result("two"),
         make_result("near", "CLOSE", expected="CLOSE"),
         not_run={"flex": "it needs CUDA <b>|"},
+        left_out=(replace(make_result("flex").case, requires="cuda"),),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import RankError
 from harness.execute.failures import Failure, error_of_failure, error_of_hang
-from harness.records import Artifact, MachineFacts, PassReport, Switch
+from harness.records import Artifact, MachineFacts, PassReport, Switch, TorchCompile
 
 if TYPE_CHECKING:
     from harness.systems.graph import GraphProgram
@@ -88,7 +88,8 @@ class Done:
     by when; `system` is what the system says of itself; `gpu` is what CUDA and its libraries are here,
     `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
     of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
-    was to keep.
+    was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
+    are independent; `compiled` is what torch.compile made of its code.
     """
 
     seconds: float = 0.0
@@ -102,6 +103,8 @@ class Done:
     chunked: dict[str, int] | None = None
     unused_names: tuple[str, ...] = ()
     kept: str | None = None
+    is_alone: bool = False
+    compiled: TorchCompile | None = None
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure

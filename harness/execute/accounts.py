@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ class PreparedGraph:
     """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
 
     `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` are the
-    places where it reads or writes what a collective still works on.
+    places where it reads or writes what a collective still works on. Of its `calls`, the values of `calls_uncompared`
+    stand in no record.
     """
 
     code_hash: str
@@ -28,11 +30,24 @@ class PreparedGraph:
     is_kept: bool = False
     artifact: Artifact | None = None
     races: list[str] = field(default_factory=list)
+    calls: int = 0
+    calls_uncompared: int = 0
 
     @property
     def was_kept(self) -> bool | None:
         """What the report says of it: None of a graph that was not traced for want of a kept one."""
         return None if self.artifact else self.is_kept
+
+    @property
+    def compiled(self) -> list[str]:
+        """How much of it a backend compiled, in words; of one that was partitioned, by half."""
+        facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
+        halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
+        return [
+            f"{half}{found['backend']} compiled {_tell_compiled(found)}"
+            for half, found in halves.items()
+            if "nodes_compiled" in found
+        ]
 
     def racing_with(self, other: PreparedGraph | None) -> PreparedGraph:
         """The same, with the races of another graph of the case, too."""
@@ -44,7 +59,9 @@ class PreparedGraph:
         if program is None:
             return None
         from harness.graph.in_flight import races
+        from harness.graph.uncompared import count_uncompared
 
+        uncompared, calls = count_uncompared(program.module)
         return PreparedGraph(
             code_hash=program.code_hash,
             generated_hash=program.generated_hash,
@@ -53,7 +70,15 @@ class PreparedGraph:
             is_kept=program.is_kept,
             artifact=program.artifact,
             races=races(program.module),
+            calls=calls,
+            calls_uncompared=uncompared,
         )
+
+
+def _tell_compiled(found: Mapping[str, Any]) -> str:
+    """What a backend's facts say of one graph."""
+    nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
+    return f"the whole graph, {nodes:,} nodes" if regions is None else f"{regions} regions, {nodes:,} nodes in all"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 from unittest import mock
@@ -32,6 +32,7 @@ from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed import distributed_c10d
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -355,6 +356,105 @@ def group_of_size(size: int) -> Any:
 def set_timeout(options: Any, timeout: Any) -> None:
     """Set how long collectives wait, in options for a NCCL group, which are read in place of `new_group`'s own."""
     options._timeout = timeout
+
+
+def collectives_by_group() -> dict[str, int]:
+    """How many collectives this process has launched in each of torch's groups of several ranks, by the group's name.
+
+    gloo counts messages from rank to rank among them, NCCL does not. A group that counts nothing is left out.
+    """
+    found = {}
+    for group, name in distributed_c10d._world.pg_names.items():
+        if group.size() > 1:
+            with suppress(RuntimeError):  # a backend that keeps no number
+                found[str(name)] = cast(Any, group)._get_sequence_number_for_group()
+    return found
+
+
+@contextmanager
+def messages_told(tell: Callable[[], None]) -> Iterator[None]:
+    """Within this context `tell` is called for each message that this process sends to one rank or takes from one."""
+
+    def told(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            if group.size() > 1:
+                tell()
+            return own(group, *args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in ("send", "recv", "recv_anysource"):
+            stack.enter_context(mock.patch.object(ProcessGroup, name, told(getattr(ProcessGroup, name))))
+        yield
+
+
+# torch.compile.
+
+
+def compile_counters() -> dict[str, dict[str, int]]:
+    """Dynamo's counters, by category, as far as it has any."""
+    from torch._dynamo.utils import counters
+
+    return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "unimplemented", "dynamo_cache")}
+
+
+@contextmanager
+def compiled_calls_told(asked: Callable[[str], None], called: Callable[[], None]) -> Iterator[None]:
+    """Within this context `asked` takes the backend of each torch.compile that is not told to do nothing.
+
+    `called` is called when code that was given to it runs, whether or not anything was compiled of it: the environment,
+    a setting or a stance may turn compilation off without a word.
+    """
+    from torch._dynamo import eval_frame
+
+    def optimize(*args: Any, **kwargs: Any) -> Any:
+        made = own_optimize(*args, **kwargs)
+        if kwargs.get("disable"):
+            return made
+        asked(_backend_name(args[0] if args else kwargs.get("backend", "inductor")))
+        return _Uncompiled(called) if isinstance(made, nullcontext) else made
+
+    def from_stance(callback: Any) -> Any:
+        if callable(callback):  # of code that is never to be compiled it is None
+            called()
+        return own_from_stance(callback)
+
+    own_optimize, own_from_stance = torch._dynamo.optimize, eval_frame._callback_from_stance
+    with (
+        mock.patch.object(torch._dynamo, "optimize", optimize),
+        mock.patch.object(eval_frame, "_callback_from_stance", from_stance),
+    ):
+        yield
+
+
+class _Uncompiled(nullcontext[None]):
+    """What stands for torch.compile where it is off: code is left as it is, and `called` is called when it runs."""
+
+    def __init__(self, called: Callable[[], None]) -> None:
+        super().__init__()
+        self._called = called
+
+    def __call__(self, code: Any) -> Any:
+        if isinstance(code, nn.Module):
+            code.register_forward_pre_hook(lambda module, args: self._called())
+            return code
+        if isinstance(code, type):
+            self._called()
+            return code
+
+        @functools.wraps(code)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._called()
+            return code(*args, **kwargs)
+
+        return call
+
+
+def _backend_name(backend: Any) -> str:
+    """A backend's name: torch wraps most of them."""
+    backend = getattr(backend, "compiler_name", backend)
+    return backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
 
 
 # torch's structured trace, which tlparse reads.

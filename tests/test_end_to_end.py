@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -194,6 +195,9 @@ def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_
     assert {"name": "wait_late", "settings": {"sha256": digest}} in manifest["graph"]["passes"]
     assert f" --extra-pass {EXAMPLES}:wait_late@after=chunk " in f" {' '.join(report['options'])} "
     assert (report["remarks"], result["stress"]) == ([], None)
+    [told] = result["remarks"]
+    assert re.fullmatch(r"--extra-pass: nobody compared the values of [\d,]+ of the [\d,]+ calls in .*", told)
+    assert told.endswith("; --every-call compares them") and told in finished.stdout
 
 
 @pytest.mark.slow

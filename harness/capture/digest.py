@@ -38,7 +38,7 @@ _INFINITY = {
     torch.float32: 0x7F80_0000,
     torch.float64: 0x7FF0_0000_0000_0000,
 }
-"""The bits of infinity: what is larger, without its sign, is NaN."""
+"""The bits of infinity: what is larger, without its sign, is NaN, and what is smaller is finite."""
 
 _IS_LITTLE = sys.byteorder == "little"
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -53,9 +53,10 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and "zero" where all its elements are zero, "nan" where all are NaN, of any sign and payload.
+    """A tensor's digest, and what its elements have in common, of any sign and payload.
 
-    The second is None of other tensors and of those without elements. Raises as `digest` does.
+    That is "zero" where all are zero, "nan" where all are NaN, "inf" where none is finite and some are infinite, and
+    None of other tensors and of those without elements. Raises as `digest` does.
     """
     tensor = plain(tensor)
     found, content = _digest(tensor)
@@ -89,9 +90,9 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or NaN: it spares nearly every tensor the reading of all.
+    """Whether the first element is zero or not finite: it spares nearly every tensor the reading of all.
 
-    Of nearly every one its highest byte tells: the sign and seven bits of the exponent, all ones in every NaN.
+    Of nearly every one its highest byte tells: the sign and seven bits of the exponent, all ones in what is not finite.
     """
     if not content:
         return False
@@ -102,7 +103,7 @@ def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
     if infinity is None:
         return first == 0
     magnitude = first & ((1 << (8 * size - 1)) - 1)
-    return magnitude == 0 or magnitude > infinity
+    return magnitude == 0 or magnitude >= infinity
 
 
 def _constant(content: ctypes.Array[Any], dtype: torch.dtype) -> str | None:
@@ -112,7 +113,8 @@ def _constant(content: ctypes.Array[Any], dtype: torch.dtype) -> str | None:
     magnitudes = numpy.frombuffer(octets_of_all, f"u{dtype.itemsize}") & ((1 << (8 * dtype.itemsize - 1)) - 1)
     if not magnitudes.any():
         return "zero"
-    return "nan" if (magnitudes > infinity).all() else None
+    least = magnitudes.min()
+    return "nan" if least > infinity else "inf" if least == infinity else None
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from harness.machine.describe import describe_machine
 from harness.machine.determinism import Readings
 from harness.machine.devices import Placement
 from harness.machine.gpus import agreed_facts, num_gpus
-from harness.records import GraphIdentity, MachineFacts, Manifest, Switch
+from harness.records import GraphIdentity, MachineFacts, Manifest, Switch, TorchCompile
 
 _GIT_SECONDS = 10.0
 
@@ -37,12 +37,14 @@ def build_manifest(
     switches: Readings = MappingProxyType({}),
     gpus: Sequence[MachineFacts | None] = (),
     gpu_environments: Sequence[Mapping[str, str]] = (),
+    alone: Sequence[int] = (),
+    compiled: Sequence[TorchCompile | None] = (),
 ) -> Manifest:
     """One recording's manifest, with what is known of this machine and process. `systems` are its `ranks`.
 
     `switches` has the readings of the lowest rank on which a switch changed. `gpus` is what each rank says of CUDA and
     its libraries, and `gpu_environments` the variables that they read; both say nothing on a CPU, whose recordings
-    stay comparable with those from before they were told.
+    stay comparable with those from before they were told. `alone` and `compiled` are the manifest's.
     """
     from harness.capture.digest import ALGORITHM
 
@@ -67,6 +69,8 @@ def build_manifest(
         ranks=systems,
         stress=stress,
         chunked=chunked,
+        alone=list(alone),
+        compiled=list(compiled) if any(compiled) else None,
         digest=ALGORITHM,
         values=list(values),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -169,8 +170,34 @@ def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
 
 
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Ranks are named as late, and the step at which they were."""
-    return _names(result, f"{rank} at step 1", "longer than")
+    """Ranks are named as late, at their step, and what each did last shows that this one holds up the others."""
+    text = result.error or ""
+    named = re.search(r"^  found: (?:.*; )?ranks? ([\d, ]+) at step 1[;,]", text, re.MULTILINE)
+    late = set(map(int, named[1].split(", "))) if named else set()
+    last = {int(number): did or "" for number, did in _LAST_OF_RANK.findall(text)}
+    is_seen = rank in late and all(_holds_up(last.get(rank, ""), last.get(other)) for other in late - {rank})
+    is_ok = result.verdict == Verdict.ERROR and "the case ran longer than" in text and len(late) > 1 and is_seen
+    expected = "" if is_ok else f", where rank {rank} should be seen to hold up others at step 1"
+    return is_ok, f"{result.verdict.value}: {' '.join(text.split())[:200] or 'no error'}{expected}"
+
+
+_LAST_OF_RANK = re.compile(r"^rank (\d+)(?:, [^\n]*)?:(?:\n  ([^\n]*))?$", re.MULTILINE)
+"""A rank's number, and the line below it: what it did with collectives last, or where its Python was."""
+_COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
+
+
+def _holds_up(hung: str, other: str | None) -> bool:
+    """Whether a rank that did `hung` last may be what another waits for, which did `other` last.
+
+    A rank that hangs in its own code waits for nobody. On CUDA the others' hosts need not, either; then the numbers
+    tell: collectives of a group are counted alike on all its ranks.
+    """
+    if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
+        return False
+    first, second = _COLLECTIVE.search(hung), _COLLECTIVE.search(other)
+    if first and second and first[2] == second[2]:
+        return int(first[1]) < int(second[1])
+    return True
 
 
 def _names(result: CaseResult, *wanted: str) -> tuple[bool, str]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from harness.case import Case
 from harness.compare.outcome import complete
 from harness.errors import BitproofError, CaseError, UsageError
+from harness.machine.devices import unmet_requirement
 from harness.program import interrupts
 from harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
 from harness.report import proofs, terminal
@@ -165,6 +166,7 @@ def run_and_report(
             part = f"shard {shard}, " if shard else ""
             counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}" + (f" ({names})" if cases else "")
             print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
+            _tell_unmet(cases, options)
             _tell_plan(cases, options)
         progress = _run(cases, options, run_dir, reports, prove_first)
         if isinstance(progress.failure, UsageError) and not progress.results:
@@ -172,6 +174,14 @@ def run_and_report(
             raise progress.failure
         interrupts.too_late()
         return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, reports, tell)
+
+
+def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
+    """Say why this machine cannot judge a case, before it runs: who asks for one by name gets its verdict."""
+    for case in cases:
+        with suppress(UsageError):  # a call that is wrong is refused later, with its report
+            if why := unmet_requirement(case, options.device):
+                print(f"{case.name} was asked for and cannot be judged here: {why}; it runs all the same", flush=True)
 
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:

@@ -1,8 +1,14 @@
-"""Agreement that shows nothing: tensors without elements, of NaN alone, gradients and parameters of zeros alone.
+"""Agreement that shows nothing: ranks that never met, code that was not compiled, and tensors without a value.
+
+Such tensors have no elements or no finite one, or are gradients and parameters of zeros alone.
 
 Two systems that both lost every value agree in every bit. So at every step each kind that a step must leave needs one
 tensor, on any rank, whose agreement shows something. Single tensors that never show anything, such as the gradient of
 what no token reached, are remarked upon.
+
+A system whose ranks ran no collective in their steps trained one model a rank: what only several ranks can show was
+not shown. One may say that its ranks are independent. Code that torch.compile was to compile, and of which nothing was
+captured, ran as it is: then eager was compared with eager.
 
 What differs is never vacuous: zeros against NaN are a difference, and are told as one.
 """
@@ -12,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.case import Case, Kind
-from harness.records import REQUIRED_KINDS, Key, Record, required_kinds
+from harness.records import REQUIRED_KINDS, Key, Manifest, Record, TorchCompile, required_kinds
 
 _NUM_NAMED = 3
-_CONTENTS = {"nan": "all NaN", "zero": "all zeros"}
+_CONTENTS = {"nan": "all NaN", "inf": "all infinite or NaN", "zero": "all zeros"}
+_NOT_FINITE = {"nan": "nan", "inf": "inf", "-inf": "inf"}
 _ZERO_IS_VACUOUS: tuple[Kind, ...] = ("grad", "param")
 
 Pairs = Mapping[Key, tuple[Record, Record]]
@@ -51,6 +58,59 @@ def vacuous_tensors(pairs: Pairs) -> Iterator[str]:
             )
 
 
+def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
+    """A sentence for each thing that a system's run should have done for its agreement to show anything."""
+    if manifest.alone:
+        yield (
+            f"{side} {manifest.system} ran no collective in its steps on {_tell_ranks(manifest.alone, manifest)}: each "
+            "trained alone (a system whose ranks should says so: independent_ranks = True)"
+        )
+    ranks = [rank for rank, found in enumerate(manifest.compiled or ()) if found is not None and not found.is_any]
+    if ranks:
+        yield (
+            f"{side} {manifest.system} called code that torch.compile was to compile, and nothing of it was compiled, "
+            f"on {_tell_ranks(ranks, manifest)}{_why_not_compiled(manifest)}"
+        )
+
+
+def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
+    """A sentence on how much of a system's code torch.compile compiled, where any was."""
+    found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
+    if found:
+        least = min(found, key=lambda compiled: (compiled.graphs, compiled.operators))
+        rank = "" if all(compiled == found[0] for compiled in found) else " on the rank with the fewest"
+        yield f"{side} {manifest.system} was compiled{rank}: {_tell_compiled(least)}"
+
+
+def _tell_compiled(found: TorchCompile) -> str:
+    """As in "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first: ..."."""
+    by = f" by {', '.join(found.backends)}" if found.backends else ""
+    breaks = f"{found.breaks} graph break{'' if found.breaks == 1 else 's'}" if found.breaks else "no graph break"
+    first = f", the first: {found.first_break}" if found.first_break else ""
+    missed = f", the first that failed: {found.first_failure}" if found.first_failure else ""
+    return (
+        f"{found.graphs} graph{'' if found.graphs == 1 else 's'} of {found.operators} operators{by}, from "
+        f"{found.captured} of {found.frames} frames{missed}, {breaks}{first}"
+    )
+
+
+def _why_not_compiled(manifest: Manifest) -> str:
+    """The environment's switch that turns torch.compile off, and what failed, as far as that is known."""
+    environment = manifest.environment or {}
+    off = [name for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE") if environment.get(name) == "1"]
+    failed = [found.first_failure for found in manifest.compiled or () if found is not None and found.first_failure]
+    told = [f"{name}=1 is set" for name in off] + failed[:1]
+    return f": {', '.join(told)}" if told else ""
+
+
+def _tell_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
+    if len(ranks) == manifest.world_size:
+        return "every rank"
+    named = ", ".join(map(str, ranks[:_NUM_NAMED]))
+    more = f" and {len(ranks) - _NUM_NAMED} more" if len(ranks) > _NUM_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more} of {manifest.world_size}"
+
+
 def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
     """Why a pair that agrees shows nothing; None where it shows something."""
     reference, candidate = pair
@@ -58,7 +118,7 @@ def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
         return None
     if 0 in reference.shape:
         return "without elements"
-    content = reference.content or candidate.content or ("nan" if reference.value == "nan" else None)
+    content = reference.content or candidate.content or _NOT_FINITE.get(reference.value or "")
     if content == "zero" and key.kind not in _ZERO_IS_VACUOUS:
         return None
     return _CONTENTS.get(content or "")

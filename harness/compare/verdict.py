@@ -25,7 +25,7 @@ from harness.case import KINDS, Case, Kind, boundary_of
 from harness.compare.align import NUM_NAMED, Alignment, align
 from harness.compare.chunked import unlike_chunks
 from harness.compare.same_case import contradictions, unlike_digests
-from harness.compare.vacuity import vacuous_steps, vacuous_tensors
+from harness.compare.vacuity import compiled_runs, vacuous_runs, vacuous_steps, vacuous_tensors
 from harness.records import (
     MAX_DIFFERING,
     Closeness,
@@ -99,6 +99,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
+    sides = {"reference": reference, "candidate": candidate}
     alignment = align(reference.records.items(), candidate.records.items())
     gaps = [*alignment.gaps, *_uncovered(alignment, case), *_unusable(alignment, case)]
     unlike = {key: pair for key, pair in alignment.pairs.items() if _type(pair[0]) != _type(pair[1])}
@@ -119,8 +120,14 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         reason=_tell("the evidence is incomplete", gaps) if gaps else None,
         differing=group_keys(shown),
         differing_left_out=len(ordered) - len(shown),
-        vacuous=tuple(vacuous_steps(alignment.pairs, case)),
-        remarks=tuple(vacuous_tensors(alignment.pairs)),
+        vacuous=(
+            *vacuous_steps(alignment.pairs, case),
+            *(told for side in sides for told in vacuous_runs(side, sides[side].manifest)),
+        ),
+        remarks=(
+            *vacuous_tensors(alignment.pairs),
+            *(told for side in sides for told in compiled_runs(side, sides[side].manifest)),
+        ),
     )
 
 

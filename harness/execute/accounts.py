@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RankError
 from harness.execute.failures import Failure, error_of_failure, error_of_hang
-from harness.records import Artifact, MachineFacts, PassReport, Switch
+from harness.records import Artifact, MachineFacts, PassReport, Switch, TorchCompile
 
 if TYPE_CHECKING:
     from harness.systems.graph import GraphProgram
@@ -18,7 +19,8 @@ class PreparedGraph:
     """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
 
     `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` are the
-    places where it reads or writes what a collective still works on.
+    places where it reads or writes what a collective still works on. Of its `calls`, the values of `calls_uncompared`
+    stand in no record.
     """
 
     code_hash: str
@@ -28,11 +30,24 @@ class PreparedGraph:
     is_kept: bool = False
     artifact: Artifact | None = None
     races: list[str] = field(default_factory=list)
+    calls: int = 0
+    calls_uncompared: int = 0
 
     @property
     def was_kept(self) -> bool | None:
         """What the report says of it: None of a graph that was not traced for want of a kept one."""
         return None if self.artifact else self.is_kept
+
+    @property
+    def compiled(self) -> list[str]:
+        """How much of it a backend compiled, in words; of one that was partitioned, by half."""
+        facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
+        halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
+        return [
+            f"{half}{found['backend']} compiled {_tell_compiled(found)}"
+            for half, found in halves.items()
+            if "nodes_compiled" in found
+        ]
 
     def racing_with(self, other: PreparedGraph | None) -> PreparedGraph:
         """The same, with the races of another graph of the case, too."""
@@ -44,7 +59,9 @@ class PreparedGraph:
         if program is None:
             return None
         from harness.graph.in_flight import races
+        from harness.graph.uncompared import count_uncompared
 
+        uncompared, calls = count_uncompared(program.module)
         return PreparedGraph(
             code_hash=program.code_hash,
             generated_hash=program.generated_hash,
@@ -53,7 +70,15 @@ class PreparedGraph:
             is_kept=program.is_kept,
             artifact=program.artifact,
             races=races(program.module),
+            calls=calls,
+            calls_uncompared=uncompared,
         )
+
+
+def _tell_compiled(found: Mapping[str, Any]) -> str:
+    """What a backend's facts say of one graph."""
+    nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
+    return f"the whole graph, {nodes:,} nodes" if regions is None else f"{regions} regions, {nodes:,} nodes in all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +113,8 @@ class Done:
     by when; `system` is what the system says of itself; `gpu` is what CUDA and its libraries are here,
     `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
     of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
-    was to keep.
+    was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
+    are independent; `compiled` is what torch.compile made of its code.
     """
 
     seconds: float = 0.0
@@ -102,6 +128,8 @@ class Done:
     chunked: dict[str, int] | None = None
     unused_names: tuple[str, ...] = ()
     kept: str | None = None
+    is_alone: bool = False
+    compiled: TorchCompile | None = None
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure

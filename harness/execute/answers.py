@@ -274,6 +274,8 @@ def join_recording(
         gpus=[rank.gpu for rank in done],
         gpu_environments=[rank.gpu_environment for rank in done],
         chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done]),
+        alone=[rank for rank, account in enumerate(done) if account.is_alone],
+        compiled=[rank.compiled for rank in done],
     )
     join_parts(request.out, manifest, parts, values)
 

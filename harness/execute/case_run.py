@@ -26,7 +26,7 @@ from harness.execute.requests import BitsRequest, ClosenessRequest, PlaceRequest
 from harness.execute.session import Desk, Session
 from harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from harness.graph.options import GraphOptions
-from harness.localize.every_call import EveryCall
+from harness.localize.every_call import EveryCall, told_uncompared
 from harness.localize.replay import Replay, Watch
 from harness.localize.search import archives_of
 from harness.machine.devices import Placement
@@ -251,6 +251,13 @@ class CaseRun:
             shows_bits=self._shows_bits,
         )
         judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
+        if (
+            judgement.verdict == Verdict.EQUAL
+            and self.options.extra_passes
+            and self.graph
+            and not self.options.every_call
+        ):
+            self.remarks.append(told_uncompared(self.case, self.graph.calls_uncompared, self.graph.calls))
         self.seconds.replay, self.every_call = explainer.seconds, explainer.every_call
         self.remarks += explainer.remarks
         return judgement, recordings
@@ -345,6 +352,7 @@ class CaseRun:
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
             self.graph = graph.racing_with(self.graph)
             self.remarks += [graph.artifact.tell(role)] if graph.artifact else []
+            self.remarks += [f"{role} {getattr(self.case, role)}: {told}" for told in graph.compiled]
 
     def _measured(self) -> dict[str, Any]:
         passes = self.graph.passes if self.graph else []

@@ -30,11 +30,11 @@ from torch.nn import functional
 from harness.capture.digest import digest
 from harness.case import Parallelism
 from harness.execute.process import die_with_parent
-from harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
+from harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD, copy_stream
 from harness.graph.operators import name_of
 from harness.machine.determinism import set_determinism
 from harness.machine.nccl import pin_nccl
-from harness.torch_compat import TorchDispatchMode
+from harness.torch_compat import TorchDispatchMode, sleep_on_stream
 
 SECONDS = 180.0
 MIN_SHARE_OF_BANDWIDTH = 0.05
@@ -162,20 +162,115 @@ def check_grouped_mm(setting: Setting) -> Answer:
 
 
 def check_offload(setting: Setting) -> Answer:
-    """What is offloaded and comes back has its bits, while the device is busy and memory is used again."""
-    device, rounds, lost = setting.device_of(0), 40, 0
-    load = torch.ones(512, 512, device=device)
-    for index in range(rounds):
-        x = torch.full((1000 * (index % 7 + 1),), float(index), device=device)
-        wanted = digest(x)
-        for _ in range(4):
-            load = (load @ load).clamp_(-1, 1)
-        host = WAIT_OFFLOAD(OFFLOAD(x), x)
-        del x
-        torch.full((1000 * (index % 7 + 1),), -1.0, device=device)  # where x was, if memory is given away too early
-        back = WAIT_RELOAD(RELOAD(host, device.type))
-        lost += digest(back) != wanted
-    return lost == 0, f"{rounds} round trips under load, {lost} with other bits"
+    """What is offloaded and comes back has its bits, whichever stream lags: each guard of the copies is needed once.
+
+    Nothing here reads a device before the copy that it means to catch has begun: a read would wait for all streams.
+    """
+    device, lost = setting.device_of(0), []
+    told = f"{len(OFFLOADS)} ways in which one stream lags behind another, {len(_NUMS_OF_ELEMENTS)} sizes of each"
+    for (name, way), num in itertools.product(OFFLOADS.items(), _NUMS_OF_ELEMENTS):
+        wanted = digest(filled(num, _VALUE, torch.device("cpu")))
+        lost += [] if digest(way(num, device)) == wanted else [f"{name}, {num} elements"]
+    first = f"; first {lost[0]}" if lost else ""
+    return not lost, f"{told}, {len(lost)} with other bits{first}"
+
+
+_NUMS_OF_ELEMENTS = (1_000, 7_000, 70_000, 1_000_000)
+_VALUE, _OTHER = 3.0, -1.0
+_LAG_CYCLES = 20_000_000  # some 10 ms, in which a copy of every size here has long ended
+
+
+def filled(num: int, value: float, device: torch.device) -> Tensor:
+    """A tensor that the device's current stream fills: where memory of that size was freed last, as far as it may."""
+    return torch.full((num,), value, device=device)
+
+
+def lag(device: torch.device) -> None:
+    """Let the current stream lag behind the host and the stream of copies."""
+    if device.type == "cuda":
+        sleep_on_stream(_LAG_CYCLES)
+
+
+def lag_copies(device: torch.device) -> None:
+    """Let the stream of copies lag behind the host and the current stream."""
+    if device.type == "cuda":
+        with torch.cuda.stream(copy_stream(device)):
+            sleep_on_stream(_LAG_CYCLES)
+
+
+def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
+    """An offload begins after what computes its source."""
+    x = filled(num, _OTHER, device)
+    lag(device)
+    x.fill_(_VALUE)
+    return _back(WAIT_OFFLOAD(OFFLOAD(x), x), device)
+
+
+def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
+    """What is offloaded may be written once its offload was waited for."""
+    x = filled(num, _VALUE, device)
+    lag_copies(device)
+    host = WAIT_OFFLOAD(OFFLOAD(x), x)
+    x.fill_(_OTHER)
+    return _back(host, device)
+
+
+def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
+    """Memory that is freed while it is offloaded is given to nobody else before that has ended."""
+    x = filled(num, _VALUE, device)
+    lag_copies(device)
+    host = OFFLOAD(x)
+    del x
+    other = filled(num, _OTHER, device)
+    return _back(WAIT_OFFLOAD(host, other), device)
+
+
+def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
+    """A reload begins after what wrote the memory that it fills."""
+    x = filled(num, _VALUE, device)
+    host = WAIT_OFFLOAD(OFFLOAD(x), x)
+    other = filled(num, _OTHER, device)
+    lag(device)
+    other.fill_(_OTHER)
+    del other
+    return _back(host, device)
+
+
+def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
+    """What was reloaded may be read once the reload was waited for."""
+    x = filled(num, _VALUE, device)
+    host = WAIT_OFFLOAD(OFFLOAD(x), x)
+    other = filled(num, _OTHER, device)
+    del other  # what is read too early has these values
+    lag_copies(device)
+    return _back(host, device)
+
+
+def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
+    """Memory that is freed while it is filled by a reload is given to nobody else before that has ended."""
+    source = filled(num, _OTHER, device)
+    host = WAIT_OFFLOAD(OFFLOAD(source), source)
+    lag_copies(device)
+    filling = RELOAD(host, device.type)
+    del filling
+    x = filled(num, _VALUE, device)
+    WAIT_RELOAD(RELOAD(host, device.type))  # the stream of copies has come past the first reload
+    return x
+
+
+def _back(host: Tensor, device: torch.device) -> Tensor:
+    return WAIT_RELOAD(RELOAD(host, device.type))
+
+
+OFFLOADS: dict[str, Callable[[int, torch.device], Tensor]] = {
+    "offloaded while it is computed": _offloaded_while_computed,
+    "written after its offload was waited for": _written_after_the_wait,
+    "freed while it is offloaded": _freed_while_offloaded,
+    "reloaded where something else is being written": _reloaded_where_others_wrote,
+    "read after its reload was waited for": _read_after_the_wait,
+    "freed while it is reloaded": _freed_while_reloaded,
+}
+"""Ways in which a copy is caught where one of its guards is missing, each of another guard."""
 
 
 def check_bandwidth(setting: Setting) -> Answer:

@@ -135,8 +135,9 @@ def run_rank(
     import torch.distributed as dist
 
     from harness.capture.digest import digest
+    from harness.execute.witness import Witness
     from harness.systems.user_system import UserSystem
-    from reference.parallel.mesh import Mesh, join_groups, leave_groups
+    from reference.parallel.mesh import Mesh, collectives_in_memory, join_groups, leave_groups
 
     determinism = set_determinism(
         job.case.seed,
@@ -167,13 +168,14 @@ def run_rank(
 
     recorder = Recorder(rank, job.watched.record if job.watched else None, job.values)
     observe = injector.unseen(recorder.observe if job.profile is None else showing_digests(recorder.observe))
-    remains = Remains()
-    with stressed(job.stress, rank, device), injector.at_work():
+    remains, witness = Remains(), Witness(collectives_in_memory)
+    with stressed(job.stress, rank, device), injector.at_work(), witness.at_work():
         with phase("make system"):
             looks_for_mixing = checks_mixing(job, rank)
             system = make_system(job, mesh, program, injector, looks_for_mixing)
         switches[AFTER_FACTORY] = read_switches()
         _forget_peak(device)
+        witness.begin_steps()
         began = time.perf_counter()
         for step in range(job.steps):
             tell(StepBegan(step=step))
@@ -181,9 +183,10 @@ def run_rank(
             injector.begin_step(step)
             if job.watched and job.watched.watches(step):
                 _watch_step(job.watched, step, system, recorder, remains)
-                continue
-            with phase(f"step {step}"):
-                system.step(step, observe)
+            else:
+                with phase(f"step {step}"):
+                    system.step(step, observe)
+            witness.end_step()
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
         seconds = time.perf_counter() - began
@@ -207,9 +210,17 @@ def run_rank(
             chunked=getattr(system, "chunked", None) if job.system in BUILT_IN else None,
             unused_names=tuple(system.names.unused) if isinstance(system, UserSystem) else (),
             kept=digest(recorder.kept) if recorder.kept is not None else None,
+            is_alone=_is_alone(job, system, witness.collectives),
+            compiled=witness.compiled,
         )
     )
     leave_groups()
+
+
+def _is_alone(job: Job, system: System, collectives: int) -> bool:
+    """Whether a rank of several ran no collective, though its system does not say that ranks are independent."""
+    may_be_alone = getattr(system, "independent_ranks", False)
+    return job.case.parallelism.world_size > 1 and not collectives and not may_be_alone
 
 
 def _device_of(job: Job, rank: int) -> torch.device:

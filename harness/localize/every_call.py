@@ -49,6 +49,16 @@ def why_not(case: Case) -> str | None:
     return None
 
 
+def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
+    """What an EQUAL with a user's pass leaves open: the calls of its graph whose values nobody compared, in a line."""
+    reason = why_not(case)
+    look = f"they cannot be: {reason}" if reason else "--every-call compares them"
+    return (
+        f"--extra-pass: nobody compared the values of {uncompared:,} of the {calls:,} calls in the candidate's graph, "
+        f"of which a wrong one may be rounded away before a record; {look}"
+    )
+
+
 @dataclass
 class Found:
     """What comparing all calls came to.

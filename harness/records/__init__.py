@@ -37,6 +37,7 @@ from harness.records.recording import (
     Recording,
     Role,
     Switch,
+    TorchCompile,
     required_kinds,
 )
 from harness.records.report import Report
@@ -134,6 +135,7 @@ __all__ = [
     "Step",
     "Switch",
     "TensorDifference",
+    "TorchCompile",
     "UnseenCall",
     "Verdict",
     "by_direction",

@@ -15,7 +15,8 @@ class Comparison:
     `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
     sentence for each pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements do.
     `differing` and `differing_left_out` are as in CaseResult.
-    `vacuous` says where what agrees shows nothing, which is no evidence for two systems; `remarks` of which tensors.
+    `vacuous` says where what agrees shows nothing, which is no evidence for two systems; `remarks` of which tensors,
+    and how much of a system torch.compile compiled.
     """
 
     verdict: Verdict

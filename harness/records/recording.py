@@ -36,9 +36,10 @@ class Record(NamedTuple):
     """One tensor of a recording: its digest, and enough to say how it differs before values are read.
 
     `digest` is 32 hexadecimal digits over dtype, shape and every byte in order; `value` is the
-    hexadecimal float of a loss, else None. `content` says of a tensor with elements that they are all NaN, "nan", or
-    all zero, "zero", of either sign; else it is None, as in recordings from before it was recorded. Of a DTensor all of
-    this is of the rank's own part, and `placements` says which part that is, such as "Shard(dim=0) of [8, 4] over [2]".
+    hexadecimal float of a loss, else None. `content` says of a tensor with elements that they are all NaN, "nan", that
+    none is finite and some are infinite, "inf", or that all are zero, "zero", of either sign; else it is None, as in
+    recordings from before it was recorded. Of a DTensor all of this is of the rank's own part, and `placements` says
+    which part that is, such as "Shard(dim=0) of [8, 4] over [2]".
     """
 
     digest: str
@@ -81,6 +82,32 @@ class GraphIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TorchCompile:
+    """What torch.compile made of the code that it was given on one rank, where any of that was called.
+
+    It met `frames` of Python code and `captured` so many, as `graphs` with `operators` calls in all, for `backends`.
+    `breaks` is the number of graph breaks; the first of them, and the first frame that it could not take, are told by
+    the first line of torch's reason.
+    """
+
+    __pydantic_config__ = GROWING
+
+    backends: list[str] = field(default_factory=list)
+    frames: int = 0
+    captured: int = 0
+    graphs: int = 0
+    operators: int = 0
+    breaks: int = 0
+    first_break: str | None = None
+    first_failure: str | None = None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anything was compiled."""
+        return self.graphs > 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a recording says of how it was made: everything that can change a bit.
 
@@ -89,6 +116,8 @@ class Manifest:
     a step runs each module in chunks; `values` the patterns of the tensors whose values are kept, which change no bit.
     `collectives` is where ranks met, which changes no bit, as sums are in rank order everywhere but where it is
     "native": there NCCL has an order of its own.
+    `alone` are the ranks that ran no collective with another in any step, though their system does not say that they
+    are independent; `compiled` has what torch.compile made of each rank's code, None where none was to be compiled.
     `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
     the last step. The sums are of the folder's files, and known once they are written. Fields that may be None came
     later than the first recordings.
@@ -115,6 +144,8 @@ class Manifest:
     ranks: list[dict[str, Any]] | None = None
     stress: dict[str, int | float] | None = None
     chunked: dict[str, int] | None = None
+    alone: list[int] | None = None
+    compiled: list[TorchCompile | None] | None = None
     digest: str | None = None
     values: list[str] = field(default_factory=list)
     digests_sha256: str | None = None

@@ -38,6 +38,8 @@ Of the object, these are optional:
                       any of four plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
                       "backward", "chunk": 1, "source": "model.py:12"}; a direction is forward, backward or update
     wrap_gradients    a method that wraps that function for a fault; without it a fault changes what is yielded
+    independent_ranks True where ranks rightly train alone. Of any other system a rank that runs no collective in its
+                      steps makes the case UNVERIFIED: ranks that never met show nothing of what only several can
     manifest          a method: what beyond the case decides this rank's numbers, as plain JSON values
 
 A graph that a system traced itself and does not show, or shows without directions, may compute gradients where

@@ -28,6 +28,7 @@ class UserSystem:
     ) -> None:
         self.made = made
         self.names = Names(names or getattr(made, "names", {}), f"names of system {name}")
+        self.independent_ranks = bool(getattr(made, "independent_ranks", False))
         self._name = name
         self._tamper = tamper
         self._origin = dict(origin)
@@ -64,9 +65,10 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """What the system says of itself, where its code came from, and the names it declares."""
+        """What the system says of itself, where its code came from, and what it declares."""
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
-        return said | self._origin | ({"names": self.names.rules} if self.names.rules else {})
+        declared = {"independent_ranks": True} if self.independent_ranks else {}
+        return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def _yielded(self, index: int) -> Any:
         result = self._step(index)

@@ -51,6 +51,8 @@ _disturbs: list[Wrap] = []
 """What a fault makes of every group, when one is to."""
 _memory: list[SharedMemory] = []
 """Where this process's groups meet, when all ranks share a machine and are to meet in memory."""
+_in_memory: list[SharedMemoryGroup] = []
+"""Those of this process's groups that do."""
 _boards: list[Board] = []
 """Where this process tells its collectives, when somebody watches."""
 
@@ -173,7 +175,16 @@ def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.Proce
     ranks without them take steps up to three times as long (docs/decisions/shared-memory.md).
     """
     rings = _memory[0].next_area(partition, dist.get_rank(), _limits[0].total_seconds()) if _memory else None
-    return _wraps[0](group) if rings is None else SharedMemoryGroup(group, rings)
+    if rings is None:
+        return _wraps[0](group)
+    _in_memory.append(SharedMemoryGroup(group, rings))
+    return _in_memory[-1]
+
+
+def collectives_in_memory() -> dict[str, int]:
+    """How many collectives this rank has launched in each group of several ranks that meets in shared memory."""
+    groups = [group for group in _in_memory if group.num_ranks > 1]
+    return {f"shared memory {index}": group.inline.posted for index, group in enumerate(groups)}
 
 
 def leave_groups() -> None:
@@ -182,7 +193,7 @@ def leave_groups() -> None:
         return
     for name in _joined:
         unregister_group(name)
-    for registry in (_joined, _partitions, _limits, _wraps, _disturbs, _memory, _boards):
+    for registry in (_joined, _partitions, _limits, _wraps, _disturbs, _memory, _in_memory, _boards):
         registry.clear()
     dist.destroy_process_group()
 

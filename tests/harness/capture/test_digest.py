@@ -227,18 +227,19 @@ def test_tensor_bytes_are_row_major_and_copied_only_where_they_must_be():
     assert view[0] == 8
 
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_tensors_of_zeros_or_of_nan_alone_are_known_whatever_their_signs(dtype):
+def test_tensors_of_zeros_of_nan_or_without_a_finite_value_are_known_whatever_their_signs(dtype):
     def constant(*values, repeat=1):
         return digest_and_constant(torch.tensor(values, dtype=dtype).repeat(repeat))[1]
 
     for repeat in (1, 50_000):
         assert constant(0.0, -0.0, repeat=repeat) == "zero"
         assert constant(NAN, -NAN, repeat=repeat) == "nan"
-    for values in ((), (0.0, 1.0), (NAN, 1.0), (NAN, 0.0), (float("inf"),), (1.0, 0.0)):
+        assert constant(INF, -INF, repeat=repeat) == constant(NAN, -INF, repeat=repeat) == "inf"
+    for values in ((), (0.0, 1.0), (NAN, 1.0), (NAN, 0.0), (INF, 1.0), (-INF, 0.0), (0.0, INF), (1.0, 0.0)):
         assert constant(*values) is None
 
 

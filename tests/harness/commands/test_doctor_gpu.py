@@ -112,9 +112,46 @@ def test_a_rank_that_is_killed_or_hangs_must_be_named(cases_come_to):
     error = "RankError: rank 1 was killed by SIGKILL"
     killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=error)[0]
     assert (killed.name, killed.outcome, hung.name, hung.outcome) == (KILLED, "pass", HUNG, "FAIL")
-    error = "RankError: graph did not finish: the case ran longer than 60 s\n  found: ranks 0 and 1 at step 1"
-    killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=error)[0]
+    killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=told_hang())[0]
     assert (killed.outcome, hung.outcome) == ("FAIL", "pass")
+
+
+def told_hang(
+    found="ranks 0, 1 at step 1, unfinished", first="waits for all_gather 9", second="has waited for all_gather 8"
+):
+    """The text of a hang in which each of two ranks did something last."""
+    return (
+        "RankError: graph did not finish: the case ran longer than 60 s\n"
+        f"  expected: every rank to finish\n  found: {found}\n  fix: none\n\n"
+        f"rank 0, logs/a/rank0.log:\n  {first} of group fsdp, 24 bytes of float32\n  File a.py, line 3 in wait\n\n"
+        f"rank 1, logs/a/rank1.log:\n  {second} of group fsdp, 24 bytes of float32\n  File b.py, line 4 in hang"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "is_seen"),
+    [
+        (told_hang(), 1, True),
+        (told_hang(first="has waited for all_gather 9"), 1, True),  # as on CUDA, whose hosts run ahead
+        (told_hang(found="rank 0 at the start; ranks 0, 1 at step 1, unfinished"), 1, True),
+        (told_hang(first="has waited for all_gather 8"), 1, False),
+        (told_hang(first="has waited for all_gather 7"), 1, False),
+        (told_hang(second="waits for all_gather 8"), 1, False),
+        (told_hang(), 0, False),
+        (told_hang(found="ranks 0, 1 at step 10, unfinished"), 1, False),
+        (told_hang(found="ranks 0, 11 at step 1, unfinished"), 1, False),
+        (told_hang(found="rank 1 at step 1, unfinished"), 1, False),
+        (told_hang(found="rank 0 at step 1, unfinished"), 1, False),
+        (told_hang().replace("longer than", "for"), 1, False),
+        ("1 at step 1, longer than", 1, False),
+    ],
+)
+def test_a_rank_that_hangs_must_be_told_from_those_that_it_holds_up(text, rank, is_seen):
+    result = CaseResult(
+        case=CASES["moe_batch"], verdict=Verdict.ERROR, error=text, steps=2, world_size=2, device="cuda", backend="nccl"
+    )
+    assert doctor_gpu.tell_hung(result, rank)[0] is is_seen
+    assert not doctor_gpu.tell_hung(replace(result, verdict=Verdict.UNVERIFIED), rank)[0]
 
 
 @pytest.mark.slow
@@ -125,7 +162,13 @@ def test_a_rank_that_is_killed_or_hangs_must_be_named(cases_come_to):
         (KILLED, "kill-rank:rank=1,step=0", doctor_gpu.tell_killed, "pass", "killed by signal 9 (SIGKILL) at step 0"),
         (KILLED, "raise:rank=1,step=0", doctor_gpu.tell_killed, "FAIL", "where rank 1 and SIGKILL should be named"),
         (HUNG, "hang-rank:rank=1,step=1", doctor_gpu.tell_hung, "pass", "ranks 0, 1 at step 1, unfinished"),
-        (HUNG, "kill-rank:rank=1,step=1", doctor_gpu.tell_hung, "FAIL", "and longer than should be named"),
+        (
+            HUNG,
+            "kill-rank:rank=1,step=1",
+            doctor_gpu.tell_hung,
+            "FAIL",
+            "where rank 1 should be seen to hold up others at step 1",
+        ),
         ("moe_batch", None, doctor_gpu.tell_main, "FAIL", "EQUAL on 2 ranks, cpu, shared: 0 of "),
     ],
 )

@@ -81,6 +81,22 @@ def test_a_run_writes_its_report_and_returns_its_status(launch_with, tmp_path, c
     assert lines[-1] == f"report: {run_dir / 'report.md'}"
 
 
+def test_a_case_that_cannot_be_judged_here_says_so_before_it_runs(launch_with, tmp_path, capsys, monkeypatch):
+    def run_cases(cases, options, run_dir, on_event) -> Iterator[CaseResult]:
+        print("it runs")
+        yield from map(equal, cases)
+
+    launch_with(run_cases)
+    monkeypatch.setattr("harness.machine.devices.gpu_models", list)
+    run_and_report([replace(FIRST, requires="cuda"), SECOND], RunOptions(), tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    told = (
+        "first was asked for and cannot be judged here: it needs CUDA; its 8 ranks run on the CPU here (0 GPUs, "
+        "--device auto); it runs all the same"
+    )
+    assert lines[1] == told and lines.index("it runs") > 1 and not any("second was asked" in line for line in lines)
+
+
 def test_what_reports_are_made_with_is_loaded_before_the_first_verdict(launch_with, tmp_path, monkeypatch):
     done: list[str] = []
 

@@ -30,6 +30,12 @@ def nan_of_both_signs(tensor):
     return found.reshape(tensor.shape)
 
 
+def infinite(tensor):
+    found = torch.full_like(tensor, float("inf")).reshape(-1)
+    found[::2] = -found[::2]
+    return found.reshape(tensor.shape)
+
+
 def judged(tmp_path, change, other=None):
     sides = [make_recording(tmp_path / name, CASE, change) for name, change in (("a", change), ("b", other or change))]
     recordings = [read_recording(side) for side in sides]
@@ -54,6 +60,10 @@ NO_EVIDENCE = "what agrees shows nothing, so it is no evidence\n  "
         (every("grad", lambda x: -torch.zeros_like(x)), "on every rank each grad is all zeros at every step"),
         (every("grad", nan_of_both_signs), "on every rank each grad is all NaN at every step"),
         (every("loss", nan_of_both_signs), "on every rank each loss is all NaN at every step"),
+        (every("loss", infinite), "on every rank each loss is all infinite or NaN at every step"),
+        (every("grad", infinite), "on every rank each grad is all infinite or NaN at every step"),
+        (every("param", infinite), "on every rank each param is all infinite or NaN at every step"),
+        (every("optimizer", infinite), "on every rank each optimizer is all infinite or NaN at every step"),
         (every("grad", torch.zeros_like, step=1), "on every rank each grad is all zeros at step 1 of 2"),
         (every("param", without_elements), "on every rank each param is without elements at every step"),
         (every("optimizer", without_elements), "on every rank each optimizer is without elements at every step"),

@@ -9,7 +9,7 @@ from harness.case import Pipeline
 from harness.compare.verdict import Judgement
 from harness.errors import RankError
 from harness.localize.calls import Call, Place
-from harness.localize.every_call import EveryCall, why_not
+from harness.localize.every_call import EveryCall, told_uncompared, why_not
 from harness.localize.replay import Remains, archive_of, write_archive
 from harness.records import Key, Record, Recording, Verdict
 from tests.harness.localize.test_strangers import STEP, call
@@ -109,6 +109,14 @@ def test_replays_that_do_not_repeat_the_recording_or_fail_show_nothing(tmp_path)
     failed = EveryCall(CASE, {}, tmp_path, fails).judge(EQUAL)
     assert failed.verdict == Verdict.UNVERIFIED
     assert failed.error == "--every-call: a replay failed:\nRankError: rank 1 of graph hung"
+
+
+def test_an_equal_with_a_users_pass_says_how_many_calls_nobody_compared():
+    told = "--extra-pass: nobody compared the values of 1,230 of the 1,254 calls in the candidate's graph, of which a "
+    told += "wrong one may be rounded away before a record; "
+    assert told_uncompared(CASE, 1230, 1254) == told + "--every-call compares them"
+    compiled = replace(CASE, pipeline=Pipeline(backend="inductor"))
+    assert told_uncompared(compiled, 1230, 1254).startswith(told + "they cannot be: backend inductor compiles calls")
 
 
 def test_compiled_calls_have_no_partners(tmp_path):

@@ -1,0 +1,104 @@
+"""What a rank's steps did beside what they show: whether it met other ranks, and what torch.compile made of its code.
+
+Neither can be told from records: a trainer that found no process group, or whose compiler is switched off, agrees with
+itself in every bit. Both are counted by torch and by the groups in shared memory for reasons of their own, and read
+here between steps; nothing is called a collective.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from harness.records import TorchCompile
+from harness.torch_compat import collectives_by_group, compile_counters, compiled_calls_told, messages_told
+
+_SHOWN = 160  # characters of a reason of torch's
+
+Counts = Mapping[str, int]
+
+
+class Witness:
+    """`collectives` counts those that this rank ran with others during steps, messages to one rank among them.
+
+    `in_memory` tells how many it has launched so far in each group that torch does not know.
+    """
+
+    def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:
+        self._in_memory = in_memory
+        self.collectives = 0
+        self._groups: Counts = {}
+        self._dynamo: Mapping[str, Counts] = {}
+        self._found: dict[str, Counter[str]] = {}
+        self._backends: dict[str, None] = {}
+        self._calls = 0
+        self._is_in_step = False
+
+    @contextmanager
+    def at_work(self) -> Iterator[Witness]:
+        """Watch, from before the system is made until its last step has ended."""
+
+        def meet() -> None:
+            self.collectives += self._is_in_step
+
+        def asked(backend: str) -> None:
+            self._backends[backend] = None
+
+        def called() -> None:
+            self._calls += 1
+
+        self._dynamo = compile_counters()
+        with messages_told(meet), compiled_calls_told(asked, called):
+            yield self
+
+    def begin_steps(self) -> None:
+        """What was run before is no part of any step."""
+        self._groups, self._is_in_step = self._collectives(), True
+        self._read_dynamo()
+
+    def end_step(self) -> None:
+        """Read what the step has added to every count. One that began anew, as of a new group, is counted from 0."""
+        groups = self._collectives()
+        self.collectives += sum(_added(self._groups, groups).values())
+        self._groups = groups
+        self._read_dynamo()
+
+    @property
+    def compiled(self) -> TorchCompile | None:
+        """What torch.compile made of what it was given; None where that was never called."""
+        if not self._calls:
+            return None
+        frames, stats, cached = (self._found.get(name, Counter()) for name in ("frames", "stats", "dynamo_cache"))
+        breaks, failures = (self._found.get(name, Counter()) for name in ("graph_break", "unimplemented"))
+        return TorchCompile(
+            backends=list(self._backends),
+            frames=frames["total"],
+            captured=frames["ok"],
+            graphs=stats["unique_graphs"] + cached["dynamo_cache_hit"],
+            operators=stats["calls_captured"],
+            breaks=sum(breaks.values()),
+            first_break=_first_line(breaks),
+            first_failure=_first_line(failures) if frames["ok"] < frames["total"] else None,
+        )
+
+    def _read_dynamo(self) -> None:
+        counts = compile_counters()
+        for name, found in counts.items():
+            self._found.setdefault(name, Counter()).update(_added(self._dynamo.get(name, {}), found))
+        self._dynamo = counts
+
+    def _collectives(self) -> Counts:
+        return {**collectives_by_group(), **self._in_memory()}
+
+
+def _added(before: Counts, after: Counts) -> dict[str, int]:
+    """What was added to each count. Users clear some, and groups end: such a count began anew."""
+    added = {name: count - before.get(name, 0) for name, count in after.items()}
+    return {name: count if count >= 0 else after[name] for name, count in added.items() if count}
+
+
+def _first_line(reasons: Counts) -> str | None:
+    """The first reason's first line, cut where it is long."""
+    lines = next(iter(reasons), "").strip().splitlines()
+    return lines[0][:_SHOWN] if lines else None

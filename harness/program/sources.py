@@ -186,7 +186,10 @@ def _loaded_files() -> set[str]:
 
 def _origin(module: ModuleType) -> str | None:
     spec = getattr(module, "__spec__", None)
-    return spec.origin if isinstance(spec, ModuleSpec) and spec.has_location else None
+    if isinstance(spec, ModuleSpec):
+        return spec.origin if spec.has_location else None
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) else None
 
 
 def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...] | None:

@@ -135,12 +135,12 @@ def test_what_is_loaded_later_is_named_with_its_compiled_code_and_must_be_the_sa
     nothing = began.later()
     assert nothing is not None and nothing.would_load_again()
     file = _load_late(monkeypatch, own, "late_one")
+    monkeypatch.setattr(sources, "_place_of", lambda name: str(file))
     later = began.later()
     assert later is not None
     cached = importlib.util.cache_from_source(str(file))
     assert {told[0] for told in later.files} - {told[0] for told in nothing.files} == {str(file), cached}
     assert Later.of(json.loads(json.dumps(asdict(later)))) == later
-    monkeypatch.setattr(sources, "_place_of", lambda name: str(file))
     assert later.would_load_again()
     for changed in (Path(cached), file):
         content = changed.read_bytes()
@@ -150,7 +150,8 @@ def test_what_is_loaded_later_is_named_with_its_compiled_code_and_must_be_the_sa
         assert later is not None and later.would_load_again()
     monkeypatch.setattr(sources, "_place_of", lambda name: "/another/place.py")
     assert not later.would_load_again(), "it would be found elsewhere now"
-    monkeypatch.undo()
+    monkeypatch.setattr(sources, "_place_of", lambda name: str(file))
+    assert later.would_load_again()
     Path(cached).unlink()
     assert not later.would_load_again(), "its compiled code is gone"
 

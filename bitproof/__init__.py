@@ -13,12 +13,11 @@ none of those three: each name is fetched when it is first used. `Mesh` alone is
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from bitproof import packages
+TYPE_CHECKING = False  # as typing says; the command must come to handle interrupts before anything takes time
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from bitproof.bitwise import assert_bitwise_equal
     from bitproof.runs import Run, assert_as_expected, cases, diff, record, run
     from harness.case import (
@@ -117,6 +116,10 @@ def __getattr__(name: str) -> Any:
     """Fetch a public name from the module that it lives in."""
     if name not in _HOME:
         raise AttributeError(f"module 'bitproof' has no attribute {name!r}")
+    import importlib
+
+    from bitproof import packages
+
     packages.load("harness")
     if name == "Mesh":
         packages.load("reference")

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from harness.capture.columns import column, values_of
 from harness.capture.selection import are_patterns
 from harness.case import KINDS
+from harness.case.bounds import MOST_STEPS_OF_RANKS
 from harness.errors import RecordingError
 from harness.records import SCHEMA, Key, Manifest, Record, Recording
 
@@ -68,7 +69,6 @@ _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_DIGESTS_BYTES = 4 << 30
 _MAX_VALUES_BYTES = 1 << 40
 _MAX_ROWS = 100_000_000
-_MAX_STEPS_OF_RANKS = 10_000_000
 _MAX_DEPTH = 50
 _MAX_NAME = 1000
 _BATCH_ROWS = 10_000
@@ -264,8 +264,8 @@ def read_manifest(folder: Path) -> Manifest:
 def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """What else a manifest must be, so that no later reader works without end."""
     steps, world_size = manifest["steps"], manifest["world_size"]
-    is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= _MAX_STEPS_OF_RANKS
-    yield f"steps and world_size from 1 on, and {_MAX_STEPS_OF_RANKS} at most together", is_bearable
+    is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= MOST_STEPS_OF_RANKS
+    yield f"steps and world_size from 1 on, and {MOST_STEPS_OF_RANKS} at most together", is_bearable
     yield f"values nested {_MAX_DEPTH} deep at most", _is_shallow(manifest, _MAX_DEPTH)
     yield "values, if there, as patterns of tensors", are_patterns(manifest.get("values", []))
 

@@ -1,10 +1,10 @@
 """A case, the value that everything starts from: its definition, its file, and how expressions select some."""
 
 from harness.case.autoplace import Autoplace, Plan, with_plan
+from harness.case.bounds import SIZES
 from harness.case.case import (
     DIM_MULTIPLE,
     KINDS,
-    SIZES,
     USUAL_KINDS,
     AdamW,
     Batch,

@@ -5,10 +5,10 @@ A plan is part of the case: every rank gets it, every recording's manifest state
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from harness.case.bounds import MIB
 from harness.checked import STRICT
 from harness.errors import CaseError
 
@@ -47,10 +47,11 @@ class Autoplace:
     plan: Plan | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.memory_mib < math.inf or self.source not in ("solver", "autoparallel"):
+        MIB.check("autoplace.memory_mib", self.memory_mib)
+        if self.memory_mib == 0 or self.source not in ("solver", "autoparallel"):
             raise CaseError(
                 "placements are asked for in an unknown way",
-                expected="a finite memory_mib > 0, and source solver or autoparallel",
+                expected="a memory_mib > 0, and source solver or autoparallel",
                 found=f"memory_mib={self.memory_mib}, source={self.source!r}",
             )
 

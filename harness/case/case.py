@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.case.autoplace import Autoplace
+from harness.case.bounds import BETA, GIB, MOST_STEPS_OF_RANKS, RANKS, RATE, SEED, SEQUENCES, SIZES, STEPS, TOKENS
 from harness.case.observed import check_observed
 from harness.case.patterns import check_pattern, root_of
 from harness.case.traced import Pipeline, check_traced
@@ -24,9 +25,6 @@ Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "act
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 USUAL_KINDS = KINDS[:5]
 """The kinds that every case may have; the others are recorded where a case asks for them."""
-
-SIZES = ("layers", "dense_layers", "experts", "top_k", "dim", "heads")
-"""A model's sizes that a case may state."""
 
 DIM_MULTIPLE = 8
 
@@ -56,9 +54,7 @@ class Model:
 
     def __post_init__(self) -> None:
         for name, size in self.sizes.items():
-            smallest = 0 if name == "dense_layers" else 1
-            if size < smallest:
-                raise CaseError(f"a model needs {name}", expected=f"{name} >= {smallest}", found=f"{name}={size}")
+            SIZES[name].check(f"model.{name}", size)
         if self.dim is not None and self.dim % DIM_MULTIPLE:
             raise CaseError(
                 "the model dim does not suit the kernels of grouped matrix products, whose rows are multiples of 16 "
@@ -128,13 +124,15 @@ class Parallelism:
     shared_groups: bool = False
 
     def __post_init__(self) -> None:
-        if self.world_size < 1 or self.ep < 1 or self.world_size % self.ep:
+        for name in ("world_size", "ep", "tp"):
+            RANKS.check(f"parallelism.{name}", getattr(self, name))
+        if self.world_size % self.ep:
             raise CaseError(
                 "expert parallelism must divide the world size",
-                expected="world_size >= 1 and a multiple of ep",
+                expected="world_size a multiple of ep",
                 found=f"world_size={self.world_size}, ep={self.ep}",
             )
-        if self.tp < 1 or self.world_size % self.tp:
+        if self.world_size % self.tp:
             raise CaseError(
                 "tensor parallelism must divide the world size",
                 expected="world_size a multiple of tp",
@@ -163,12 +161,8 @@ class Batch:
     data: str = "pydoc"
 
     def __post_init__(self) -> None:
-        if self.sequences < 1 or self.seq_len < 1:
-            raise CaseError(
-                "a batch needs tokens",
-                expected="sequences >= 1 and seq_len >= 1",
-                found=f"sequences={self.sequences}, seq_len={self.seq_len}",
-            )
+        SEQUENCES.check("batch.sequences", self.sequences)
+        TOKENS.check("batch.seq_len", self.seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,12 +196,11 @@ class Memory:
     offload_gib: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.policy not in ("none", "selective", "full", "offload") or not 0 <= self.offload_gib < math.inf:
+        if self.policy not in ("none", "selective", "full", "offload"):
             raise CaseError(
-                "unknown memory policy",
-                expected="policy none, selective, full or offload, and a finite offload_gib >= 0",
-                found=f"policy={self.policy!r}, offload_gib={self.offload_gib}",
+                "unknown memory policy", expected="none, selective, full or offload", found=f"policy={self.policy!r}"
             )
+        GIB.check("memory.offload_gib", self.offload_gib)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +216,12 @@ class AdamW:
     expert_bias_lr: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not all(map(math.isfinite, value if name == "betas" else (value,))):
-                raise CaseError("a setting of the optimizer is not finite", found=f"{name}={value!r}")
+        for name in ("lr", "eps", "weight_decay", "expert_bias_lr"):
+            RATE.check(f"optimizer.{name}", getattr(self, name))
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise CaseError("AdamW has two betas", expected="two numbers", found=f"optimizer.betas={self.betas!r}")
+        for place, beta in enumerate(self.betas):
+            BETA.check(f"optimizer.betas[{place}]", beta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,8 +278,14 @@ class Case:
                 expected="at most 100 lower-case letters, digits and _, starting with a letter",
                 found=repr(self.name),
             )
-        if self.steps < 1:
-            raise CaseError(f"case {self.name} compares nothing", expected="steps >= 1", found=f"steps={self.steps}")
+        STEPS.check("steps", self.steps)
+        SEED.check("seed", self.seed)
+        if self.steps * self.parallelism.world_size > MOST_STEPS_OF_RANKS:
+            raise CaseError(
+                f"case {self.name} takes more steps on more ranks than can be recorded",
+                expected=f"steps times parallelism.world_size at most {MOST_STEPS_OF_RANKS:,}",
+                found=f"steps={self.steps:,}, parallelism.world_size={self.parallelism.world_size:,}",
+            )
         if self.expected not in typing.get_args(ExpectedVerdict):
             raise CaseError(
                 f"case {self.name} expects an unknown verdict",

@@ -34,7 +34,7 @@ from harness.graph.collector import collector_paused
 from harness.graph.plain import UnkeptError, refuse_operators
 from harness.precompile import compiled, file
 from harness.precompile.fingerprint import Fields, digest_of, fingerprint_of, refuse_other
-from harness.program.sources import own_digest, read_sources
+from harness.program.sources import own_digest, read_sources, runs_its_text
 from harness.records import Artifact
 from harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash, finish, trace
 from harness.systems.kept_graph import program_of, written
@@ -101,9 +101,9 @@ def _precompile(
     began = time.perf_counter()
     program = finish(first, case, device, enter=enter)
     passed = time.perf_counter()
-    if read_sources().own != own_digest():
+    if read_sources().own != own_digest() or not runs_its_text():
         raise ArtifactError(
-            f"files that made the step of case {case.name} changed while it was made",
+            f"files that made the step of case {case.name} changed while it was made, or other code ran than they hold",
             fix="precompile the case again",
         )
     artifact = write_program(program, case, system, made_of, folder)

@@ -5,7 +5,8 @@ hash is right and the key is the very one that is asked for. Nothing that is rea
 in it, must be the user's own and closed to everybody else's writing; without that nothing is read and nothing kept. So
 a result can be forged by those alone who could as well change what computes it.
 
-A file appears whole or not at all. The folder stays small: what was used longest ago goes first.
+A file appears whole or not at all. The folder stays small: what was used longest ago goes first. What does not have a
+name that is given here, and what is no plain file, is nobody's to remove: the folder may be one of the user's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import tempfile
 import zlib
@@ -27,8 +29,21 @@ ENVIRONMENT_VARIABLE = "BITPROOF_CACHE"
 MAX_FILES = 200
 MAX_BYTES = 1 << 28
 
+MAX_CONTENT = 1 << 26
+"""Bytes of a value and its key as text. The largest graph of the cases takes 3 MB."""
+
 _HASH_BYTES = 32
+_NAME = re.compile(r"bitproof-[a-z-]+-[0-9a-f]{64}|\.bitproof-partial-[A-Za-z0-9_]+")
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+}
 
 
 def default_folder() -> Path | None:
@@ -48,21 +63,26 @@ def read_kept(folder: Path, kind: str, key: str) -> Any:
     try:
         if not _is_own(folder):
             return None
-        with file.open("rb") as opened:
-            if not _is_closed(os.fstat(opened.fileno())):
+        _refuse_strange(os.lstat(file))  # before it is opened: that alone does something to a device
+        with open(file, "rb", opener=_open_plain) as opened:
+            facts = os.fstat(opened.fileno())
+            _refuse_strange(facts)
+            if not _is_closed(facts):
                 raise ValueError("others may write it, or it is another user's")
-            content = opened.read()
+            if facts.st_size > MAX_BYTES:
+                raise ValueError(f"it is larger than all that is kept: {facts.st_size:,} bytes")
+            content = opened.read(MAX_BYTES)
         told, packed = content[:_HASH_BYTES], content[_HASH_BYTES:]
         if hashlib.sha256(packed).digest() != told:
             raise ValueError("its hash is not that of its content")
-        found = json.loads(zlib.decompress(packed))
+        found = json.loads(_unpacked(packed))
         if found["key"] != key:
             raise ValueError("it was kept under another key")
-        os.utime(file)
+        os.utime(file, follow_symlinks=False)
         return found["value"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, zlib.error, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, zlib.error, RecursionError, MemoryError) as error:
         logger.warning("%s is not used: %s", file, error)
         return None
 
@@ -74,8 +94,13 @@ def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_own(folder):
             return False
-        packed = zlib.compress(json.dumps({"key": key, "value": value}).encode(), 1)
-        handle, partial = tempfile.mkstemp(dir=folder, prefix=".partial-")  # 0600, by its contract
+        with contextlib.suppress(FileNotFoundError):
+            _refuse_strange(os.lstat(file))
+        content = json.dumps({"key": key, "value": value}).encode()
+        if len(content) > MAX_CONTENT:
+            raise ValueError(f"it takes {len(content):,} bytes, more than the {MAX_CONTENT:,} that are read again")
+        packed = zlib.compress(content, 1)
+        handle, partial = tempfile.mkstemp(dir=folder, prefix=".bitproof-partial-")  # 0600, by its contract
         try:
             with open(handle, "wb") as opened:
                 opened.write(hashlib.sha256(packed).digest() + packed)
@@ -92,7 +117,28 @@ def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
 
 
 def _file(folder: Path, kind: str, key: str) -> Path:
-    return folder / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()}"
+    return folder / f"bitproof-{kind}-{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def _refuse_strange(facts: os.stat_result) -> None:
+    """Raise ValueError for what is no plain file, and so none of ours."""
+    if not stat.S_ISREG(facts.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "no plain file")
+        raise ValueError(f"it is {kind}")
+
+
+def _open_plain(file: str, flags: int) -> int:
+    """Open without following a link, and without waiting for whoever writes into a pipe."""
+    return os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """What was packed, up to the most that is kept: a few bytes can say more than a machine has memory for."""
+    unpacking = zlib.decompressobj()
+    content = unpacking.decompress(packed, MAX_CONTENT)
+    if unpacking.unconsumed_tail or not unpacking.eof:
+        raise ValueError(f"its content is cut short, or takes more than {MAX_CONTENT:,} bytes")
+    return content
 
 
 def _is_own(folder: Path) -> bool:
@@ -110,10 +156,14 @@ def _is_closed(told: os.stat_result) -> bool:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove what was used longest ago, and what writers that were killed left behind."""
+    """Remove of our own files those used longest ago, and with them what writers that were killed left behind."""
     with os.scandir(folder) as entries:
         files = sorted(
-            ((entry.stat(follow_symlinks=False), entry.path) for entry in entries),
+            (
+                (entry.stat(follow_symlinks=False), entry.path)
+                for entry in entries
+                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            ),
             key=lambda found: found[0].st_mtime,
             reverse=True,
         )

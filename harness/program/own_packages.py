@@ -12,6 +12,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from harness.program import text_loader
+from harness.program.text_loader import by_text
+
 NAMES = ("harness", "reference", "cases")
 ROOT = Path(__file__).parents[2]
 
@@ -21,14 +24,17 @@ class OwnPackages:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The package's place, None for any other module; submodules are found through the package."""
-        return PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
+        """The place of a package or of a module in one, None for any other module."""
+        if name.partition(".")[0] not in NAMES:
+            return None
+        return by_text(PathFinder.find_spec(name, [str(ROOT)] if name in NAMES else path))
 
 
 def claim() -> None:
-    """From now on, let our packages win over others of their names in this process."""
+    """From now on, let our packages win over others of their names in this process, and run what their files say."""
     if OwnPackages not in sys.meta_path:
         sys.meta_path.insert(0, OwnPackages)
+    text_loader.claim()
 
 
 def search_path() -> list[str]:

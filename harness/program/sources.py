@@ -6,19 +6,29 @@ finished are then those that were imported, however long that took and whoever e
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
 
+from harness.program import text_loader
 from harness.program.own_packages import ROOT
+from harness.program.text_loader import TextLoader
 
 OWN = ("harness", "reference")
 """Our packages that graphs are made by. A case is data, whoever made it."""
+
+_FIRST = ("text_loader", "own_packages", "sources")
+"""Modules of `harness.program` that are loaded before anybody can look."""
+_IN_MEMORY = ("/dev/", "/memfd:", "/anon")
 
 Stat = tuple[str, int, int, int, int]
 """A file's path, inode, bytes, and when its content and its inode changed last, in nanoseconds."""
@@ -40,12 +50,58 @@ class Sources:
         return read_sources() == self
 
 
+Absent = tuple[str]
+"""The path of a file that there is none of."""
+
+
+@dataclass(frozen=True)
+class Later:
+    """What a process loaded after its key was made.
+
+    `files` are as in `Sources`; `code` has the sha256 of the code of each module that was run by its text; `found` says
+    where packages were found that were looked for, None of those that were not.
+    """
+
+    files: tuple[Stat | Absent, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
+    found: Mapping[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Later:
+        """What JSON says. Raises KeyError, TypeError and ValueError for what has another form."""
+        return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
+
+    def would_load_again(self) -> bool:
+        """Whether this process would load the very same."""
+        return (
+            all(_stat(told[0]) == told for told in self.files)
+            and all(os.path.isfile(file) and TextLoader("", file).digest() == told for file, told in self.code.items())
+            and all(_place_of(name) == place for name, place in self.found.items())
+        )
+
+
 @dataclass(frozen=True)
 class Installation:
-    """What this process is made of. `others` names the files of modules that are neither ours nor torch's."""
+    """What this process is made of. `others` names the code of ours that ran, and whatever else is loaded.
+
+    Of a module that is not run by its text that is its file and its compiled code: what is loaded follows from both.
+    """
 
     sources: Sources
     others: str
+    loaded: frozenset[str] = field(default=frozenset(), repr=False)
+    """The files that `others` speaks of."""
+
+    def later(self) -> Later | None:
+        """What is loaded by now beside that; None where files changed meanwhile, so that nobody can tell."""
+        if _at_start is None or not self.sources.are_untouched():
+            return None
+        files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
+        stats = _stats_since(files, _at_start[0])
+        code = {file: told for file, told in text_loader.code_digests.items() if file not in self.loaded}
+        names = {name for name, module in list(sys.modules.items()) if "." not in name and _origin(module) in files}
+        found = {name: _place_of(name) for name in sorted(names | text_loader.not_found)}
+        return None if stats is None else Later(stats, code, found)
 
 
 _at_start: tuple[float, Sources] | None = None
@@ -57,7 +113,7 @@ def note(loaded: Iterable[str] | None = None) -> None:
     A process that has `loaded` some of it, such as one that put something else in its place, vouches for nothing.
     """
     global _at_start
-    known = ("harness", "harness.program", "harness.program.own_packages", "harness.program.sources")
+    known = ("harness", "harness.program", *(f"harness.program.{name}" for name in _FIRST))
     if not any(name.partition(".")[0] in (*OWN, "torch") and name not in known for name in loaded or sys.modules):
         _at_start = time.time(), read_sources()
 
@@ -70,16 +126,13 @@ def installation() -> Installation | None:
     if _at_start is None:
         return None
     began, sources = _at_start
-    known = {stat[0] for stat in sources.stats}
-    files = {
-        file
-        for module in list(sys.modules.values())
-        if isinstance(file := getattr(module, "__file__", None), str) and file not in known
-    }
-    stats = [stat_of(file) for file in sorted(files) if os.path.isfile(file)]
-    if any(max(stat[3:]) >= began * 1e9 for stat in stats):
+    files = _loaded_files() - {stat[0] for stat in sources.stats}
+    stats = _stats_since(files, began)
+    if stats is None:
         return None
-    return Installation(sources, hashlib.sha256(repr(stats).encode()).hexdigest())
+    code = sorted(text_loader.code_digests.items())
+    told = hashlib.sha256(repr((stats, code)).encode()).hexdigest()
+    return Installation(sources, told, frozenset(files | dict(code).keys()))
 
 
 def read_sources() -> Sources:
@@ -107,6 +160,58 @@ def stat_of(file: str) -> Stat:
     """What tells that a file is the one that it was."""
     told = os.stat(file)
     return file, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
+
+
+def runs_its_text() -> bool:
+    """Whether the code of ours that this process ran is what its files compile to. 1 s."""
+    own = tuple(os.path.join(ROOT, package, "") for package in OWN)
+    return all(TextLoader("", file).ran_text() for file in text_loader.code_digests if file.startswith(own))
+
+
+def _loaded_files() -> set[str]:
+    """The files that decide what this process has loaded: of modules, libraries, and what runs when Python starts."""
+    files = set()
+    for module in list(sys.modules.values()):
+        if (origin := _origin(module)) is not None:
+            files.add(origin)
+            if module.__spec__ and module.__spec__.cached and origin not in text_loader.code_digests:
+                files.add(module.__spec__.cached)
+    for folder in filter(os.path.isdir, sys.path):
+        files |= {entry.path for entry in os.scandir(folder) if entry.name.endswith(".pth")}
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        mapped = (line.split(maxsplit=5) for line in maps)
+        files |= {fields[5].rstrip("\n") for fields in mapped if len(fields) > 5 and "x" in fields[1]}
+    return {file for file in files if os.path.isabs(file) and not file.startswith(_IN_MEMORY)}
+
+
+def _origin(module: ModuleType) -> str | None:
+    spec = getattr(module, "__spec__", None)
+    if isinstance(spec, ModuleSpec):
+        return spec.origin if spec.has_location else None
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) else None
+
+
+def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...] | None:
+    """What tells that files are what they were; None where one is newer than the time at which the process began."""
+    stats = tuple(map(_stat, sorted(files)))
+    return None if any(max(stat[3:], default=0) >= began * 1e9 for stat in stats) else stats
+
+
+def _stat(file: str) -> Stat | Absent:
+    try:
+        return stat_of(file)
+    except OSError:
+        return (file,)
+
+
+def _place_of(name: str) -> str | None:
+    """Where a package or module would be found, or was."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # ValueError: a module that says nothing of where it is from
+        return None
+    return None if spec is None else spec.origin
 
 
 def _files(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[Stat]:

@@ -8,17 +8,25 @@ would put this file's folder first, where `select.py` hides the standard library
 
 import gc
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
 
-# Nothing else is looked for at our root, which may be site-packages: `harness` itself imports nothing.
-sys.path.insert(0, str(Path(__file__).parents[2]))
-import harness  # noqa: F401
 
-del sys.path[0]
-from harness.program import sources  # noqa: E402
-from harness.program.own_packages import claim  # noqa: E402
+def _run_text(name: str) -> None:
+    """Make a module of a file beside this one, by its text: it is what decides how all others are loaded."""
+    file = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"harness.program.{name}", file)
+    assert spec is not None, "it is Python"
+    if spec.name not in sys.modules:
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), module.__dict__)
+
+
+_run_text("text_loader")
+_run_text("own_packages")
+from harness.program.own_packages import claim  # noqa: E402 (harness itself imports nothing)
 
 claim()  # here, so that processes which `multiprocessing` spawns from ours do it too
 
@@ -26,5 +34,7 @@ if __name__ == "__main__":
     gc.disable()  # until the module enables it: what it imports is no garbage, and looking takes a sixth of the time
     if not os.environ.get("PYTHONSAFEPATH"):
         sys.path.insert(0, os.getcwd())  # a user's modules, as for `python -m`
+    from harness.program import sources
+
     sources.note()
     importlib.import_module(sys.argv.pop(1)).main()

@@ -8,21 +8,25 @@ numeric libraries read.
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness.capture.environment import environment_of_keys
 from harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
 from harness.machine.determinism import read_switches
 from harness.program.kept import keep, read_kept
-from harness.program.sources import Installation
+from harness.program.sources import Installation, Later
+
+logger = logging.getLogger(__name__)
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
 """Kinds of what is kept: a prepared graph; that no module that eager runs in chunks mixes what those hold apart."""
 
-_FORM = 1
+_FORM = 2
 """Of what is kept; another form is another key."""
 
 
@@ -34,14 +38,31 @@ class Shelf:
     key: str
     installation: Installation
 
+    def read(self, kind: str) -> Any:
+        """What an earlier run kept, None where there is nothing that this process would make in the same way."""
+        kept = read_kept(self.folder, kind, self.key)
+        try:
+            later = None if kept is None else Later.of(kept["later"])
+            return kept["value"] if later is not None and later.would_load_again() else None
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("what was kept of kind %s is not used: %s", kind, error)
+            return None
+
+    def keep(self, kind: str, value: Any) -> bool:
+        """Keep a value for later runs, unless somebody edited meanwhile what it was made by; whether it was."""
+        later = self.installation.later()
+        if later is None:
+            logger.info("%s is not kept: files that it was made by changed meanwhile", kind)
+            return False
+        return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
+
     def has_no_mixing(self) -> bool:
         """Whether an earlier run looked at the modules that eager runs in chunks, and found that none mixes."""
-        return read_kept(self.folder, NO_MIXING, self.key) is True
+        return self.read(NO_MIXING) is True
 
     def keep_no_mixing(self) -> None:
-        """Tell later runs so, unless somebody edited meanwhile what was looked at."""
-        if self.installation.sources.are_untouched():
-            keep(self.folder, NO_MIXING, self.key, True)
+        """Let later runs know that."""
+        self.keep(NO_MIXING, True)
 
 
 def traced_part(case: Case) -> Case:

@@ -19,7 +19,6 @@ from harness.errors import BitproofError
 from harness.graph.collector import collector_paused
 from harness.graph.groups import Group
 from harness.graph.plain import Json, graph_of, plain_of
-from harness.program.kept import keep, read_kept
 from harness.records import PassReport
 from harness.systems.graph import GraphProgram, code_hash
 from harness.systems.graph_key import GRAPH, Shelf
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 def read_program(shelf: Shelf) -> GraphProgram | None:
     """The program on a shelf; None where there is none that can be believed."""
     began = time.perf_counter()
-    kept = read_kept(shelf.folder, GRAPH, shelf.key)
+    kept = shelf.read(GRAPH)
     if kept is None:
         return None
     try:
@@ -48,10 +47,7 @@ def keep_program(shelf: Shelf, program: GraphProgram) -> bool:
     except BitproofError as error:
         logger.info("this graph cannot be kept: %s", error)
         return False
-    if not shelf.installation.sources.are_untouched():
-        logger.info("this graph is not kept: files that it was made by changed meanwhile")
-        return False
-    return keep(shelf.folder, GRAPH, shelf.key, value)
+    return shelf.keep(GRAPH, value)
 
 
 def written(program: GraphProgram) -> dict[str, object]:

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from cases import all_cases
-from harness.case import AdamW, Batch, Case, Chunking, Memory, Parallelism, Pipeline, Precision
+from harness.case import Batch, Case, Chunking, Parallelism, Pipeline, Precision
 from harness.errors import CaseError
 
 BATCH = Chunking(dim="batch", modules="layers.*")
@@ -171,7 +171,7 @@ def test_an_eager_step_may_be_chunked_with_tensor_parallelism():
 
 def test_tensor_parallelism_must_divide_the_ranks():
     assert Parallelism(ep=1, tp=4).data_ranks == 2
-    for tp in (3, 0):
+    for tp in (3, 5):
         assert refusal(lambda tp=tp: Parallelism(ep=1, tp=tp)) == (
             "CaseError: tensor parallelism must divide the world size\n"
             "  expected: world_size a multiple of tp\n"
@@ -197,19 +197,6 @@ def test_a_module_that_the_pattern_does_not_match_cannot_be_chunked():
         "  expected: names that layers.* matches\n"
         "  found: layers.0.moe, norm"
     )
-
-
-@pytest.mark.parametrize(
-    ("make", "found"),
-    [
-        (lambda: Memory(offload_gib=math.inf), "policy='none', offload_gib=inf"),
-        (lambda: AdamW(lr=math.nan), "lr=nan"),
-        (lambda: AdamW(betas=(0.9, math.inf)), "betas=(0.9, inf)"),
-        (lambda: Case.from_dict({"name": "a", "family": "b", "optimizer": {"lr": math.inf}}), "inf"),
-    ],
-)
-def test_a_number_that_is_not_finite_is_refused(make, found):
-    assert refusal(make).endswith(f"  found: {found}")
 
 
 def test_a_case_that_expects_a_difference_may_say_how_far():

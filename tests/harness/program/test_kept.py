@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import resource
+import socket
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +128,111 @@ def test_what_was_used_longest_ago_makes_room(folder: Path, monkeypatch: pytest.
         "older but read",
         "new",
     ]
+
+
+def test_only_our_own_plain_files_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keep(folder, "graph", KEY, VALUE)
+    ours = only_file(folder)
+    theirs = ["thesis.tex", "graph-" + "0" * 64, ours.name + ".bak", "bitproof-notes", ".bitproof", ours.name[:-1]]
+    for name in theirs:
+        (folder / name).write_text("not to be lost")
+        os.utime(folder / name, (0, 0))
+    target = tmp_path / "elsewhere"
+    target.write_text("not to be lost")
+    strange = {kind: folder / f"bitproof-graph-{place:064x}" for place, kind in enumerate(("fifo", "folder", "link"))}
+    os.mkfifo(strange["fifo"])
+    strange["folder"].mkdir()
+    strange["link"].symlink_to(target)
+    killed = folder / ".bitproof-partial-abc_123"
+    killed.write_text("half")
+    os.utime(killed, (1, 1))
+    for limit in ("MAX_FILES", "MAX_BYTES"):
+        monkeypatch.setattr(kept, limit, 0)
+        keep(folder, "graph", "another", VALUE)
+        names = sorted(entry.name for entry in folder.iterdir())
+        assert names == sorted([*theirs, *(path.name for path in strange.values())]), limit
+    assert target.read_text() == "not to be lost"
+
+
+def _socket(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        here = os.open(file.parent, os.O_RDONLY)
+        try:  # a socket's path is short
+            bound.bind(f"/proc/self/fd/{here}/{file.name}")
+        finally:
+            os.close(here)
+
+
+def _bomb(file: Path, of: bytes = b" ") -> None:
+    """A small file that is whole, and says more than a machine has memory for."""
+    packing = zlib.compressobj(9)
+    packed = b"".join([*(packing.compress(of * (1 << 20)) for _ in range(1 << 10)), packing.flush()])
+    file.write_bytes(hashlib.sha256(packed).digest() + packed)
+    file.chmod(0o600)
+
+
+def _huge(file: Path) -> None:
+    file.touch(0o600)
+    os.truncate(file, 1 << 40)
+
+
+def _cut(file: Path) -> None:
+    packed = zlib.compress(json.dumps({"key": KEY, "value": VALUE}).encode())[:-3]
+    file.write_bytes(hashlib.sha256(packed).digest() + packed)
+    file.chmod(0o600)
+
+
+def _nested(file: Path) -> None:
+    packed = zlib.compress(b"[" * 1_000_000)
+    file.write_bytes(hashlib.sha256(packed).digest() + packed)
+    file.chmod(0o600)
+
+
+STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a FIFO": (os.mkfifo, "it is a FIFO"),
+    "a socket": (_socket, "it is a socket"),
+    "a folder": (Path.mkdir, "it is a folder"),
+    "a link to a device": (lambda file: file.symlink_to("/dev/zero"), "it is a symbolic link"),
+    "a link to itself": (lambda file: file.symlink_to(file), "it is a symbolic link"),
+    "a bomb": (_bomb, "takes more than 67,108,864 bytes"),
+    "a bomb of zeros": (lambda file: _bomb(file, b"\0"), "takes more than 67,108,864 bytes"),
+    "a huge file": (_huge, "it is larger than all that is kept: 1,099,511,627,776 bytes"),
+    "a cut stream": (_cut, "its content is cut short"),
+    "deep nesting": (_nested, "recursion"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_is_no_file_of_ours_or_too_large_is_passed_over_quickly_and_said(
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, why = STRANGE[name]
+    keep(folder, "graph", KEY, VALUE)
+    file = only_file(folder)
+    file.unlink()
+    make(file)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    assert read_kept(folder, "graph", KEY) is None
+    assert time.process_time() - began < 2.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "KiB"
+    [message] = caplog.messages
+    assert message.startswith(f"{file} is not used: ") and why in message
+
+
+@pytest.mark.parametrize("name", ["a FIFO", "a socket", "a folder", "a link to a device"])
+def test_what_is_no_plain_file_is_not_replaced(name: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make, why = STRANGE[name]
+    keep(folder, "graph", KEY, VALUE)
+    file = only_file(folder)
+    file.unlink()
+    make(file)
+    assert not keep(folder, "graph", KEY, VALUE)
+    assert caplog.messages == [f"{file} was not kept: {why}"] and [*folder.iterdir()] == [file]
+
+
+def test_what_could_not_be_read_again_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MAX_CONTENT", 20)
+    assert not keep(folder, "graph", KEY, VALUE)
 
 
 def read_without_touch(file: Path, key: str) -> bool:

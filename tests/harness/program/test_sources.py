@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import py_compile
 import sys
 import types
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from harness.program import sources
-from harness.program.sources import installation, note, read_sources
+from harness.program.sources import Installation, Later, installation, note, read_sources
 
 LOADED = ("sys", "harness", "harness.program", "harness.program.sources")
 """What a process has loaded that looks at its files in time."""
@@ -100,3 +104,88 @@ def test_a_module_of_others_counts_by_its_file_and_one_that_changed_since_the_st
 def test_a_process_that_looks_only_after_it_imported_something_vouches_for_nothing(module: str, own: Path) -> None:
     note((*LOADED, module))
     assert installation() is None
+
+
+@pytest.fixture
+def began(own: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
+    """A process that has looked at its files, of which those that tests make are older."""
+    monkeypatch.setattr(sources.time, "time", lambda: 2.0**33)
+    monkeypatch.setattr(sources.text_loader, "not_found", set())
+    note(LOADED)
+    found = installation()
+    assert found is not None
+    return found
+
+
+def _load_late(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str) -> Path:
+    """A module with compiled code, loaded after the key was made."""
+    file = folder / f"{name}.py"
+    file.write_text("x = 1\n")
+    py_compile.compile(str(file))
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    return file
+
+
+def test_what_is_loaded_later_is_named_with_its_compiled_code_and_must_be_the_same_again(
+    began: Installation, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = began.later()
+    assert nothing is not None and nothing.would_load_again()
+    file = _load_late(monkeypatch, own, "late_one")
+    monkeypatch.setattr(sources, "_place_of", lambda name: str(file))
+    later = began.later()
+    assert later is not None
+    cached = importlib.util.cache_from_source(str(file))
+    assert {told[0] for told in later.files} - {told[0] for told in nothing.files} == {str(file), cached}
+    assert Later.of(json.loads(json.dumps(asdict(later)))) == later
+    assert later.would_load_again()
+    for changed in (Path(cached), file):
+        content = changed.read_bytes()
+        changed.write_bytes(content)
+        assert not later.would_load_again(), f"{changed} was written, with the same bytes"
+        later = began.later()
+        assert later is not None and later.would_load_again()
+    monkeypatch.setattr(sources, "_place_of", lambda name: "/another/place.py")
+    assert not later.would_load_again(), "it would be found elsewhere now"
+    monkeypatch.setattr(sources, "_place_of", lambda name: str(file))
+    assert later.would_load_again()
+    Path(cached).unlink()
+    assert not later.would_load_again(), "its compiled code is gone"
+
+
+def test_a_package_that_was_not_there_and_came_is_another_one(
+    began: Installation, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources.text_loader.not_found.add("an_optional_one")
+    monkeypatch.setattr(sources, "_place_of", lambda name: None)
+    later = began.later()
+    assert later is not None and later.found == {"an_optional_one": None} and later.would_load_again()
+    monkeypatch.setattr(sources, "_place_of", lambda name: str(own / "an_optional_one.py"))
+    assert not later.would_load_again()
+
+
+def test_what_was_loaded_later_from_a_file_that_is_newer_than_the_process_cannot_be_vouched_for(
+    began: Installation, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_at_start", (0.0, began.sources))
+    _load_late(monkeypatch, own, "late_one")
+    assert began.later() is None
+
+
+def test_an_edit_of_our_files_while_something_is_made_leaves_nobody_to_vouch(began: Installation, own: Path) -> None:
+    (own / "harness" / "deep" / "module.py").write_text("x = 3\n")
+    assert began.later() is None
+
+
+def test_code_of_ours_that_ran_is_part_of_what_a_process_is_made_of(
+    began: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sources.text_loader.code_digests, "/a/file.py", "one")
+    one = installation()
+    monkeypatch.setitem(sources.text_loader.code_digests, "/a/file.py", "another")
+    another = installation()
+    assert one is not None and another is not None
+    assert len({began.others, one.others, another.others}) == 3

@@ -86,11 +86,6 @@ def test_hidden_dims_and_key_value_heads_follow_in_proportion() -> None:
             "CaseError: the model dim does not suit the kernels of grouped matrix products, whose rows are multiples "
             "of 16 bytes\n  expected: a multiple of 8\n  found: dim=12",
         ),
-        ({"heads": 0}, "CaseError: a model needs heads\n  expected: heads >= 1\n  found: heads=0"),
-        (
-            {"dense_layers": -1},
-            "CaseError: a model needs dense_layers\n  expected: dense_layers >= 0\n  found: dense_layers=-1",
-        ),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(settings: dict[str, Any], text: str) -> None:

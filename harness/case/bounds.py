@@ -1,0 +1,68 @@
+"""What the numbers of a case may be. A value outside is refused where the case is made, whoever makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import CaseError
+
+FLOAT32_MAX = 3.4028234663852886e38
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Numbers from `low` to `high`; with `is_open`, `high` is none of them. Integers where `low` is one."""
+
+    low: int | float
+    high: int | float
+    is_open: bool = False
+
+    def check(self, field: str, value: Any) -> None:
+        """Raise CaseError, naming the field, for a value that is no such number; `True` is none."""
+        is_whole = isinstance(self.low, int)
+        kinds = int if is_whole else (int, float)
+        if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
+            return
+        raise CaseError(
+            f"{field} is not a number that a case may have",
+            expected=f"an integer from {self.low:,} to {self.high:,}"
+            if is_whole
+            else f"a number from {self.low:g} to {'below ' if self.is_open else ''}{self.high:g}",
+            found=f"{field}={_short(value)}",
+        )
+
+    def _holds(self, value: int | float) -> bool:
+        return self.low <= value < self.high if self.is_open else self.low <= value <= self.high
+
+
+SEED = Bounds(0, 2**32 - 1)
+"""As numpy takes them, the smallest range of all that are seeded."""
+STEPS = Bounds(1, 1_000_000)
+RANKS = Bounds(1, 65_536)
+MOST_STEPS_OF_RANKS = 10_000_000
+"""Steps times ranks: what a recording has places for."""
+SEQUENCES = Bounds(1, 65_536)
+TOKENS = Bounds(1, 1 << 24)
+GIB = Bounds(0.0, 1e6)
+MIB = Bounds(0.0, 1e9)
+RATE = Bounds(0.0, FLOAT32_MAX)
+"""Of what multiplies or is added to float32 values: a larger one would be infinity."""
+BETA = Bounds(0.0, 1.0, is_open=True)
+
+SIZES = {
+    "layers": Bounds(1, 10_000),
+    "dense_layers": Bounds(0, 10_000),
+    "experts": Bounds(1, 65_536),
+    "top_k": Bounds(1, 65_536),
+    "dim": Bounds(1, 1 << 20),
+    "heads": Bounds(1, 65_536),
+}
+"""A model's sizes that a case may state."""
+
+
+def _short(value: Any) -> str:
+    """A value as text. Python writes no integer of more than some thousand digits."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return f"an integer of {value.bit_length():,} bits"
+    return repr(value)[:100]

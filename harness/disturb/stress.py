@@ -42,7 +42,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
         yield
         return
     from harness.graph.offload_operators import COPIES
-    from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, name_of
+    from harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, name_of
     from harness.torch_compat import TorchDispatchMode
 
     on_cuda = device is not None and device.type == "cuda"
@@ -57,7 +57,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
             elif on_cuda and function in COPIES:
                 _delay_copies(chance.uniform(0.0, longest), device)
             result = function(*args, **kwargs or {})
-            return result.zero_() if name_of(function) in UNDEFINED else result
+            return result.zero_() if name_of(function) in UNINITIALIZED else result
 
     with Disturbance():
         yield

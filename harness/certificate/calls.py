@@ -13,6 +13,7 @@ from typing import Any
 from harness.certificate import windows
 from harness.certificate.data import Call, Graph, Size, Tensor, Term, nodes_in
 from harness.certificate.rules import Terms, require
+from harness.operators import known, names_of_uninitialized
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 CAST = "aten._to_copy.default"
@@ -30,7 +31,7 @@ COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
 SHOWING = ("view", SPLIT, *RESHAPES)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided", "aten._reshape_alias.", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
-UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+UNWRITTEN = names_of_uninitialized()
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
@@ -82,7 +83,7 @@ class Walk:
 
     def _derive(self, index: int, call: Call, args: Mapping[str, Any]) -> Any:
         op, own, find = call.op, call.value, self.terms.find
-        awaited = call.reads[0] if op in WAITS else -1
+        awaited = call.reads[0] if op in WAITS and _ends(op, self.graph.calls[call.reads[0]].op) else -1
         places = [self._known(read, awaited) for read in call.reads]
         read = [self.graph.calls[index].value for index in call.reads]
         is_known = op in UNDERSTOOD or not op.startswith(REFUSED)
@@ -292,6 +293,12 @@ def _is_exact(call: Call, read: Sequence[Any]) -> bool:
         x.device == own.device and x.dtype in dtypes and (x.shape == own.shape or _is_closed(x.shape + own.shape))
         for x in (own, *read)
     )
+
+
+def _ends(wait: str, op: str) -> bool:
+    """Whether what this operator launched, if anything, is of the kind that the wait ends."""
+    ends, launched = known(wait.rpartition(".")[0]).wait, known(op.rpartition(".")[0]).launch
+    return launched is None or (ends is not None and ends.work is launched.work)
 
 
 def _listed(value: Any) -> Sequence[Any]:

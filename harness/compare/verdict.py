@@ -47,7 +47,7 @@ BEFORE_OPTIMIZER = "@before_optimizer"
 BACKWARD = "@backward"
 VACUOUS = "what agrees shows nothing, so it is no evidence"
 _is_digest = re.compile("[0-9a-f]{32}").fullmatch
-RACES = "a graph races with its collectives, so that its bits agree by luck, if they do"
+RACES = "a graph races with its collectives or copies, so that its bits agree by luck, if they do"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,8 @@ def judge(
     divergence is then that of the system from itself. The same goes for a run under stress. Without a control its
     field is None. A case with a bound whose systems differ is UNVERIFIED without `closeness`, unless dtypes or
     shapes differ: then there is nothing to measure. Agreement is withdrawn where graphs that ran have `races`: they
-    read what a collective brings, or write what it sends, before anything waits for it.
+    read what a collective or a copy brings, or write what it reads, before anything waits for it. Where a system
+    differs from itself, its races are told beside that.
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}
@@ -171,6 +172,8 @@ def judge(
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
     if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(RACES, races)]
+    elif verdict == Verdict.NONDETERMINISTIC and races:
+        texts = [*texts, _tell(RACES, races)]
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RankError
@@ -18,7 +18,7 @@ class PreparedGraph:
     """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
 
     `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` are the
-    places where it reads or writes what a collective still works on.
+    places where it reads or writes what a collective or a copy still works on.
     """
 
     code_hash: str
@@ -33,10 +33,6 @@ class PreparedGraph:
     def was_kept(self) -> bool | None:
         """What the report says of it: None of a graph that was not traced for want of a kept one."""
         return None if self.artifact else self.is_kept
-
-    def racing_with(self, other: PreparedGraph | None) -> PreparedGraph:
-        """The same, with the races of another graph of the case, too."""
-        return replace(self, races=[*other.races, *self.races]) if other else self
 
     @staticmethod
     def of(program: GraphProgram | None) -> PreparedGraph | None:
@@ -88,7 +84,7 @@ class Done:
     by when; `system` is what the system says of itself; `gpu` is what CUDA and its libraries are here,
     `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
     of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
-    was to keep.
+    was to keep; `races` are those of the graph that a system of a user's shows.
     """
 
     seconds: float = 0.0
@@ -102,6 +98,7 @@ class Done:
     chunked: dict[str, int] | None = None
     unused_names: tuple[str, ...] = ()
     kept: str | None = None
+    races: tuple[str, ...] = ()
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure

@@ -207,6 +207,7 @@ def run_rank(
             chunked=getattr(system, "chunked", None) if job.system in BUILT_IN else None,
             unused_names=tuple(system.names.unused) if isinstance(system, UserSystem) else (),
             kept=digest(recorder.kept) if recorder.kept is not None else None,
+            races=tuple(system.races()) if isinstance(system, UserSystem) else (),
         )
     )
     leave_groups()

@@ -292,6 +292,8 @@ def _effects_of(node: Node, row: Operator, overloads: Sequence[Any]) -> _Effects
         several |= len(overloads) == 1 and _gives_several(overload)
     if row.returns is not None:
         shares |= dict.fromkeys(_named(node, overloads[0], (row.returns,)) if overloads else node.all_input_nodes[:1])
+    if row.writes is not None and overloads:
+        writes |= dict.fromkeys(_named(node, overloads[0], (row.writes,)))
     awaits: list[Node] = []
     if row.wait is not None:
         awaits = _named(node, overloads[0], (row.wait.argument,)) if overloads else node.all_input_nodes[:1]

@@ -101,7 +101,7 @@ class Flights:
         wanted = frozenset(keys)
         return any(flight.fills & wanted for flight in self._flights)
 
-    def touching(self, keys: Iterable[Key]) -> list[str]:
-        """What is on its way and fills or reads any of these pieces of memory."""
+    def touching(self, keys: Iterable[Key]) -> list[float]:
+        """When each was launched that is on its way and fills or reads any of these pieces of memory."""
         wanted = frozenset(keys)
-        return [flight.name for flight in self._flights if (flight.fills | flight.takes) & wanted]
+        return [flight.launched for flight in self._flights if (flight.fills | flight.takes) & wanted]

@@ -49,7 +49,8 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One row. `returns` names an argument whose memory the result shares though the schema does not say so.
+    """One row. `returns` names an argument whose memory the result shares, and `writes` one that is written or let go,
+    though the schema does not say so.
 
     With `reads_layout` it reads its arguments' layout and no element; with `may_copy` its result is a view of its
     argument or, where no view will do, a copy.
@@ -60,6 +61,7 @@ class Operator:
     launch: Launch | None = None
     wait: Wait | None = None
     returns: str | None = None
+    writes: str | None = None
     reads_layout: bool = False
     may_copy: bool = False
 
@@ -78,6 +80,7 @@ _ROWS = (
     Operator(name="aten.new_empty_strided", uninitialized=_WHOLE, reads_layout=True),
     Operator(name="aten._empty_affine_quantized", uninitialized=_WHOLE),
     Operator(name="aten._empty_per_channel_affine_quantized", uninitialized=_WHOLE),
+    Operator(name="aten._make_dep_token", uninitialized=_WHOLE),
     Operator(name="prims.empty", uninitialized=_WHOLE),
     Operator(name="prims.empty_permuted", uninitialized=_WHOLE),
     Operator(name="prims.empty_strided", uninitialized=_WHOLE),
@@ -107,6 +110,8 @@ _ROWS = (
     Operator(name="bitproof.wait_offload", wait=Wait(work=Work.OFFLOAD, argument="host"), returns="host"),
     Operator(name="bitproof.reload", launch=Launch(work=Work.RELOAD, takes="copies")),
     Operator(name="bitproof.wait_reload", wait=Wait(work=Work.RELOAD, argument="x"), returns="x"),
+    # What lets memory go.
+    Operator(name="inductor.resize_storage_bytes_", writes="variable"),
     # Values that are asked for their layout alone.
     *(
         Operator(name=f"aten.{name}", reads_layout=True)

@@ -289,7 +289,8 @@ def test_a_collective_of_another_size_than_its_group_is_refused():
 def test_a_collective_that_is_not_waited_for_is_refused():
     early = lambda w, x: launched(w * x) + x  # noqa: E731
     assert verdict(early, early, W, S) == REFUSED
-    assert "is read before it is waited for" in reasons(early, early, W, S)[0]
+    told = "it reads what `all_gather_into_tensor_default` brings, before anything waits for it"
+    assert told in reasons(early, early, W, S)[0]
 
 
 def test_what_is_in_flight_may_be_read_and_not_written():

@@ -39,8 +39,6 @@ class PreparedGraph:
         """What is told of a program; None when there is none."""
         if program is None:
             return None
-        from harness.graph.in_flight import races
-
         return PreparedGraph(
             code_hash=program.code_hash,
             generated_hash=program.generated_hash,
@@ -48,7 +46,7 @@ class PreparedGraph:
             trace_seconds=program.trace_seconds,
             is_kept=program.is_kept,
             artifact=program.artifact,
-            races=races(program.module),
+            races=program.races,
         )
 
 

@@ -105,7 +105,7 @@ class _Walk:
                     self.kept |= read
                     self._add(node, "the step's result", where, reads=read, handed=read)
                 return _structure(node.args[0] if node.args else None, held)
-            elif (body := _body(node)) is not None:
+            elif not isinstance(node.target, OpOverload) and (body := _body(node)) is not None:
                 inner, arguments = body
                 name = str(node.target) if node.op == "call_module" else str(node.all_input_nodes[0].target)
                 handed = _flat([held[x] for x in node.all_input_nodes])

@@ -13,7 +13,7 @@ from typing import Any
 from harness.certificate import windows
 from harness.certificate.data import Call, Graph, Size, Tensor, Term, nodes_in
 from harness.certificate.rules import Terms, require
-from harness.operators import known, names_of_uninitialized
+from harness.operators import Uninitialized, known, names_of_uninitialized
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 CAST = "aten._to_copy.default"
@@ -31,7 +31,7 @@ COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
 SHOWING = ("view", SPLIT, *RESHAPES)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided", "aten._reshape_alias.", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
-UNWRITTEN = names_of_uninitialized()
+UNWRITTEN = names_of_uninitialized(Uninitialized.WHOLE)
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 

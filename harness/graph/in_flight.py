@@ -242,7 +242,8 @@ class _Effects:
     gives_several: bool = False
 
 
-_IN_PLACE_BY_NAME = frozenset(f"i{name}" for name in "add sub mul truediv floordiv mod pow matmul and or xor".split())
+_ASSIGNING = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_IN_PLACE_BY_NAME = frozenset(f"i{name}" for name in _ASSIGNING)
 
 
 def _effects(node: Node) -> _Effects:
@@ -264,7 +265,8 @@ def _effects(node: Node) -> _Effects:
         return _Effects(Operator(name=name), writes=node.all_input_nodes[:1], shares=node.all_input_nodes[:1])
     if node.kwargs.get("inplace") is True:
         return _Effects(Operator(name=name), writes=node.all_input_nodes[:1], shares=node.all_input_nodes[:1])
-    row, packet = operators.row_of(node.target), node.target
+    row = operators.row_of(node.target)
+    packet: Any = node.target
     if not isinstance(packet, OpOverloadPacket | HigherOrderOperator) and row.launch is None and row.wait is None:
         packet = getattr(torch.ops.aten, name, None)  # a method or function of torch does what its namesake does
         row = operators.row_of(packet) if packet is not None else row

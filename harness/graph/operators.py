@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.operators import Operator, known, names_of_uninitialized
+from harness.operators import Operator, Uninitialized, known, names_of_uninitialized
 from harness.torch_compat import FakeTensor, OpOverloadPacket, schema_of
 
 aten = torch.ops.aten
@@ -53,8 +53,8 @@ ATTENTION = {
 COMPUTE_HEAVY = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"} | ATTENTION
 """Names of operators, without overload, whose work grows faster than the bytes they read and write."""
 
-UNINITIALIZED = names_of_uninitialized()
-"""Names of operators, without overload, whose output is whatever memory held."""
+UNINITIALIZED = names_of_uninitialized(*Uninitialized)
+"""Names of operators, without overload, whose output is whatever memory held, or a part of it is."""
 
 _FUNCTIONAL_CHECKS = {
     "_functional_assert_async",

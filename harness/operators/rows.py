@@ -6,7 +6,6 @@ row whose name ends in `.*` holds for every operator of a namespace that has no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -97,9 +96,7 @@ _ROWS = (
     Operator(name="_c10d_functional.irecv", launch=_COLLECTIVE, returns="tensor"),
     Operator(name="_c10d_functional.isend", launch=_COLLECTIVE, returns="tensor"),
     Operator(name="_c10d_functional.batch_p2p_ops", launch=_COLLECTIVE, returns="tensors"),
-    Operator(
-        name="_c10d_functional.wait_tensor", wait=Wait(work=Work.COLLECTIVE, argument="tensor"), returns="tensor"
-    ),
+    Operator(name="_c10d_functional.wait_tensor", wait=Wait(work=Work.COLLECTIVE, argument="tensor"), returns="tensor"),
     Operator(
         name="torch.distributed._functional_collectives.wait_tensor",
         wait=Wait(work=Work.COLLECTIVE, argument="tensor"),
@@ -141,10 +138,6 @@ def known(name: str) -> Operator:
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
 
 
-def names_of_uninitialized(namespaces: Iterable[str] = ("aten", "prims")) -> frozenset[str]:
-    """The names, without namespace and overload, of operators whose whole result is whatever memory held."""
-    return frozenset(
-        row.name.partition(".")[2]
-        for row in _ROWS
-        if row.uninitialized is Uninitialized.WHOLE and row.name.partition(".")[0] in namespaces
-    )
+def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
+    """The names, without namespace and overload, of operators of whose result this much is whatever memory held."""
+    return frozenset(row.name.partition(".")[2] for row in _ROWS if row.uninitialized in parts)

@@ -5,7 +5,7 @@ Calls are known by their place in the graph. A storage is a piece of memory; sev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.certificate.data import Call, Graph, Tensor, nodes_in
@@ -114,9 +114,9 @@ class Memory:
                 self._stale.update(dict.fromkeys([*self._owners[tensor.storage], *torn], index))
 
 
-def _last_uses(graph: Graph) -> dict[int, float]:
+def _last_uses(graph: Graph) -> dict[Hashable, float]:
     """When each storage is used last, by the place of the call. The caller keeps inputs and outputs."""
-    found: dict[int, float] = {}
+    found: dict[Hashable, float] = {}
     for index, call in enumerate(graph.calls):
         found |= {x.storage: float(index) for read in call.reads for x in graph.calls[read].results}
     kept = [call for call in graph.calls if call.op in ("input", "constant")]

@@ -7,7 +7,7 @@ import operator
 
 import torch
 
-from harness.operators import ROWS, names_of_uninitialized
+from harness.operators import ROWS, Uninitialized, names_of_uninitialized
 
 FLOATS = {"float64", "float32", "bfloat16", "float16"}
 """Real dtypes in which one operation is one rounding."""
@@ -111,7 +111,7 @@ DRAWS = {
 }
 """Operators that draw random numbers and are not tagged as such."""
 
-UNINITIALIZED = names_of_uninitialized()
+UNINITIALIZED = names_of_uninitialized(Uninitialized.WHOLE)
 """Operators, without namespace and overload, whose result is whatever memory held."""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"

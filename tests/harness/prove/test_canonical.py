@@ -289,7 +289,7 @@ def test_a_collective_of_another_size_than_its_group_is_refused():
 def test_a_collective_that_is_not_waited_for_is_refused():
     early = lambda w, x: launched(w * x) + x  # noqa: E731
     assert verdict(early, early, W, S) == REFUSED
-    told = "it reads what `all_gather_into_tensor_default` brings, before anything waits for it"
+    told = "it reads what `all_reduce` brings, before anything waits for it"
     assert told in reasons(early, early, W, S)[0]
 
 

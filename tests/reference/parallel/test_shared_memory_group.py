@@ -239,7 +239,9 @@ def test_a_rank_that_swaps_two_collectives_is_named_by_its_number_in_the_run_and
         return None
 
     found = on_ranks(Parallelism(world_size=4, ep=2), body, collectives="shared")
-    told = "ranks disagree on collective 0 of ranks [1, 3]: rank 3 calls all_reduce of float32[2], rank 1 calls all_gather"
+    told = (
+        "ranks disagree on collective 0 of ranks [1, 3]: rank 3 calls all_reduce of float32[2], rank 1 calls all_gather"
+    )
     assert found[0] == found[2] == [1.0] * 4
     assert found[3] == f"{told} of float32[2]"
 
@@ -254,12 +256,14 @@ def test_ranks_that_count_rows_differently_are_told():
 
     assert on_ranks(Parallelism(world_size=2, ep=2), body, collectives="shared") == [
         [1.0] * 4,
-        "ranks disagree on collective 0 of ranks [0, 1]: rank 1 expects 4 bytes of rank 0 in all_to_all of float32[rows], "
-        "rank 0 sends 8",
+        "ranks disagree on collective 0 of ranks [0, 1]: rank 1 expects 4 bytes of rank 0 in all_to_all of "
+        "float32[rows], rank 0 sends 8",
     ]
 
 
-@pytest.mark.parametrize("size", [8, INLINE // 4 + 8, 300_000, 1_500_000], ids=["little", "just over", "pieces", "many"])
+@pytest.mark.parametrize(
+    "size", [8, INLINE // 4 + 8, 300_000, 1_500_000], ids=["little", "just over", "pieces", "many"]
+)
 def test_what_is_written_into_an_input_after_the_launch_is_not_sent_whatever_the_size_and_the_transport(size):
     launches = {
         "gather": lambda x, group: ops.all_gather_into_tensor(x, 2, group),

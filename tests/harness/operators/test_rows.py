@@ -132,7 +132,11 @@ def _leaves_unwritten(operator: Any, perturb: Any) -> bool | None:
                 torch.manual_seed(0)
                 arguments = [x for x in schema_of(operator).arguments if not x.has_default_value()]
                 given = {x.name: _argument(x, kind) for x in arguments}
-                found.append(_bytes_of(operator(*given.values()) if not any(x.kwarg_only for x in arguments) else operator(**given)))
+                found.append(
+                    _bytes_of(
+                        operator(*given.values()) if not any(x.kwarg_only for x in arguments) else operator(**given)
+                    )
+                )
         except Exception:
             continue
         finally:

@@ -113,9 +113,7 @@ class Canonicalizer:
             if not isinstance(held, list) or not isinstance(place, int):
                 raise refuse(call, "a part of a tensor that no operator takes")
             return held[place]
-        if awaited is not None:
-            self.memory.land(index, call, awaited)
-        self.memory.launch(index, call)
+        self.memory.run(index, call, awaited)
         if call.op in operators.COPIES:
             return self._copy(call, args)
         return self._computed(index, call, args)

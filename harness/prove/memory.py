@@ -5,12 +5,12 @@ Calls are known by their place in the graph. A storage is a piece of memory; sev
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.certificate.data import Call, Graph, Tensor, nodes_in
-from harness.operators import known
-from harness.operators.flights import NEVER_FREED, Flights, Race
+from harness.certificate.in_flight import InFlight
+from harness.operators.flights import Race
 from harness.prove import operators
 from harness.prove.export import refuse
 from harness.prove.layouts import overlaps
@@ -23,7 +23,7 @@ class Memory:
         self.calls = graph.calls
         self._owners: dict[int, list[int]] = {}  # by storage, the calls whose values lie there
         self._stale: dict[int, int] = {}  # a call whose value was overwritten, and the call that did it
-        self._flights = Flights(_last_uses(graph))
+        self._in_flight = InFlight(graph)
 
     def hold(self, index: int) -> None:
         """A call's value lies in its memory from now on."""
@@ -36,7 +36,7 @@ class Memory:
 
     def is_flying(self, index: int) -> bool:
         """Whether something that nobody has waited for fills the memory of a call's value."""
-        return self._flights.is_filling(self._storages([index]))
+        return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
         """The calls that write the memory of a call's value."""
@@ -50,26 +50,12 @@ class Memory:
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
 
     def refuse_flying(self, call: Call) -> None:
-        """Refuse a call that reads what was launched and not waited for. Who only shows memory reads none of it."""
-        row = known(call.op.rpartition(".")[0])
-        if row.wait or row.reads_layout or _shows(call, self.calls):
-            return
-        self._refuse(call, self._flights.races(self._storages(call.reads), ()))
+        """Refuse a call that reads what was launched and not waited for."""
+        self._refuse(call, self._in_flight.races(call))
 
-    def launch(self, index: int, call: Call) -> None:
-        """A call may have launched something, which reads what the call reads until it is waited for."""
-        if (rule := known(call.op.rpartition(".")[0]).launch) is not None:
-            results = [[x.storage] for x in call.results]
-            self._flights.launch(call.name, index, rule, results, self._storages(call.reads))
-
-    def land(self, index: int, call: Call, awaited: int) -> None:
-        """A launch is waited for. Raises RefusedError where what it reads may be gone by then."""
-        rule = known(call.op.rpartition(".")[0]).wait
-        assert rule is not None, "it is a wait"
-        self._refuse(call, self._flights.wait(rule, self._storages([awaited]), index))
-
-    def _storages(self, indices: Iterable[int]) -> list[int]:
-        return [x.storage for index in indices for x in self.calls[index].results]
+    def run(self, index: int, call: Call, awaited: int | None) -> None:
+        """A call runs. Raises RefusedError where it waits for what reads memory that may be gone by then."""
+        self._refuse(call, self._in_flight.run(index, call, awaited))
 
     def _refuse(self, call: Call, races: Sequence[Race]) -> None:
         if races:
@@ -93,7 +79,7 @@ class Memory:
             for tensor in self.calls[read].results:
                 if tensor.storage == target.storage and tensor != target:
                     raise refuse(call, "a write to memory that the same call reads in another way")
-        self._refuse(call, self._flights.races((), [target.storage]))
+        self._refuse(call, self._in_flight.races_of_write(target.storage))
         return target
 
     def overwrite(self, index: int, target: Tensor) -> list[int]:
@@ -110,21 +96,5 @@ class Memory:
         """A refused call may have written whatever it was handed, while something on its way read it or wrote it."""
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:
-                torn = map(int, self._flights.touching([tensor.storage]))
+                torn = self._in_flight.touching(tensor.storage)
                 self._stale.update(dict.fromkeys([*self._owners[tensor.storage], *torn], index))
-
-
-def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """When each storage is used last, by the place of the call. The caller keeps inputs and outputs."""
-    found: dict[Hashable, float] = {}
-    for index, call in enumerate(graph.calls):
-        found |= {x.storage: float(index) for read in call.reads for x in graph.calls[read].results}
-    kept = [call for call in graph.calls if call.op in ("input", "constant")]
-    kept += [graph.calls[index] for _, index in graph.outputs]
-    return found | {x.storage: NEVER_FREED for call in kept for x in call.results}
-
-
-def _shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Whether a call reads no element of what it is handed: its results lie where that lies."""
-    shown = {x.storage for read in call.reads for x in calls[read].results}
-    return not call.writes and bool(shown) and {x.storage for x in call.results} == shown

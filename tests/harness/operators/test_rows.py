@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -162,6 +163,7 @@ def test_what_gives_memory_that_nobody_wrote_is_in_the_table_whatever_it_is_call
             continue
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
+            faulthandler.disable()  # pytest would have it tell of every crash
             signal.alarm(20)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno() if sys.stdout.fileno() > 2 else 1)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

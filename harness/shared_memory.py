@@ -226,9 +226,9 @@ class Ring:
         self.stride = stride
         self.posted = 0
         self.read = 0
-        self._ranks = list(ranks)
-        self._size = len(self._ranks)
-        self._mine = self._ranks.index(rank) * stride
+        self.ranks = list(ranks)
+        self._size = len(self.ranks)
+        self._mine = self.ranks.index(rank) * stride
         self._timeout = timeout
         self._words = [words_at + 2 * slot * _LINE for slot in range(num_slots)]
         self._slots = [data_at + (slot * memory.world_size + first) * stride for slot in range(num_slots)]
@@ -265,7 +265,7 @@ class Ring:
         self.memory.arrive(self._words[slot] + _LINE, round_ % 2 == 0, self._size)
 
     def _wait(self, at: int, round_: int) -> None:
-        self.memory.wait(at, self._size if round_ % 2 == 0 else 0, self._ranks, self._timeout)
+        self.memory.wait(at, self._size if round_ % 2 == 0 else 0, self.ranks, self._timeout)
 
 
 _SLICE = _Timespec(0, _SLICE_NS)

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch._dispatch.python import enable_python_dispatcher
 from torch._logging import trace_structured
 from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import distributed_c10d
@@ -52,6 +52,7 @@ __all__ = [
     "LazyGraphModule",
     "LazyTraceHandler",
     "OpOverload",
+    "OpOverloadPacket",
     "TorchDispatchMode",
     "TorchLogsFormatter",
     "disable_current_modes",

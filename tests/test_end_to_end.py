@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from cases import CASES
-from harness.case import Case, Chunking, Model, Parallelism, Pipeline
+from harness.case import Case, Chunking, Memory, Model, Parallelism, Pipeline
 from harness.cli import main
+from harness.compare.verdict import RACES
 from tests.distributions import install
 from tests.small import small
 
@@ -198,6 +199,29 @@ def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_
     [told] = result["remarks"]
     assert re.fullmatch(r"--extra-pass: nobody compared the values of [\d,]+ of the [\d,]+ calls in .*", told)
     assert told.endswith("; --every-call compares them") and told in finished.stdout
+
+
+DROPS_A_WAIT = """
+import torch
+
+def drop_a_wait(module, context):
+    [*_, wait] = module.graph.find_nodes(op="call_function", target=torch.ops.bitproof.wait_reload.default)
+    wait.replace_all_uses_with(wait.args[0])
+    module.graph.erase_node(wait)
+"""
+
+
+def test_an_extra_pass_that_drops_the_wait_for_one_copy_is_no_equal_and_the_copy_is_named(tmp_path, run_here):
+    (tmp_path / "drops.py").write_text(DROPS_A_WAIT)
+    offloading = replace(SMALL, memory=Memory(policy="offload", offload_gib=1.0))
+    drops = ("--extra-pass", f"{tmp_path / 'drops.py'}:drop_a_wait")
+    finished, report = run_here("--steps", "1", "--no-control", "--case", written(tmp_path, offloading), *drops)
+    assert finished.returncode == 3, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert (result["verdict"], sum(result["mismatched"].values())) == ("UNVERIFIED", 0)
+    assert re.fullmatch(
+        f"{RACES}\n  `[a-z_0-9]+` reads what `[a-z_0-9]+_reload` brings, before anything waits for it", result["error"]
+    )
 
 
 @pytest.mark.slow

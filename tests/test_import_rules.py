@@ -37,6 +37,9 @@ FLOOR = {
     "harness.records.sensitivity",
     "harness.ulps",
     "harness.evidence",
+    "harness.operators",
+    "harness.operators.flights",
+    "harness.operators.rows",
     "harness.shared_memory",
     "harness.torch_versions",
     "harness.torch_compat",
@@ -44,7 +47,14 @@ FLOOR = {
 
 # The house, from the ground up: a module imports from its own package and from lower floors, wherever in the file.
 FLOORS = (
-    {"harness", "harness.errors", "harness.printable", "harness.shared_memory", "harness.torch_versions"},
+    {
+        "harness",
+        "harness.errors",
+        "harness.operators",
+        "harness.printable",
+        "harness.shared_memory",
+        "harness.torch_versions",
+    },
     {"harness.checked"},
     {"harness.case", "harness.certificate", "harness.program", "harness.torch_compat", "harness.user_code"},
     {"harness.torch_inductor", "harness.ulps", "reference"},

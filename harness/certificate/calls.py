@@ -12,7 +12,9 @@ from typing import Any
 
 from harness.certificate import windows
 from harness.certificate.data import Call, Graph, Size, Tensor, Term, nodes_in
+from harness.certificate.in_flight import InFlight
 from harness.certificate.rules import Terms, require
+from harness.operators import Uninitialized, names_of_uninitialized
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 CAST = "aten._to_copy.default"
@@ -30,7 +32,7 @@ COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
 SHOWING = ("view", SPLIT, *RESHAPES)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided", "aten._reshape_alias.", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
-UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+UNWRITTEN = names_of_uninitialized(Uninitialized.WHOLE)
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
@@ -45,7 +47,7 @@ class Walk:
         self.terms, self.graph, self.side = terms, graph, side
         self.values: list[Any] = []
         self.stale: set[int] = set()  # calls whose values were overwritten, in part or with what is not known
-        self.flying: dict[int, set[int]] = {}  # a launch, and the storages that it writes and reads
+        self.in_flight = InFlight(graph)
         self.inputs: dict[str, tuple[int, int]] = {}  # and constants: their calls, and the terms that they come with
         self.symbols: dict[str, int] = {}
         self.owners: dict[int, tuple[int, ...]] = {}  # by storage, the calls whose values lie there
@@ -73,27 +75,30 @@ class Walk:
         found = {f"written {name}": place for name, place in self.inputs.items()}
         found |= {name: (index, -1) for name, index in self.graph.outputs}
         require(len(found) == len(self.inputs) + len(self.graph.outputs), "a name stands for two outputs")
-        return {name: (self._known(index), before) for name, (index, before) in found.items()}
+        return {name: (self._output(index), before) for name, (index, before) in found.items()}
 
-    def _known(self, index: int, awaited: int = -1) -> Any:
-        """The value of a call; None where it is refused, was overwritten, or is on its way and not `awaited`."""
+    def _output(self, index: int) -> Any:
+        """The value of a call in the end; None where it is not known, or still on its way."""
+        value = self._known(index)
+        return None if self.in_flight.is_filling(index) else value
+
+    def _known(self, index: int) -> Any:
+        """The value of a call; None where it is refused or was overwritten."""
         require(0 <= index < len(self.values), f"call {index} is read before it runs")
-        return None if index in self.stale or (index in self.flying and index != awaited) else self.values[index]
+        return None if index in self.stale else self.values[index]
 
     def _derive(self, index: int, call: Call, args: Mapping[str, Any]) -> Any:
         op, own, find = call.op, call.value, self.terms.find
-        awaited = call.reads[0] if op in WAITS else -1
-        places = [self._known(read, awaited) for read in call.reads]
+        places = [self._known(read) for read in call.reads]
         read = [self.graph.calls[index].value for index in call.reads]
         is_known = op in UNDERSTOOD or not op.startswith(REFUSED)
         is_known &= args.get("group_name", ("ranks",))[0] == "ranks" and "non_blocking" not in args
-        if None in places or not is_known:
+        if None in places or not is_known or self.in_flight.races(call):
             raise RefusedError
         if call.writes:
             self._check_write(call, args)
-        if op in (*COLLECTIVES, *LAUNCHED):
-            self.flying[index] = {own.storage, read[0].storage}
-        self.flying.pop(awaited, None)
+        if self.in_flight.run(index, call, call.reads[0] if op in WAITS else None):
+            raise RefusedError
         match op, call.args:
             case ("input", ()) | ("constant", (("digest", ("str", _)),)):
                 require(call.name not in self.inputs, f"{call.name} is two inputs")
@@ -263,7 +268,7 @@ class Walk:
         target = self.graph.calls[args["self"][1]].value
         others = (self.graph.calls[i] for name, value in args.items() if name != "self" for i in nodes_in(value))
         is_torn = any(x.storage == target.storage and x != target for other in others for x in other.results)
-        is_flying = any(target.storage in storages for storages in self.flying.values())
+        is_flying = bool(self.in_flight.races_of_write(target.storage))
         is_kept = any(self.graph.calls[owner].op == "constant" for owner in self.owners[target.storage])
         if target != call.value or is_torn or is_flying or is_kept or _overlaps(target):
             raise RefusedError
@@ -273,8 +278,7 @@ class Walk:
         is refused, which may have written whatever it reads, and what is on its way there is stale then, too."""
         written = [call] if value is not None else [self.graph.calls[read] for read in call.reads]
         for target in (x for several in written for x in several.results):
-            flying = (launch for launch, storages in self.flying.items() if target.storage in storages)
-            for owner in (*self.owners.get(target.storage, ()), *flying):
+            for owner in (*self.owners.get(target.storage, ()), *self.in_flight.touching(target.storage)):
                 if value is None or self.graph.calls[owner].value != target:
                     self.stale.add(owner)
                 elif self.values[owner] is not None:

@@ -51,7 +51,7 @@ SHARDED_OTHERWISE = (
     "nothing can be held against the case's bound of {:g}: elements of tensors that are sharded otherwise have no "
     "partners; have both systems show whole tensors, as by DTensor.full_tensor()"
 )
-RACES = "a graph races with its collectives, so that its bits agree by luck, if they do"
+RACES = "a graph races with its collectives or copies, so that its bits agree by luck, if they do"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +155,9 @@ def judge(
     divergence is then that of the system from itself. The same goes for a run under stress. Without a control its
     field is None. A case with a bound whose systems differ is UNVERIFIED without `closeness`, unless dtypes or
     shapes differ: then there is nothing to measure. Agreement is withdrawn where graphs that ran have `races`: they
-    read what a collective brings, or write what it sends, before anything waits for it. A bound says nothing about two
-    layouts: a case with one is UNVERIFIED where tensors that differ are sharded otherwise.
+    read what a collective or a copy brings, or write what it reads, before anything waits for it. Where a system
+    differs from itself, its races are told beside that. A bound says nothing about two layouts: a case with one is
+    UNVERIFIED where tensors that differ are sharded otherwise.
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}
@@ -192,6 +193,8 @@ def judge(
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
     if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(RACES, races)]
+    elif verdict == Verdict.NONDETERMINISTIC and races:
+        texts = [*texts, _tell(RACES, races)]
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),

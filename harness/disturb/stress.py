@@ -42,7 +42,8 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
         yield
         return
     from harness.graph.offload_operators import COPIES
-    from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, name_of
+    from harness.graph.operators import COLLECTIVE_NAMESPACES, row_of
+    from harness.operators import Uninitialized
     from harness.torch_compat import TorchDispatchMode
 
     on_cuda = device is not None and device.type == "cuda"
@@ -56,11 +57,28 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
                 _sleep(chance.uniform(0.0, longest), device)
             elif on_cuda and function in COPIES:
                 _delay_copies(chance.uniform(0.0, longest), device)
+            nobody_wrote = row_of(function).uninitialized
+            if nobody_wrote is Uninitialized.GROWN:
+                return _zero_grown(function, args, kwargs or {})
             result = function(*args, **kwargs or {})
-            return result.zero_() if name_of(function) in UNDEFINED else result
+            return result.zero_() if nobody_wrote is Uninitialized.WHOLE else result
 
     with Disturbance():
         yield
+
+
+def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
+    """Resize, and leave zeros where there was no room before."""
+    import torch
+
+    is_strided = args[0].layout is torch.strided
+    held, room = args[0].nbytes if is_strided else 0, args[0].untyped_storage().nbytes() if is_strided else 0
+    result = function(*args, **kwargs)
+    if is_strided and isinstance(result, torch.Tensor):
+        storage = result.untyped_storage()
+        whole = torch.empty(0, dtype=torch.uint8, device=result.device).set_(storage)
+        whole[room if result is args[0] else held :].zero_()
+    return result
 
 
 def _sleep(seconds: float, device: torch.device | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RankError
@@ -19,8 +19,8 @@ class PreparedGraph:
     """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
 
     `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` are the
-    places where it reads or writes what a collective still works on. Of its `calls`, the values of `calls_uncompared`
-    stand in no record.
+    places where it reads or writes what a collective or a copy still works on. Of its `calls`, the values of
+    `calls_uncompared` stand in no record.
     """
 
     code_hash: str
@@ -49,16 +49,11 @@ class PreparedGraph:
             if "nodes_compiled" in found
         ]
 
-    def racing_with(self, other: PreparedGraph | None) -> PreparedGraph:
-        """The same, with the races of another graph of the case, too."""
-        return replace(self, races=[*other.races, *self.races]) if other else self
-
     @staticmethod
     def of(program: GraphProgram | None) -> PreparedGraph | None:
         """What is told of a program; None when there is none."""
         if program is None:
             return None
-        from harness.graph.in_flight import races
         from harness.graph.uncompared import count_uncompared
 
         uncompared, calls = count_uncompared(program.module)
@@ -69,7 +64,7 @@ class PreparedGraph:
             trace_seconds=program.trace_seconds,
             is_kept=program.is_kept,
             artifact=program.artifact,
-            races=races(program.module),
+            races=program.races,
             calls=calls,
             calls_uncompared=uncompared,
         )
@@ -114,7 +109,8 @@ class Done:
     `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
     of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
     was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
-    are independent; `compiled` is what torch.compile made of its code.
+    are independent; `compiled` is what torch.compile made of its code; `races` are those of the graph that a system of
+    a user's shows.
     """
 
     seconds: float = 0.0
@@ -130,6 +126,7 @@ class Done:
     kept: str | None = None
     is_alone: bool = False
     compiled: TorchCompile | None = None
+    races: tuple[str, ...] = ()
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure

@@ -217,6 +217,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
         peak_mib=max((rank.peak_mib for rank in done if rank.peak_mib is not None), default=None),
         kept=next((rank.kept for rank in done if rank.kept), None),
         switches_changed=tuple(tell_changes(first_changed([rank.switches for rank in done]))),
+        races=tuple(dict.fromkeys([*(graph.races if graph else ()), *(race for rank in done for race in rank.races)])),
         seconds=RunSeconds(
             prepare=max(end.prepare_seconds for end in ends),
             start_ranks=max(end.start_seconds for end in ends),

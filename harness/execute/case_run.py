@@ -80,6 +80,7 @@ class CaseRun:
         self.seconds = CaseSeconds(trace=0.0, passes={}, reference=0.0, candidate=0.0, compare=0.0)
         self.memory: dict[str, float | None] = {}
         self.graph: PreparedGraph | None = None
+        self.races: dict[str, None] = {}
         self._step = PrecompiledStep(case, options, placement, desk)
         self.placed: Placed | None = None
         self.remarks = self.folders.remarks_on_graphs() if options.dump_graphs else []
@@ -239,7 +240,7 @@ class CaseRun:
             closeness=closeness,
             reference_stress=stresses["reference"],
             candidate_stress=stresses["candidate"],
-            races=self.graph.races if self.graph else (),
+            races=tuple(self.races),
         )
         explainer = Explainer(
             self.case,
@@ -347,10 +348,11 @@ class CaseRun:
             self.remarks.append(f"{role} {system} changed switches that bitproof had set: {', '.join(changed)}")
         self.seconds.note("start_ranks", role, answer.seconds.start_ranks)
         self.seconds.note("record", role, answer.seconds.record)
+        self.races |= dict.fromkeys(answer.races)
         if graph := answer.graph:
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
-            self.graph = graph.racing_with(self.graph)
+            self.graph = graph
             self.remarks += [graph.artifact.tell(role)] if graph.artifact else []
             self.remarks += [f"{role} {getattr(self.case, role)}: {told}" for told in graph.compiled]
 

@@ -68,13 +68,15 @@ class RunAnswer:
     """What is known of a run that ended well.
 
     `peak_mib` is the most device memory that a rank took, None on a CPU; `kept` is the digest of the record that a
-    replay was to keep; `switches_changed` names the switches that the system changed.
+    replay was to keep; `switches_changed` names the switches that the system changed; `races` are those of the graphs
+    that it ran.
     """
 
     graph: PreparedGraph | None = None
     peak_mib: float | None = None
     kept: str | None = None
     switches_changed: tuple[str, ...] = ()
+    races: tuple[str, ...] = ()
     seconds: RunSeconds = RunSeconds()
 
 

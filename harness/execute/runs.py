@@ -232,6 +232,7 @@ class Finisher:
         began = time.monotonic()
         self._program = self._made(run, seats, send)
         program = struck(self._program, parse_fault(run.inject) if run.inject else None, run.case)
+        program.races  # noqa: B018 (found once, before ranks are forked, and not by each of them)
         send(Place(""))
         return run_ranks(run, seats, send, hangup, program, time.monotonic() - began)
 

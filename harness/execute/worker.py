@@ -212,6 +212,7 @@ def run_rank(
             kept=digest(recorder.kept) if recorder.kept is not None else None,
             is_alone=_is_alone(job, system, witness.collectives),
             compiled=witness.compiled,
+            races=tuple(system.races()) if isinstance(system, UserSystem) else (),
         )
     )
     leave_groups()

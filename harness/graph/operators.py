@@ -11,7 +11,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.torch_compat import FakeTensor, schema_of
+from harness.operators import Operator, Uninitialized, known, names_of_uninitialized
+from harness.torch_compat import FakeTensor, OpOverloadPacket, schema_of
 
 aten = torch.ops.aten
 
@@ -52,8 +53,8 @@ ATTENTION = {
 COMPUTE_HEAVY = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"} | ATTENTION
 """Names of operators, without overload, whose work grows faster than the bytes they read and write."""
 
-UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-"""Names of operators, without overload, whose output is whatever memory held."""
+UNINITIALIZED = names_of_uninitialized(*Uninitialized)
+"""Names of operators, without overload, whose output is whatever memory held, or a part of it is."""
 
 _FUNCTIONAL_CHECKS = {
     "_functional_assert_async",
@@ -78,20 +79,29 @@ def name_of(target: Any) -> str:
     return getattr(packet, "__name__", str(packet))
 
 
+@functools.cache
+def row_of(target: Any) -> Operator:
+    """What is known of an operator, of a function that is none, or of a method by its name."""
+    packet = getattr(target, "overloadpacket", target)
+    if isinstance(packet, OpOverloadPacket):
+        return known(str(packet))
+    return known(f"{getattr(packet, '__module__', '')}.{name_of(packet)}")
+
+
 def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
     """The graph that a higher-order call runs, and the operand for each of its placeholders, in order.
 
     None for any other call, and for one that runs several graphs, or hands on its operands in a way of its own.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and graph_of(x) is not None]
-    if len(places) != 1 or node.kwargs:
+    if len(places) != 1 or node.kwargs or any(isinstance(x, Node) for x in node.args[: places[0]]):
         return None
     [place] = places
     nested = graph_of(node.args[place])  # type: ignore[arg-type]
     assert nested is not None
     operands = [x for x in node.args[place + 1 :] if not isinstance(x, str)]  # some name the graph next to it
     count = sum(inner.op == "placeholder" for inner in nested.graph.nodes)
-    return (nested, operands) if place == 0 and len(operands) == count else None
+    return (nested, operands) if len(operands) == count else None
 
 
 def graph_of(node: Node) -> GraphModule | None:
@@ -163,6 +173,11 @@ def written_names(target: Any) -> tuple[str, ...]:
     return _aliased_names(target, True)
 
 
+def aliased_names(target: Any) -> tuple[str, ...]:
+    """The names of the arguments whose storage an operator's result may share, or that it writes."""
+    return _aliased_names(target)
+
+
 def is_view(target: Any) -> bool:
     """Whether an operator computes nothing: its result is an argument's storage seen in another way."""
     return bool(_aliased_names(target)) and not _aliased_names(target, True)
@@ -187,9 +202,11 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """The arguments whose storage a call's result shares: told from its schema, but for two that do not say so."""
-    if node.target is operator.getitem or node.target is aten._unsafe_view.default or is_wait(node):
+    """The arguments whose storage a call's result shares: told from its schema, but for some that do not say so."""
+    if node.target is operator.getitem:
         return node.all_input_nodes[:1]
+    if (returned := row_of(node.target).returns) is not None:
+        return _arguments(node, (returned,))
     return _arguments(node, _aliased_names(node.target))
 
 

@@ -33,7 +33,7 @@ from harness import capture
 from harness.capture.digest import digest
 from harness.errors import RecordingError
 from harness.graph import offload_operators
-from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, is_view, name_of, written_names
+from harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
 from harness.graph.origin import innermost_user_line
 from harness.localize.calls import Call, Place
 from harness.localize.lanes import lane, num_lanes
@@ -94,7 +94,7 @@ class CallRecorder(TorchDispatchMode):
         """Run a call and log it."""
         kwargs = kwargs or {}
         name = name_of(function)
-        if name in UNDEFINED | IDENTITIES or name.startswith("_record_function") or _is_own(sys._getframe(1)):
+        if name in UNINITIALIZED | IDENTITIES or name.startswith("_record_function") or _is_own(sys._getframe(1)):
             return function(*args, **kwargs)
         if name == "wait_tensor" or function in offload_operators.WAITS:
             return self._wait(function, args)

@@ -96,7 +96,7 @@ class Canonicalizer:
         awaited = args[operators.WAITS[call.op]][1] if call.op in operators.WAITS else None
         for read in call.reads:
             self._refuse_unreadable(read, call)
-        self.memory.refuse_flying(call, awaited)
+        self.memory.refuse_flying(call)
         is_higher_order = call.op.startswith("higher_order.")
         if call.op in operators.REFUSED or (is_higher_order and call.op not in operators.HIGHER_ORDER):
             raise refuse(call, f"{call.op} is not understood")
@@ -113,16 +113,13 @@ class Canonicalizer:
             if not isinstance(held, list) or not isinstance(place, int):
                 raise refuse(call, "a part of a tensor that no operator takes")
             return held[place]
-        if awaited is not None:
-            self.memory.land(awaited)
-        if call.op in operators.COLLECTIVES or call.op in operators.LAUNCHES:
-            self.memory.launch(index, args[operators.LAUNCHES.get(call.op, "input")][1])
+        self.memory.run(index, call, awaited)
         if call.op in operators.COPIES:
             return self._copy(call, args)
         return self._computed(index, call, args)
 
     def _computed(self, index: int, call: Call, args: Arguments) -> Any:
-        if call.op.split(".")[-2:][0] in operators.UNDEFINED:
+        if call.op.split(".")[-2:][0] in operators.UNINITIALIZED:
             if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
                 return self._opaque(call, ())
             return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, call.value.shape))

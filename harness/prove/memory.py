@@ -5,10 +5,12 @@ Calls are known by their place in the graph. A storage is a piece of memory; sev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.certificate.data import Call, Graph, Tensor, nodes_in
+from harness.certificate.in_flight import InFlight
+from harness.operators.flights import Race
 from harness.prove import operators
 from harness.prove.export import refuse
 from harness.prove.layouts import overlaps
@@ -21,7 +23,7 @@ class Memory:
         self.calls = graph.calls
         self._owners: dict[int, list[int]] = {}  # by storage, the calls whose values lie there
         self._stale: dict[int, int] = {}  # a call whose value was overwritten, and the call that did it
-        self._flying: dict[int, tuple[int, int]] = {}  # a launch, and the storages that it writes and reads
+        self._in_flight = InFlight(graph)
 
     def hold(self, index: int) -> None:
         """A call's value lies in its memory from now on."""
@@ -33,8 +35,8 @@ class Memory:
         return index in self._stale
 
     def is_flying(self, index: int) -> bool:
-        """Whether a call launched something that nobody has waited for."""
-        return index in self._flying
+        """Whether something that nobody has waited for fills the memory of a call's value."""
+        return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
         """The calls that write the memory of a call's value."""
@@ -47,19 +49,17 @@ class Memory:
             name, writer = self.calls[index].name, self.calls[self._stale[index]].name
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
 
-    def refuse_flying(self, call: Call, awaited: int | None) -> None:
-        """Refuse a call that reads what was launched and not waited for, unless it is what waits for it."""
-        for read in call.reads:
-            if read in self._flying and read != awaited:
-                raise refuse(call, f"`{self.calls[read].name}` is read before it is waited for")
+    def refuse_flying(self, call: Call) -> None:
+        """Refuse a call that reads what was launched and not waited for."""
+        self._refuse(call, self._in_flight.races(call))
 
-    def launch(self, index: int, read: int) -> None:
-        """A call is on its way, and reads the memory of another until it is waited for."""
-        self._flying[index] = self.calls[index].value.storage, self.calls[read].value.storage
+    def run(self, index: int, call: Call, awaited: int | None) -> None:
+        """A call runs. Raises RefusedError where it waits for what reads memory that may be gone by then."""
+        self._refuse(call, self._in_flight.run(index, call, awaited))
 
-    def land(self, index: int) -> None:
-        """A launch is waited for."""
-        self._flying.pop(index, None)
+    def _refuse(self, call: Call, races: Sequence[Race]) -> None:
+        if races:
+            raise refuse(call, races[0].told("it"))
 
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
         """What a call writes in place: an operator whose name ends in `_` writes its first argument and no other.
@@ -79,9 +79,7 @@ class Memory:
             for tensor in self.calls[read].results:
                 if tensor.storage == target.storage and tensor != target:
                     raise refuse(call, "a write to memory that the same call reads in another way")
-        for launch, storages in self._flying.items():
-            if target.storage in storages:
-                raise refuse(call, f"a write to what `{self.calls[launch].name}` has in flight")
+        self._refuse(call, self._in_flight.races_of_write(target.storage))
         return target
 
     def overwrite(self, index: int, target: Tensor) -> list[int]:
@@ -98,5 +96,5 @@ class Memory:
         """A refused call may have written whatever it was handed, while something on its way read it or wrote it."""
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:
-                torn = [launch for launch, storages in self._flying.items() if tensor.storage in storages]
+                torn = self._in_flight.touching(tensor.storage)
                 self._stale.update(dict.fromkeys([*self._owners[tensor.storage], *torn], index))

@@ -7,6 +7,8 @@ import operator
 
 import torch
 
+from harness.operators import ROWS, Uninitialized, names_of_uninitialized
+
 FLOATS = {"float64", "float32", "bfloat16", "float16"}
 """Real dtypes in which one operation is one rounding."""
 
@@ -52,15 +54,8 @@ COPIES = {
 }
 """Operators whose result, where its dtype is the same, has the values of the argument named, in memory of its own."""
 
-WAITS = {
-    "_c10d_functional.wait_tensor.default": "tensor",
-    "bitproof.wait_offload.default": "host",
-    "bitproof.wait_reload.default": "x",
-}
+WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if row.wait}
 """Operators before which the result of a launch must not be read, nor what it reads be written."""
-
-LAUNCHES = {"bitproof.offload.default": "x", "bitproof.reload.default": "host"}
-"""What must be waited for, besides collectives, and what it reads."""
 
 JOINS = ("aten.cat.default", "aten.stack.default")
 
@@ -116,8 +111,8 @@ DRAWS = {
 }
 """Operators that draw random numbers and are not tagged as such."""
 
-UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-"""Operators, without overload, whose result is whatever memory held."""
+UNINITIALIZED = names_of_uninitialized(Uninitialized.WHOLE)
+"""Operators, without namespace and overload, whose result is whatever memory held."""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from harness.capture.digest import digest
-from harness.graph.operators import UNDEFINED
+from harness.graph.operators import UNINITIALIZED
 from harness.localize.call_log import IDENTITIES
 from harness.sensitivity.bits import same, tensors_of
 from harness.sensitivity.lockstep import Ranks, run_call, run_collective
@@ -26,7 +26,7 @@ FAILURE = "failure"
 """How a difference is seen that makes a call fail: stands where else the kind of a compared tensor does."""
 
 
-NOT_LOGGED = IDENTITIES | UNDEFINED
+NOT_LOGGED = IDENTITIES | UNINITIALIZED
 """Operators that no log has: what they give is another's value, or nobody's."""
 
 KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)

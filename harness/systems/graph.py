@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,6 +39,7 @@ from harness.graph.export_joint import export_joint_step
 from harness.graph.extra_pass import insert, load_pass
 from harness.graph.groups import Group, GroupTable
 from harness.graph.halves import is_partitioned
+from harness.graph.in_flight import races
 from harness.graph.observation import show_activations, shown_to
 from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import Row, apply_until, build_pipeline, run_pipeline
@@ -94,6 +96,11 @@ class GraphProgram:
     def chunked(self) -> dict[str, int] | None:
         """How often a step runs each module that the chunk pass wrote in chunks; None when that pass did not run."""
         return next((entry.facts["calls"] for entry in self.passes if entry.name == "chunk"), None)
+
+    @cached_property
+    def races(self) -> list[str]:
+        """Where the graph reads or writes what a collective or a copy still works on."""
+        return races(self.module)
 
     @property
     def generated_hash(self) -> str | None:

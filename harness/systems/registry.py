@@ -34,7 +34,8 @@ Of the object, these are optional:
     model             the module: when systems differ, the call to blame is told by module
     gradients         the function, called by step, that computes loss and gradients: what else runs is the update
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
-                      the call to blame is told by its node. Each node may say in its metadata where it belongs, by
+                      the call to blame is told by its node, and what it reads before a wait is a race, which
+                      makes the case UNVERIFIED. Each node may say in its metadata where it belongs, by
                       any of four plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
                       "backward", "chunk": 1, "source": "model.py:12"}; a direction is forward, backward or update
     wrap_gradients    a method that wraps that function for a fault; without it a fault changes what is yielded

@@ -70,6 +70,13 @@ class UserSystem:
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
+    def races(self) -> list[str]:
+        """What races in the graph that the system shows, in words; nothing where it shows none."""
+        from harness.graph.in_flight import races
+
+        graph = getattr(self.made, "graph", None)
+        return races(graph) if isinstance(graph, torch.fx.GraphModule) else []
+
     def _yielded(self, index: int) -> Any:
         result = self._step(index)
         if not hasattr(result, "__iter__"):

@@ -92,16 +92,19 @@ class RankOrderGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
     def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
+        return self._transfer(output, kept_apart(to_host(x), x), output_splits, input_splits)
+
+    def _transfer(self, output: Tensor, sent: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
         received = _host_like(output)
-        transfer = self._gloo.alltoall_base(received, _to_host(x), output_splits, input_splits)
+        transfer = self._gloo.alltoall_base(received, sent, output_splits, input_splits)
         return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
-        sent_WN = _to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous()
-        return self._all_to_all(output.view(self.size(), -1), sent_WN, [], [])
+        sent_WN = kept_apart(to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous(), x_N)
+        return self._transfer(output.view(self.size(), -1), sent_WN, [], [])
 
     def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
-        sent_WN = _to_host(x).reshape(self.size(), -1)
+        sent_WN = kept_apart(to_host(x), x).reshape(self.size(), -1)
         received_WN = torch.empty_like(sent_WN)
         transfer = self._gloo.alltoall_base(received_WN, sent_WN, [], [])
         return _FinishOnWait(transfer, lambda: output_N.view(-1).copy_(sum_in_rank_order(received_WN)))
@@ -142,8 +145,14 @@ def _refuse_all_but_sum(opts: Any) -> None:
         raise ValueError(f"a rank-order group takes sums only, not {opts.reduceOp.op}")
 
 
-def _to_host(x: Tensor) -> Tensor:
+def to_host(x: Tensor) -> Tensor:
+    """`x`, contiguous, in host memory; `x` itself where it is."""
     return x.contiguous().cpu()
+
+
+def kept_apart(sent: Tensor, given: Tensor) -> Tensor:
+    """What is sent, in memory that nobody writes while it is on its way: a copy where it lies in that of its input."""
+    return sent.clone() if sent.data_ptr() == given.data_ptr() else sent
 
 
 def _host_like(x: Tensor) -> Tensor:

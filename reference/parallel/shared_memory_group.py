@@ -6,8 +6,9 @@ they wait. A group's collectives are launched in one order on all its ranks, as 
 other. Waiting for one finishes those of its group before it first, and so does a launch when all slots are taken.
 
 A message lies in a slot, behind its header, or, where that has no room for it, goes in pieces once it is waited for:
-in each an equally large part of what is meant for every rank. Headers say which collective a rank means, and how many
-bytes it has for whom: ranks that disagree get an error, where sockets would wait or mix up bytes.
+in each an equally large part of what is meant for every rank. What is sent is what the input held at the launch: a
+message that goes in pieces is copied then. Headers say which collective a rank calls, of which dtype and shape, and how
+many bytes it has for whom: ranks that disagree get an error that names both, where sockets would wait or mix up bytes.
 
 Sums are those of `RankOrderGroup`, of the same parts in the same order, so the bits are the same.
 """
@@ -16,10 +17,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,11 +29,13 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
 from harness.shared_memory import BULK_BYTES, INLINE_BYTES, Ring
-from reference.parallel.rank_order_group import RankOrderGroup
+from reference.parallel.rank_order_group import RankOrderGroup, kept_apart, to_host
 
 # W ranks of the group; N elements of one rank's part
 
 _LINE = 64
+_CALL_BYTES = 112
+_HASH_BYTES = 16
 _GATHER, _SCATTER, _EXCHANGE = 1, 2, 3
 """What is sent: one part for all; a part for each, of one size; a part for each, of any size."""
 _MAX_VIEWS = 4096
@@ -48,7 +52,7 @@ class SharedMemoryGroup(RankOrderGroup):
         self.index, self.num_ranks = gloo.rank(), gloo.size()
         self.inline, self.bulk = rings
         self.memory = self.inline.memory
-        self.header = struct.Struct(f"<QQ{self.num_ranks}Q")
+        self.header = struct.Struct(f"<Q{_HASH_BYTES}s{_CALL_BYTES}s{self.num_ranks}Q")
         self.header_bytes = -(-self.header.size // _LINE) * _LINE
         self.under_way: deque[_Exchange] = deque()
         self.rows = functools.lru_cache(_MAX_VIEWS)(self._rows)
@@ -60,23 +64,28 @@ class SharedMemoryGroup(RankOrderGroup):
             _bytes_of_parts(output, output_splits, self.size()),
         )
         target = _host_target(output)
-        return self._launch(_EXCHANGE, x, sent, received, _copying(self, target, received), output, target)
+        call = _call_of("all_to_all", x.dtype, x.shape[1:], True)
+        return self._launch(_EXCHANGE, call, x, sent, received, _copying(self, target, received), output, target)
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
         sizes, target = [x_N.nbytes] * self.num_ranks, _host_target(output)
-        return self._launch(_GATHER, x_N, sizes, sizes, _copying(self, target, sizes), output, target)
+        call = _call_of("all_gather", x_N.dtype, x_N.shape)
+        return self._launch(_GATHER, call, x_N, sizes, sizes, _copying(self, target, sizes), output, target)
 
     def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
         sizes, target = [output_N.nbytes] * self.num_ranks, _host_target(output_N)
-        return self._launch(_SCATTER, x, sizes, sizes, _summing(self, target), output_N, target)
+        call = _call_of("reduce_scatter", x.dtype, x.shape)
+        return self._launch(_SCATTER, call, x, sizes, sizes, _summing(self, target), output_N, target)
 
     def _all_reduce(self, x: Tensor) -> Work:
         sizes, target = [x.nbytes] * self.num_ranks, _host_target(x)
-        return self._launch(_GATHER, x, sizes, sizes, _summing(self, target), x, target)
+        call = _call_of("all_reduce", x.dtype, x.shape)
+        return self._launch(_GATHER, call, x, sizes, sizes, _summing(self, target), x, target)
 
     def _launch(
         self,
         kind: int,
+        call: _Call,
         x: Tensor,
         sent: list[int],
         received: list[int],
@@ -87,7 +96,7 @@ class SharedMemoryGroup(RankOrderGroup):
         finish = None if target is output else lambda: output.copy_(target)
         if self.inline.is_full:
             self.under_way.popleft().complete()
-        exchange = _Exchange(self, kind, x.contiguous().cpu(), sent, received, receive, finish)
+        exchange = _Exchange(self, kind, call, to_host(x), sent, received, receive, finish, x)
         self.under_way.append(exchange)
         return exchange
 
@@ -106,24 +115,29 @@ class _Exchange(Work):
         self,
         group: SharedMemoryGroup,
         kind: int,
+        call: _Call,
         x: Tensor,
         sent: list[int],
         received: list[int],
         receive: Receive,
         finish: Callable[[], Any] | None,
+        given: Tensor,
     ) -> None:
-        """Write the header, and the data where they have room."""
+        """Write the header, and the data where they have room. `x` is what was `given`, contiguous, on the host."""
         super().__init__()
         self._group, self._kind, self._sent, self._received = group, kind, sent, received
         self._receive, self._finish = receive, finish
         self._x: Tensor | None = x
         self._number = group.inline.posted
-        self._header = group.header.pack(self._number, kind, *sent)
+        self._call = call
+        self._header = group.header.pack(self._number, call.digest, call.text, *sent)
         self._is_inline = self._fits(sent)
         at = group.inline.begin_post()
         group.memory.map[at : at + len(self._header)] = self._header
         if self._is_inline:
             self._write(at + group.header_bytes, 0, x.nbytes)
+        else:
+            self._x = kept_apart(x, given)
         group.inline.end_post()
 
     def wait(self, timeout: Any = None) -> bool:
@@ -185,15 +199,22 @@ class _Exchange(Work):
         places = range(first, first + group.num_ranks * group.inline.stride, group.inline.stride)
         sent_by: list[Sequence[int]] = []
         for index, at in enumerate(places):
-            number, kind, *sent = group.header.unpack_from(memory, at)
-            if (number, kind, sent[group.index]) != (self._number, self._kind, self._received[index]):
-                raise RuntimeError(
-                    f"ranks disagree: rank {group.index} of the group expects {self._received[index]} bytes from rank "
-                    f"{index} in collective {self._number}, of kind {self._kind}; that rank sends {sent[group.index]} "
-                    f"in collective {number}, of kind {kind}"
-                )
+            number, digest, text, *sent = group.header.unpack_from(memory, at)
+            if (number, digest) != (self._number, self._call.digest):
+                other = text.rstrip(b"\0").decode(errors="replace")
+                raise self._disagreement(index, f"calls {self._call.told}", f"calls {other}")
+            if sent[group.index] != self._received[index]:
+                expected = f"expects {self._received[index]} bytes of rank {group.inline.ranks[index]}"
+                raise self._disagreement(index, f"{expected} in {self._call.told}", f"sends {sent[group.index]}")
             sent_by.append(sent)
         return sent_by
+
+    def _disagreement(self, index: int, mine: str, others: str) -> RuntimeError:
+        ranks = self._group.inline.ranks
+        return RuntimeError(
+            f"ranks disagree on collective {self._number} of ranks {list(ranks)}: "
+            f"rank {ranks[self._group.index]} {mine}, rank {ranks[index]} {others}"
+        )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
         """Exchange what did not fit: `sent_by` has the ranks of which that is so. The others post nothing, in step."""
@@ -225,6 +246,22 @@ class _Exchange(Work):
         if count > 0:
             assert self._x is not None, "it is not complete"
             ctypes.memmove(self._group.memory.address + at, self._x.data_ptr() + start, count)
+
+
+class _Call(NamedTuple):
+    """A collective as headers say it: its operator, dtype and shape; a digest of all, and as much text as has room."""
+
+    told: str
+    text: bytes
+    digest: bytes
+
+
+@functools.lru_cache(_MAX_VIEWS)
+def _call_of(operator: str, dtype: torch.dtype, shape: Sequence[int], of_rows: bool = False) -> _Call:
+    """What a rank calls. `of_rows`: the first dim, which each rank has its own of, is left open."""
+    sizes = ", ".join([*(["rows"] if of_rows else []), *map(str, shape)])
+    told = f"{operator} of {str(dtype).removeprefix('torch.')}[{sizes}]"
+    return _Call(told, told.encode()[:_CALL_BYTES], hashlib.blake2b(told.encode(), digest_size=_HASH_BYTES).digest())
 
 
 def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> Receive:

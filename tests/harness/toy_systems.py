@@ -513,3 +513,44 @@ class Freeing(Toy):
 
 
 freeing = Freeing
+
+
+class Shown(Toy):
+    """Takes its activations to host memory and back in a graph of its own, which it shows; `waits` for each."""
+
+    waits = True
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        super().__init__(case, mesh)
+        import harness.graph.offload_operators  # noqa: F401 (it registers them)
+
+        copies = torch.ops.bitproof
+
+        def step(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            product = weight * x
+            back = copies.reload(copies.wait_offload(copies.offload(product), product), "cpu")
+            back = copies.wait_reload(back) if self.waits else back
+            return back.sum()
+
+        self.graph = torch.fx.symbolic_trace(step)
+
+    def plain_gradients(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The same, by the graph."""
+        loss, gradients = super().plain_gradients(x)
+        return self.graph(self.weight, x).square() + loss * 0, gradients
+
+
+class ShownRacing(Shown):
+    """Reads what comes back before it is there."""
+
+    waits = False
+
+
+def shown(case: Case, mesh: Mesh) -> Shown:
+    """A system that shows a graph in which every copy is waited for."""
+    return Shown(case, mesh)
+
+
+def shown_racing(case: Case, mesh: Mesh) -> Shown:
+    """A system that shows a graph which reads a copy before its wait."""
+    return ShownRacing(case, mesh)

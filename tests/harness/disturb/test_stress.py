@@ -143,6 +143,8 @@ FRESH = [
     lambda like: torch.empty_strided((3, 2), (1, 3)),
     lambda like: like.new_empty(3, 2),
     lambda like: like.new_empty_strided((3, 2), (1, 3)),
+    lambda like: torch.empty_permuted((3, 2), (1, 0)),
+    lambda like: torch.empty(0).resize_(3, 2),
 ]
 
 
@@ -156,6 +158,18 @@ def test_fresh_memory_holds_zeros_under_stress(make):
             dirty()  # leaves sevens where the next one is likely to lie
             assert make(torch.ones(3, 2)).eq(0).all()
             assert torch.full((2,), 3.0).eq(3).all(), "what is written stays"
+
+
+def test_what_a_resized_tensor_held_stays_under_stress():
+    with stressed(Stress(), 0):
+        for _ in range(20):
+            torch.full((64,), 7.0)
+            x = torch.full((8,), 3.0)
+            assert x.resize_(64)[:8].eq(3).all()
+            assert x[8:].eq(0).all()
+            assert torch.ops.aten.resize(torch.full((8,), 3.0), [64]).tolist() == [3.0] * 8 + [0.0] * 56
+            part = torch.full((8,), 3.0)[2:4]
+            assert part.resize_(6).eq(3).all(), "there was room for them, behind the part"
 
 
 def test_without_stress_nothing_is_disturbed(monkeypatch):

@@ -177,6 +177,8 @@ def test_uninitialized_memory_is_not_logged() -> None:
         def step(self, x: Tensor) -> None:
             torch.empty_like(x)
             x.new_empty(3)
+            torch.empty_permuted((2, 3), (1, 0))
+            torch.empty(2).resize_(4)
 
     assert calls_of(Wasting(layers()), batch()) == []
 

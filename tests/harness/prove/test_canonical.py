@@ -289,7 +289,8 @@ def test_a_collective_of_another_size_than_its_group_is_refused():
 def test_a_collective_that_is_not_waited_for_is_refused():
     early = lambda w, x: launched(w * x) + x  # noqa: E731
     assert verdict(early, early, W, S) == REFUSED
-    assert "is read before it is waited for" in reasons(early, early, W, S)[0]
+    told = "it reads what `all_reduce` brings, before anything waits for it"
+    assert told in reasons(early, early, W, S)[0]
 
 
 def test_what_is_in_flight_may_be_read_and_not_written():
@@ -339,6 +340,40 @@ def test_rows_whose_number_depends_on_data_come_back_from_the_host_as_they_went(
     count = torch.ones(4, dtype=torch.int64)
     assert verdict(lambda w, x: rows(w, x).sum(0), moved, W, count) == ONE
     assert verdict(lambda w, x: rows(w, x).sum(0), lambda w, x: moved(w, 1 - x), W, count) == OTHER
+
+
+def copied(wait_offload=True, keep=True, wait_reload=True, write=None):
+    """A product that goes to host memory and back, with something left out or written."""
+    bitproof = torch.ops.bitproof
+
+    def run(w, x):
+        y = w * x
+        host = bitproof.offload(y)
+        if write == "source":
+            y.view(-1).add_(1)
+        if wait_offload:
+            host = bitproof.wait_offload(host, y if keep else w)
+        back = bitproof.reload(host, "cpu")
+        if write == "arrival":
+            back.add_(1)
+        return (bitproof.wait_reload(back) if wait_reload else c10d.wait_tensor(back)).view(-1) * 1.5
+
+    return run
+
+
+def test_a_copy_is_followed_as_a_collective_is():
+    late = "before anything waits for it"
+    right = copied()
+    assert verdict(right, right, W, S) == ONE
+    for wrong, told in (
+        (copied(wait_offload=False), f"it reads what `offload` brings, {late}"),
+        (copied(wait_reload=False), f"it reads what `reload` brings, {late}"),  # a wait of another kind ends nothing
+        (copied(write="source"), "`offload` is read after `add_` wrote a part of its memory"),
+        (copied(write="arrival"), f"it reads what `reload` brings, {late}"),
+        (copied(keep=False), "it waits for `offload`, which copies what nobody keeps until then"),
+    ):
+        assert verdict(right, wrong, W, S) == REFUSED
+        assert told in reasons(right, wrong, W, S)[0]
 
 
 @pytest.mark.parametrize("op", ["all_reduce_", "broadcast"])

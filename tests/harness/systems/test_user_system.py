@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from harness.case import Case, Parallelism
+from harness.compare.verdict import RACES
 from harness.errors import CaseError, RecordingError, UsageError
 from harness.execute.launch import run_cases
 from harness.options import RunOptions
@@ -125,9 +126,20 @@ def batch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     cases = [toy(name) for name in ("named", "stranger", "stale", "skipping")]
     cases += [toy("freeing", reference=TOYS + "freeing")]
+    cases += [toy(name, reference=TOYS + "shown") for name in ("shown", "shown_racing")]
     with one_host():
         results = list(run_cases(cases, RunOptions(device="cpu", timeout=60.0), folder))
     return folder, {result.case.name: result for result in results}
+
+
+@pytest.mark.ranks
+def test_the_graph_that_a_system_shows_is_no_equal_where_it_reads_a_copy_before_its_wait(batch):
+    _, results = batch
+    assert (results["shown"].verdict, results["shown"].error) == (Verdict.EQUAL, None)
+    assert (results["shown_racing"].verdict, results["shown_racing"].error) == (
+        Verdict.UNVERIFIED,
+        f"{RACES}\n  `sum_1` reads what `reload` brings, before anything waits for it",
+    )
 
 
 @pytest.mark.ranks

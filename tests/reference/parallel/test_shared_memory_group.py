@@ -158,29 +158,129 @@ def test_collectives_in_place_and_of_lists_and_of_tensors_with_gaps_work():
     assert on_ranks(two, body, collectives="shared") == [[[[3.0] * 2] * 3, [[3.0], [10.0, 10.0]]]] * 2
 
 
-def test_ranks_that_launch_different_collectives_are_told_and_never_given_each_others_bytes():
-    def body(mesh):
-        if mesh.rank == 0:
-            with pytest.raises(
-                RuntimeError, match=r"rank 1 in collective 0, of kind 3; .* in collective 0, of kind 1$"
-            ):
-                all_to_all(torch.ones(4), [2, 2], [2, 2], FSDP)
-        else:
-            with pytest.raises(
-                RuntimeError, match=r"rank 0 in collective 0, of kind 1; .* in collective 0, of kind 3$"
-            ):
-                all_gather(torch.ones(2), 2, FSDP)
-        return "told"
+ONES = torch.ones
+DISAGREEING = {
+    "an exchange against a gather": (
+        lambda: all_to_all(ONES(4), [2, 2], [2, 2], FSDP),
+        lambda: all_gather(ONES(2), 2, FSDP),
+        ("all_to_all of float32[rows]", "all_gather of float32[2]"),
+    ),
+    "a gather against a reduction of as many bytes": (
+        lambda: all_gather(ONES(8), 2, FSDP),
+        lambda: all_reduce(ONES(8), FSDP),
+        ("all_gather of float32[8]", "all_reduce of float32[8]"),
+    ),
+    "a scatter against an exchange of as many bytes": (
+        lambda: reduce_scatter(ONES(8), 2, FSDP),
+        lambda: all_to_all(ONES(8), [4, 4], [4, 4], FSDP),
+        ("reduce_scatter of float32[8]", "all_to_all of float32[rows]"),
+    ),
+    "another dtype of as many bytes": (
+        lambda: all_reduce(ONES(8), FSDP),
+        lambda: all_reduce(ONES(16, dtype=torch.bfloat16), FSDP),
+        ("all_reduce of float32[8]", "all_reduce of bfloat16[16]"),
+    ),
+    "another shape of as many bytes": (
+        lambda: all_gather(ONES(4, 6), 2, FSDP),
+        lambda: all_gather(ONES(8, 3), 2, FSDP),
+        ("all_gather of float32[4, 6]", "all_gather of float32[8, 3]"),
+    ),
+    "rows of another length": (
+        lambda: all_to_all(ONES(2, 6), [1, 1], [1, 1], FSDP),
+        lambda: all_to_all(ONES(4, 3), [2, 2], [2, 2], FSDP),
+        ("all_to_all of float32[rows, 6]", "all_to_all of float32[rows, 3]"),
+    ),
+    "a message that goes in pieces against one in a slot": (
+        lambda: all_gather(ONES(300_000), 2, FSDP),
+        lambda: all_gather(ONES(10), 2, FSDP),
+        ("all_gather of float32[300000]", "all_gather of float32[10]"),
+    ),
+    "two messages in pieces": (
+        lambda: all_reduce(ONES(300_000), FSDP),
+        lambda: all_reduce(ONES(600_000, dtype=torch.bfloat16), FSDP),
+        ("all_reduce of float32[300000]", "all_reduce of bfloat16[600000]"),
+    ),
+    "a shape longer than the header has room for, in its last dim": (
+        lambda: all_reduce(ONES(*[1] * 60, 2, 3), FSDP),
+        lambda: all_reduce(ONES(*[1] * 60, 3, 2), FSDP),
+        ("1, 2, 3]", "all_reduce of float32[1, 1, 1, "),
+    ),
+}
 
-    assert on_ranks(Parallelism(world_size=2, ep=2), body, collectives="shared") == ["told"] * 2
+
+@pytest.mark.parametrize("name", DISAGREEING)
+def test_ranks_whose_calls_differ_are_both_told_and_never_given_each_others_bytes(name):
+    *calls, told = DISAGREEING[name]
+
+    def body(mesh):
+        with pytest.raises(RuntimeError) as raised:
+            calls[mesh.rank]()
+        return str(raised.value)
+
+    first, second = on_ranks(Parallelism(world_size=2, ep=2), body, collectives="shared")
+    opening = "ranks disagree on collective 0 of ranks [0, 1]: "
+    if "longer" in name:
+        assert first.startswith(opening) and all(part in first for part in told)
+        return
+    assert first == f"{opening}rank 0 calls {told[0]}, rank 1 calls {told[1]}"
+    assert second == f"{opening}rank 1 calls {told[1]}, rank 0 calls {told[0]}"
+
+
+def test_a_rank_that_swaps_two_collectives_is_named_by_its_number_in_the_run_and_not_in_the_group():
+    def body(mesh):
+        if mesh.rank in (0, 2):  # groups of every other rank
+            return all_gather(torch.ones(2), 2, EXPERT_FSDP).tolist()
+        calls = [lambda: all_gather(torch.ones(2), 2, EXPERT_FSDP), lambda: all_reduce(torch.ones(2), EXPERT_FSDP)]
+        for call in calls if mesh.rank == 1 else reversed(calls):
+            try:
+                call()
+            except RuntimeError as error:
+                return str(error)
+        return None
+
+    found = on_ranks(Parallelism(world_size=4, ep=2), body, collectives="shared")
+    told = (
+        "ranks disagree on collective 0 of ranks [1, 3]: rank 3 calls all_reduce of float32[2], rank 1 calls all_gather"
+    )
+    assert found[0] == found[2] == [1.0] * 4
+    assert found[3] == f"{told} of float32[2]"
 
 
 def test_ranks_that_count_rows_differently_are_told():
     def body(mesh):
         if mesh.rank == 0:
             return all_to_all(torch.ones(4), [2, 2], [2, 2], FSDP).tolist()
-        with pytest.raises(RuntimeError, match=r"expects 4 bytes from rank 0 .* that rank sends 8 "):
+        with pytest.raises(RuntimeError) as raised:
             all_to_all(torch.ones(4), [1, 2], [2, 2], FSDP)
-        return "told"
+        return str(raised.value)
 
-    assert on_ranks(Parallelism(world_size=2, ep=2), body, collectives="shared") == [[1.0] * 4, "told"]
+    assert on_ranks(Parallelism(world_size=2, ep=2), body, collectives="shared") == [
+        [1.0] * 4,
+        "ranks disagree on collective 0 of ranks [0, 1]: rank 1 expects 4 bytes of rank 0 in all_to_all of "
+        "float32[rows], rank 0 sends 8",
+    ]
+
+
+@pytest.mark.parametrize(
+    "size", [8, INLINE // 4 + 8, 300_000, 1_500_000], ids=["little", "just over", "pieces", "many"]
+)
+def test_what_is_written_into_an_input_after_the_launch_is_not_sent_whatever_the_size_and_the_transport(size):
+    launches = {
+        "gather": lambda x, group: ops.all_gather_into_tensor(x, 2, group),
+        "scatter": lambda x, group: ops.reduce_scatter_tensor(x, "sum", 2, group),
+        "reduce": lambda x, group: ops.all_reduce(x, "sum", group),
+        "exchange": lambda x, group: ops.all_to_all_single(x, [size // 2] * 2, [size // 2] * 2, group),
+    }
+
+    def body(mesh):
+        kept, found = over_gloo(mesh), {}
+        for group in (FSDP, FSDP + "-"):
+            for name, launch in launches.items():
+                x = torch.full((size,), 1.0)
+                launched = launch(x, group)
+                x.fill_(100.0)
+                values = ops.wait_tensor(launched).unique().tolist()
+                found[f"{name} {group}"] = values == [2.0 if name in ("scatter", "reduce") else 1.0]
+        return [name for name, right in found.items() if not right] if len(found) == 8 and kept else ["nothing ran"]
+
+    assert on_ranks(Parallelism(world_size=2, ep=2), body, collectives="shared") == [[], []]

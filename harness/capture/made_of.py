@@ -11,12 +11,12 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from harness.capture.manifest import commit, environment_variables, machine
 from harness.errors import CaseError
-from harness.program.own_packages import ROOT
 from harness.program.sources import OWN, own_digest
 
 Facts = dict[str, str]
@@ -48,17 +48,16 @@ def facts_of_process() -> Facts:
     return facts | {f"environment {name}": value for name, value in named.items()}
 
 
-def facts_of_rank(gpu: Mapping[str, object] | None) -> Facts:
+def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
     """What one rank alone knows once its system is made: its device, and the code that it has loaded by now.
 
     `gpu` is what CUDA says here, None on a CPU. Of modules that several ranks loaded, each is to be the same.
     """
+    code = loaded_files() if with_code else {}
     if gpu is None:
-        return loaded_files() | {"cpu": str(machine().get("cpu"))}
+        return code | {"cpu": str(machine().get("cpu"))}
     # How its GPUs are joined differs between machines, and is known on each to one rank.
-    return loaded_files() | {
-        name: str(value) for name, value in gpu.items() if name != "gpu_topology" and value is not None
-    }
+    return code | {name: str(value) for name, value in gpu.items() if name != "gpu_topology" and value is not None}
 
 
 def loaded_files() -> Facts:
@@ -74,7 +73,7 @@ def loaded_files() -> Facts:
             continue
         if digest := _digest(file):
             named = _NAMED_FILE.sub("", name) if name.endswith(f"_{digest[:8]}") else name
-            found[f"module {named}"] = f"sha256 {digest}"
+            found[f"module {named}"] = f"sha256 {digest[:16]}"
     return found
 
 
@@ -86,12 +85,33 @@ def _digest(file: str) -> str | None:
         return None
 
 
-def refuse_others(by_rank: Sequence[Facts], *, all_told: bool) -> None:
-    """Raise CaseError, naming the ranks and what differs, where ranks are made of other things than rank 0.
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """The ranks that are made of other things than the first one, and what differs, a line each."""
+
+    ranks: list[int]
+    lines: list[str]
+
+    def refuse(self) -> None:
+        """Raise CaseError, naming both, unless there are none."""
+        if not self.lines:
+            return
+        left = len(self.lines) - _MAX_TOLD
+        shown = self.lines[:_MAX_TOLD] + ([f"and {left} more"] if left > 0 else [])
+        raise CaseError(
+            f"{tell_ranks(self.ranks)} {'is' if len(self.ranks) == 1 else 'are'} not made of what the others are",
+            expected="one release, one installation and one environment on every rank",
+            found="\n    ".join(shown),
+            fix="bring all machines to one commit, one installation and one environment",
+        )
+
+
+def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
+    """What ranks are made of otherwise, by rank.
 
     With `all_told`, what a rank does not say is a difference, too; else it is what only some ranks have a use for.
     """
-    differences: list[str] = []
+    lines: list[str] = []
     others: set[int] = set()
     for name in sorted({name for facts in by_rank for name in facts}):
         said: dict[str | None, list[int]] = {}
@@ -101,19 +121,9 @@ def refuse_others(by_rank: Sequence[Facts], *, all_told: bool) -> None:
         if len(said) > 1:
             first = min(rank for ranks in said.values() for rank in ranks)
             others |= {rank for ranks in said.values() if first not in ranks for rank in ranks}
-            told = "; ".join(f"{'nothing' if v is None else v} on {tell_ranks(ranks)}" for v, ranks in said.items())
-            differences.append(f"{name}: {told}")
-    if not differences:
-        return
-    left = len(differences) - _MAX_TOLD
-    shown = differences[:_MAX_TOLD] + ([f"and {left} more"] if left > 0 else [])
-    raise CaseError(
-        f"{tell_ranks(sorted(others))} {'is' if len(others) == 1 else 'are'} not made of what the other ranks are",
-        expected="one release, one build of torch and one environment on every rank",
-        found="\n    ".join(shown),
-        where=f"{ROOT} and its like on every machine",
-        fix="bring all machines to one commit, one installation and one environment",
-    )
+            told = (f"{'nothing' if value is None else value} on {tell_ranks(ranks)}" for value, ranks in said.items())
+            lines.append(f"{name}: {'; '.join(told)}")
+    return Differences(ranks=sorted(others), lines=lines)
 
 
 def tell_ranks(ranks: Sequence[int]) -> str:

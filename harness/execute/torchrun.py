@@ -29,7 +29,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from harness.capture.made_of import Facts, refuse_others, tell_ranks
+from harness.capture.made_of import Facts, differences, tell_ranks
 from harness.case import Case
 from harness.errors import BitproofError, CaseError, RankError
 from harness.execute import wire
@@ -321,7 +321,7 @@ class Team:
             if (problem := arrived[rank].problem) is not None:
                 raise problem.error()
         try:
-            refuse_others([arrived[rank].made_of for rank in range(self.world_size)], all_told=True)
+            differences([arrived[rank].made_of for rank in range(self.world_size)], all_told=True).refuse()
         except CaseError as error:
             self.tell_all(Farewell(problem=Problem.of(error, "rank 0")))
             raise

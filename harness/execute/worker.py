@@ -67,9 +67,9 @@ class Job:
     `watch` the run leaves beside what it records what a replay would. `is_first` is false for controls and replays,
     which check nothing again that does not depend on the run; nor does the first, where an earlier run of the very
     same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into.
-    `is_alone` is false where processes of others, perhaps on other machines, have ranks of the run, too. Times are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
-    `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a
-    collective.
+    `is_alone` is false where processes of others, perhaps on other machines, have ranks of the run, too. Times are in
+    seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all; `collective_timeout` is
+    longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
 
     case: Case

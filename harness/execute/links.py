@@ -323,14 +323,12 @@ class Links:
                         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.has_more else 0)
                         self._selector.modify(line.socket, events, line)
             ready = self._selector.select(_PULSE_SECONDS / 2)
-            now = time.monotonic()
-            was_stopped, turn = now - turn > _PULSE_SECONDS / 2 + _PAUSE_SECONDS, now
             with self._changed:
                 if self._is_over:
                     return
                 for key, events in ready:
                     self._attend(key.fileobj, key.data, events)
-                self._feel_pulses(was_stopped)
+                turn = self._feel_pulses(turn)
 
     def _attend(self, source: Any, line: Line | None, events: int) -> None:
         if source is self._woken:
@@ -353,8 +351,10 @@ class Links:
                 self._drop(line, error.strerror or str(error))
             self._changed.notify_all()
 
-    def _feel_pulses(self, was_stopped: bool) -> None:
+    def _feel_pulses(self, before: float) -> float:
+        """Send pulses, and be done with who sends none. `before` and what is returned are when that was done."""
         now = time.monotonic()
+        was_stopped = now - before > _PULSE_SECONDS / 2 + _PAUSE_SECONDS
         for line in self._lines:
             if line.gone is not None:
                 continue
@@ -366,3 +366,4 @@ class Links:
                 self._drop(line, f"nothing came from it for {SILENCE:g} s")
         if any(line.gone is not None for line in self._lines):
             self._lines = [line for line in self._lines if line.gone is None]
+        return now

@@ -87,6 +87,7 @@ class Manifest:
     a step runs each module in chunks; `values` the patterns of the tensors whose values are kept, which change no bit.
     `collectives` is where ranks met, which changes no bit, as sums are in rank order everywhere but where it is
     "native": there NCCL has an order of its own.
+    `sources` is the sha256 of bitproof's own files, which with machine, commit and environment is that of every rank.
     `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
     the last step. The sums are of the folder's files, and known once they are written. Fields that may be None came
     later than the first recordings.
@@ -105,6 +106,7 @@ class Manifest:
     shared_gpus: bool | None = None
     machine: MachineFacts | None = None
     commit: str | None = None
+    sources: str | None = None
     environment: dict[str, str] | None = None
     determinism: dict[str, Switch] | None = None
     switches: dict[str, dict[str, Switch]] | None = None

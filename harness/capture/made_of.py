@@ -42,10 +42,16 @@ def facts_of_process() -> Facts:
     facts |= {
         "bitproof's sources": f"sha256 {own_digest()}",
         "commit": str(commit()),
-        "build of torch": hashlib.sha256("\n".join(build()).encode()).hexdigest()[:16],
+        "build of torch": f"sha256 {_digest_of_build(build())}",
     }
     named = {name: value for name, value in environment_variables().items() if not _OF_ONE_NODE.fullmatch(name)}
     return facts | {f"environment {name}": value for name, value in named.items()}
+
+
+def _digest_of_build(build: Sequence[str]) -> str:
+    """Of what torch was built from and with, without what it says there of the CPU that it runs on."""
+    lines = [line for line in "\n".join(build).splitlines() if "CPU capability usage" not in line]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:

@@ -48,6 +48,7 @@ from harness.execute.requests import (
     SeatedRunRequest,
     Seats,
 )
+from harness.execute.transport import do_not_wait_for_rank_0
 from harness.machine.determinism import ENVIRONMENT
 from harness.machine.devices import Placement, place
 from harness.options import OnEvent
@@ -170,6 +171,7 @@ def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
                 case CaseResult() as result:
                     yield result
                 case Farewell(problem=problem):
+                    team.is_told = True
                     if problem is not None:
                         raise problem.error()
                     return
@@ -189,6 +191,10 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Team]:
             raise
         except BaseException as error:
             problem = Problem.of(error, f"rank {team.rank}")
+            if team.rank and not team.is_told and isinstance(error, BitproofError):
+                do_not_wait_for_rank_0()
+                if os.environ.get("LOCAL_RANK", "0") == "0":  # one of each machine tells what rank 0 cannot
+                    print(error, file=sys.stderr, flush=True)
             raise
         finally:
             with interrupts.held():
@@ -205,6 +211,8 @@ class Team:
         self.rank = rank
         self.world_size = int(os.environ["WORLD_SIZE"])
         self._local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        self.is_told = False
+        """Whether rank 0 has said how all ended, and so tells it to the user, too."""
         self._token = ""
         self._run_number = 0
         self._lost: BitproofError | None = None
@@ -250,7 +258,7 @@ class Team:
         if self.rank == 0:
             self._call_roll(hello, deadline)
         else:
-            self._come(hello, deadline + _HOST_MARGIN)
+            self._come(hello, deadline)
 
     def place(self, case: Case) -> Placement:
         """Where this machine's ranks run. Raises CaseError when it asks for GPUs that are not there."""
@@ -380,13 +388,14 @@ class Team:
             self._links.tell(line, replace(hello, token=self._token))
             while line.gone is None or line.inbox:
                 said = self._links.take(line)
-                if said is None:
-                    self._wait_for("rank 0 still waits for others", deadline, None)
+                if said is None:  # rank 0 knows until when to wait for others, and lives
+                    self._wait_for("", float("inf"), None)
                     continue
                 answer = _read(said[0], Welcome, Farewell)
                 self._lines[0] = line
                 if isinstance(answer, Farewell):
-                    raise (answer.problem or Problem.of(RuntimeError("rank 0 ended"), "rank 0")).error()
+                    self.is_told = True
+                    raise (answer.problem or Problem.of(RuntimeError("it ended"), "rank 0")).error()
                 self._first_dir, self._own_dir = answer.run_dir, answer.own_dir
                 return
             self._wait_for(f"rank 0 left: {line.gone}", deadline, None)

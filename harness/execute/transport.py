@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
 _PATIENCE = 20.0
+_rank_0_is_gone = False
 
 
 def is_torchrun() -> bool:
@@ -95,8 +96,14 @@ def refuse_copies() -> None:
     )
 
 
+def do_not_wait_for_rank_0() -> None:
+    """Have a rank that follows end at once: rank 0 is not there, or cannot be reached, and tells nothing."""
+    global _rank_0_is_gone
+    _rank_0_is_gone = True
+
+
 def let_rank_0_tell() -> None:
     """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why."""
-    if follows():
+    if follows() and not _rank_0_is_gone:
         with contextlib.suppress(*interrupts.STOPS):
             time.sleep(_PATIENCE)

@@ -191,9 +191,10 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Team]:
             raise
         except BaseException as error:
             problem = Problem.of(error, f"rank {team.rank}")
-            if team.rank and not team.is_told and isinstance(error, BitproofError):
-                do_not_wait_for_rank_0()
-                if os.environ.get("LOCAL_RANK", "0") == "0":  # one of each machine tells what rank 0 cannot
+            if team.rank and not team.is_told:
+                do_not_wait_for_rank_0()  # it is gone, or this rank was interrupted
+                is_speaker = os.environ.get("LOCAL_RANK", "0") == "0"  # one of each machine tells what rank 0 cannot
+                if is_speaker and isinstance(error, BitproofError):
                     print(error, file=sys.stderr, flush=True)
             raise
         finally:
@@ -249,7 +250,7 @@ class Team:
             run_dir=str(self._own_dir),
         )
         try:
-            made_of = self._ask_host(MadeOfRequest(), max(1.0, deadline - time.monotonic())).facts
+            made_of = self._ask_host(MadeOfRequest(), max(_HOST_MARGIN, deadline - time.monotonic())).facts
             hello = replace(hello, made_of=made_of)
         except BitproofError as error:
             if self.rank == 0:

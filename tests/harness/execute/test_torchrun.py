@@ -1,11 +1,16 @@
 """Ranks that torchrun made: the same verdicts, and a rank that raises or is killed is still told by rank 0."""
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.case import Case, Parallelism
@@ -150,3 +155,130 @@ def test_ranks_of_torchrun_do_not_share_memory(tmp_path):
         "  found: --collectives shared\n"
         "  fix: leave --collectives out, or run without torchrun"
     )
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "bitproof", "run", "-k", "unchunked", *arguments, "--device", "cpu", "--no-control"]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def started_as(rank, folder, *arguments, port=None, **environment):
+    """A command as one rank of two, by what every launcher of ranks sets; nobody starts the other one here."""
+    told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_port()}
+    return subprocess.Popen(
+        [*command("--world-size", "2", "--steps", "1", *arguments), "--report-dir", str(folder / f"reports{rank}")],
+        env=os.environ | told | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(folder)} | environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_never_comes_is_named_when_time_is_up(rank, tmp_path):
+    port = free_port()
+    with started_as(rank, tmp_path, "--timeout", "5", port=port) as alone:
+        out, err = alone.communicate(timeout=100)
+    assert alone.returncode == 3, err
+    found = "rank 0" if rank == 0 else f"nobody listens at 127.0.0.1:{port}: Connection refused"
+    assert (
+        f"RankError: rank {1 - rank} of 2 did not come within 5 s\n"
+        f"  expected: 2 ranks that meet at 127.0.0.1:{port}\n"
+        f"  found: {found}\n"
+        "  fix: start every rank, with one WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or give a longer --timeout\n"
+    ) in err
+    assert not list(tmp_path.glob("bitproof-*"))
+
+
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+def test_signals_hold_while_ranks_wait_for_each_other(rank, number, tmp_path):
+    with started_as(rank, tmp_path, "--timeout", "300") as alone:
+        time.sleep(10)  # it imports torch, and then it waits
+        alone.send_signal(number)
+        began = time.monotonic()
+        alone.communicate(timeout=60)
+        assert time.monotonic() - began < 15
+    assert alone.returncode == 3
+    assert not list(tmp_path.glob("bitproof-*"))
+
+
+def test_what_listens_and_does_not_answer_is_told_and_hears_signals(tmp_path):
+    """As another service does, or torch's store in a process that was stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = str(deaf.getsockname()[1])
+        with started_as(1, tmp_path, "--timeout", "5", port=port) as alone:
+            _, err = alone.communicate(timeout=100)
+    assert alone.returncode == 3
+    assert "rank 0 of 2 did not come within 5 s" in err
+    assert f"127.0.0.1:{port}" in err
+
+
+def test_ranks_with_another_environment_are_refused_before_anything_runs(tmp_path):
+    port = free_port()
+    with (
+        started_as(0, tmp_path, port=port) as leader,
+        started_as(1, tmp_path, port=port, ATEN_CPU_CAPABILITY="default", NCCL_SOCKET_IFNAME="x") as other,
+    ):
+        _, err = leader.communicate(timeout=200)
+        told = other.communicate(timeout=60)
+    assert (leader.returncode, other.returncode) == (2, 2)
+    assert "CaseError: rank 1 is not made of what the others are\n" in err
+    assert "environment ATEN_CPU_CAPABILITY: nothing on rank 0; default on rank 1\n" in err
+    assert "NCCL_SOCKET_IFNAME" not in err
+    assert "build of torch" not in err, "it is the same"
+    assert told == ("", ""), "rank 0 tells it"
+
+
+HANGING = """
+import os, sys, time
+from pathlib import Path
+from harness.execute.launch import run_cases
+from harness.options import RunOptions
+from tests.harness.execute.test_launch import toy
+folder = Path(sys.argv[1])
+[result] = run_cases([toy("hanging", name="hangs")], RunOptions(device="cpu", control="never", timeout=300.0), folder)
+(folder / f"named{os.environ['RANK']}").write_text(f"{time.time()} {result.error}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_vanishes_in_a_collective_is_named_within_ten_seconds(number, tmp_path):
+    """Killed with all that it started, as with its machine; stopped, as where nobody closes its connections."""
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
+    leader, other = (
+        subprocess.Popen(
+            [sys.executable, "-c", HANGING, str(tmp_path)],
+            env=os.environ | told | {"RANK": str(rank), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        for rank in (0, 1)
+    )
+    try:
+        limit = time.monotonic() + 150
+        while len(list(tmp_path.glob("logs/hangs/*hanging/rank*.log"))) < 2:
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+        time.sleep(3)  # its rank sleeps by now, and rank 0's waits for it
+        everybody = [psutil.Process(other.pid), *psutil.Process(other.pid).children(recursive=True)]
+        for process in everybody:
+            process.send_signal(number)
+        began = time.time()
+        assert leader.wait(timeout=100) == 0
+        when, _, error = (tmp_path / "named0").read_text().partition(" ")
+        assert error.startswith("RankError: rank 1 vanished while tests.harness.toy_systems:hanging ran\n")
+        assert float(when) - began < 10
+    finally:
+        for process in everybody:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        other.wait()
+        leader.kill()
+        leader.wait()

@@ -35,6 +35,7 @@ _MAGIC = b"bitprf\x00\x01"
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
 """The most bytes of JSON, before and after a peer is known."""
 _PART = 1 << 20
+_MAX_WAITING = 1024  # peers that come at one moment
 _CONNECT_SECONDS = 5.0
 
 
@@ -191,18 +192,17 @@ class Links:
         self._thread.start()
 
     def listen(self, address: str) -> int:
-        """Be there for others at `address`, or at every one of this machine's where it is none of them: the port."""
-        try:
-            family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                listener.bind(place)
-            except OSError:
-                listener.close()
-                raise
-        except OSError:
-            listener = socket.create_server(("", 0))
-        listener.listen(1024)
+        """Be there for others who know this machine by `address`, and return the port.
+
+        That is at all of this machine's addresses: what a name stands for here need not be what others find by it. By
+        a loopback address nobody else comes.
+        """
+        if address == "localhost" or address.startswith("127."):
+            listener = socket.create_server((address, 0), backlog=_MAX_WAITING)
+        elif socket.has_dualstack_ipv6():
+            listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_MAX_WAITING)
+        else:
+            listener = socket.create_server(("", 0), backlog=_MAX_WAITING)
         listener.setblocking(False)
         with self._changed:
             self._listener = listener

@@ -184,7 +184,7 @@ def started_as(rank, folder, *arguments, port=None, **environment):
 def test_a_rank_that_never_comes_is_named_when_time_is_up(rank, tmp_path):
     port = free_port()
     with started_as(rank, tmp_path, "--timeout", "5", port=port) as alone:
-        out, err = alone.communicate(timeout=100)
+        _, err = alone.communicate(timeout=100)
     assert alone.returncode == 3, err
     found = "rank 0" if rank == 0 else f"nobody listens at 127.0.0.1:{port}: Connection refused"
     assert (

@@ -6,8 +6,8 @@ which forks its one rank of a run and watches it. They talk over connections of 
 torchrun's store serves to find rank 0, and the forked ranks to find each other. Recordings travel to rank 0 as the
 bytes of their files; what arrives is checked like any file.
 
-1. Every rank has its host say what it is made of, and rank 0 says in the store where it listens.
-2. The others come to it. Who has not come in time is named; ranks that are made of other things are refused.
+1. Rank 0 says in the store where it listens, and the others come to it. Who has not come in time is named.
+2. Every rank has its host say what it is made of. Ranks that are made of other things than rank 0 are refused.
 3. Rank 0 tells what to run, each rank tells how that ended. Who vanishes meanwhile is named within seconds.
 """
 
@@ -22,9 +22,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -41,6 +41,7 @@ from harness.execute.requests import (
     ARCHIVE,
     VALUES,
     MachineRequest,
+    MadeOf,
     MadeOfRequest,
     Request,
     RunAnswer,
@@ -77,9 +78,9 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """A rank's first message to rank 0: who it is, what it is made of, and the folder of its run there.
+    """A rank's first message to rank 0: who it is, and the folder of its run there.
 
-    `node` names its machine, equal on all ranks of one. `problem` is what keeps it from taking part.
+    `node` names its machine, equal on all ranks of one. What it is made of follows, once its host has loaded torch.
     """
 
     token: str
@@ -87,8 +88,6 @@ class Hello:
     world_size: int
     node: str
     run_dir: str
-    made_of: Facts = field(default_factory=dict)
-    problem: Problem | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +218,7 @@ class Team:
         self._lost: BitproofError | None = None
         self._num_gpus: int | None = None
         self._lines: dict[int, Line] = {}
+        self._made_of: dict[int, Facts] = {}
         self._accounts: dict[int, tuple[Account, Path | None]] = {}
         self._left: dict[int, Problem] = {}
         self._heard: list[Message] = []
@@ -242,20 +242,7 @@ class Team:
         Raises RankError, naming them, where some do not come, and CaseError where some are made of other things.
         """
         deadline = time.monotonic() + self.options.timeout
-        hello = Hello(
-            token="",
-            rank=self.rank,
-            world_size=self.world_size,
-            node=_node(),
-            run_dir=str(self._own_dir),
-        )
-        try:
-            made_of = self._ask_host(MadeOfRequest(), max(_HOST_MARGIN, deadline - time.monotonic())).facts
-            hello = replace(hello, made_of=made_of)
-        except BitproofError as error:
-            if self.rank == 0:
-                raise
-            hello = replace(hello, problem=Problem.of(error, f"rank {self.rank}"))
+        hello = Hello(token="", rank=self.rank, world_size=self.world_size, node=_node(), run_dir=str(self._own_dir))
         if self.rank == 0:
             self._call_roll(hello, deadline)
         else:
@@ -320,17 +307,18 @@ class Team:
         while len(arrived) < self.world_size:
             for line, said in self._links.newcomers():
                 self._meet(line, said, arrived)
-            for rank, line in list(self._lines.items()):
-                if line.gone is not None:  # it may come again
-                    del self._lines[rank], arrived[rank]
             if len(arrived) < self.world_size:
+                self._listen()
+                self._refuse_lost("before all had come")
                 self._wait_for("", deadline, arrived)
         self._links.stop_listening()
-        for rank in sorted(arrived):
-            if (problem := arrived[rank].problem) is not None:
-                raise problem.error()
+        self._made_of[0] = self._ask_host(MadeOfRequest(), _START_SECONDS).facts
+        while len(self._made_of) < self.world_size:
+            self._listen()
+            self._refuse_lost("before it had said what it is made of")
+            self._wait_for("not all said what they are made of", deadline + _HOST_MARGIN, self._made_of)
         try:
-            differences([arrived[rank].made_of for rank in range(self.world_size)], all_told=True).refuse()
+            differences([self._made_of[rank] for rank in range(self.world_size)], all_told=True).refuse()
         except CaseError as error:
             self.tell_all(Farewell(problem=Problem.of(error, "rank 0")))
             raise
@@ -387,19 +375,33 @@ class Team:
                 self._wait_for("rank 0 does not listen where torchrun's store says", deadline, None)
                 continue
             self._links.tell(line, replace(hello, token=self._token))
+            self._lines[0] = line
+            self._tell_made_of(line)
             while line.gone is None or line.inbox:
                 said = self._links.take(line)
                 if said is None:  # rank 0 knows until when to wait for others, and lives
                     self._wait_for("", float("inf"), None)
                     continue
                 answer = _read(said[0], Welcome, Farewell)
-                self._lines[0] = line
                 if isinstance(answer, Farewell):
                     self.is_told = True
                     raise (answer.problem or Problem.of(RuntimeError("it ended"), "rank 0")).error()
                 self._first_dir, self._own_dir = answer.run_dir, answer.own_dir
                 return
+            del self._lines[0]  # another run's, or one whose ranks are all started anew
             self._wait_for(f"rank 0 left: {line.gone}", deadline, None)
+
+    def _tell_made_of(self, line: Line) -> None:
+        """Tell rank 0 what this rank is made of, once its host can; or why it cannot take part."""
+        try:
+            made_of = self._host.ask(MadeOfRequest(), _START_SECONDS, lambda event: None, lambda: line.gone is not None)
+        except Abandoned:
+            self._host = self._start_host()
+        except HostLost as lost:
+            self._links.tell(line, Farewell(problem=Problem.of(lost.error, f"rank {self.rank}")))
+            raise lost.error from lost
+        else:
+            self._links.tell(line, made_of)
 
     def _connect(self, addresses: Sequence[str], port: int) -> Line:
         problem: OSError = OSError("rank 0 gave no address")
@@ -410,7 +412,7 @@ class Team:
                 problem = error
         raise problem
 
-    def _wait_for(self, what: str, deadline: float, arrived: dict[int, Hello] | None) -> None:
+    def _wait_for(self, what: str, deadline: float, arrived: Collection[int] | None) -> None:
         """A moment, before looking again whether somebody has come. Raises RankError when time is up."""
         self._links.wait(0.2)
         if (ended := self._launcher.ended()) is not None:
@@ -438,11 +440,13 @@ class Team:
         if self.rank:
             message = _read(text, RunRequest, CaseResult, Failed, Farewell)
         else:
-            message = _read(text, Account, Failed, Farewell)
+            message = _read(text, MadeOf, Account, Failed, Farewell)
         match message:
             case Account():
                 if message.run == self._run_number:  # one that is late tells of a run that nobody waits for
                     self._accounts[rank] = message, files
+            case MadeOf(facts=facts):
+                self._made_of[rank] = facts
             case Failed():
                 if message.run == self._run_number:
                     self._note_failed()

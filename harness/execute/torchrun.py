@@ -301,7 +301,7 @@ class Team:
             port = self._links.listen(os.environ["MASTER_ADDR"])
             addresses = [os.environ["MASTER_ADDR"], socket.gethostname()]
             word = json.dumps({"addresses": addresses, "port": port, "token": self._token})
-            store = _Store(deadline, self._launcher)
+            store = _Store(self.rank == 0, deadline, self._launcher)
             while not store.put(word):
                 self._wait_for(store.where, deadline, arrived)
         while len(arrived) < self.world_size:
@@ -361,7 +361,7 @@ class Team:
 
     def _come(self, hello: Hello, deadline: float) -> None:
         """Any other rank: find rank 0, and wait until it says that all are there."""
-        store = _Store(deadline, self._launcher)
+        store = _Store(self.rank == 0, deadline, self._launcher)
         while True:
             word = store.get()
             if word is None:
@@ -670,12 +670,12 @@ class _Store:
     `where` says what it waits for, "" when it is there.
     """
 
-    def __init__(self, deadline: float, launcher: Launcher) -> None:
+    def __init__(self, is_rank_0: bool, deadline: float, launcher: Launcher) -> None:
         self._deadline = deadline
         self._launcher = launcher
         self._address, self._port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        self._is_server = os.environ["RANK"] == "0" and not self._is_torchruns
+        self._is_server = is_rank_0 and not self._is_torchruns
         self._store: Any = None
         self.where = ""
 

@@ -8,17 +8,23 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.case import Case, Parallelism
-from harness.errors import CaseError
+from harness.errors import BitproofError, CaseError, RankError
+from harness.execute import torchrun, wire
 from harness.execute.launch import run_cases
-from harness.execute.torchrun import Team
+from harness.execute.links import Links
+from harness.execute.requests import MadeOf, MadeOfRequest
+from harness.execute.torchrun import Account, Failed, Team, _unpack
 from harness.machine.devices import Placement
 from harness.options import RunOptions
+from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
 
@@ -155,6 +161,169 @@ def test_ranks_of_torchrun_do_not_share_memory(tmp_path):
         "  found: --collectives shared\n"
         "  fix: leave --collectives out, or run without torchrun"
     )
+
+
+class Told:
+    """A host that says what it is made of, and takes part in no run."""
+
+    def __init__(self, facts):
+        self.facts = facts
+
+    def ask(self, request, timeout, on_event, is_abandoned=lambda: False):
+        assert isinstance(request, MadeOfRequest)
+        return MadeOf(facts=self.facts)
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def teams(tmp_path, monkeypatch):
+    """Ranks in threads of this process, whose hosts say what a test has them say."""
+    told = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    made = []
+    monkeypatch.setattr(Team, "_start_host", lambda team: Told(FACTS))
+
+    def make(rank, timeout=30.0, **facts):
+        (tmp_path / f"work{rank}").mkdir(exist_ok=True)
+        team = Team(tmp_path / f"run{rank}", RunOptions(device="cpu", timeout=timeout), tmp_path / f"work{rank}", rank)
+        team._host = Told(FACTS | facts)
+        made.append(team)
+        return team
+
+    yield make
+    for team in made:
+        team.close()
+
+
+FACTS = {"commit": "a", "environment MKL_CBWR": "x"}
+
+
+def joined(*teams):
+    """What each came to when all joined at once: None, or its error."""
+
+    def join(team):
+        try:
+            team.join()
+        except BitproofError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(teams)) as pool:
+        return list(pool.map(join, teams))
+
+
+def test_ranks_of_one_kind_come_together_and_each_machine_has_a_folder_for_its_logs(teams, tmp_path, monkeypatch):
+    monkeypatch.setattr(torchrun, "_node", iter(["a", "b", "b"]).__next__)
+    made = [teams(rank) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(made[0].join)]
+        time.sleep(0.2)
+        running.append(pool.submit(made[1].join))
+        time.sleep(0.2)
+        running.append(pool.submit(made[2].join))
+    assert [run.result() for run in running] == [None] * 3
+    assert [team._own_dir.name for team in made] == ["run0", "run1", "run1"]
+    request = replace(a_run(tmp_path), logs=made[0]._own_dir / "logs" / "case" / "eager", profile=Path("p"))
+    assert made[0]._localized(request) == request
+    localized = made[2]._localized(request)
+    assert (localized.logs, localized.profile) == (made[1]._own_dir / "logs" / "case" / "eager", None)
+
+
+def test_every_rank_hears_which_ranks_differ_and_in_what(teams):
+    first, second, third = joined(teams(0), teams(1), teams(2, commit="b", **{"environment LD_PRELOAD": "y"}))
+    assert str(first) == str(second) == str(third)
+    assert str(first).startswith("CaseError: rank 2 is not made of what the others are\n")
+    assert "commit: a on ranks 0, 1; b on rank 2\n" in str(first)
+    assert "environment LD_PRELOAD: nothing on ranks 0, 1; y on rank 2\n" in str(first)
+
+
+def test_those_who_do_not_come_are_named_by_all(teams):
+    first, second = joined(teams(0, timeout=3.0), teams(1, timeout=30.0))
+    assert str(first).startswith("RankError: rank 2 of 3 did not come within 3 s\n")
+    assert "found: ranks 0, 1\n" in str(first)
+    assert str(second).startswith("RankError: rank 0 "), "it ended, and said so no other way"
+
+
+def test_one_who_came_and_vanished_before_the_others_came_is_named_at_once(teams):
+    leader, other = teams(0, timeout=60.0), teams(1, timeout=60.0)
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(joined, leader)
+        there = pool.submit(joined, other)
+        while 1 not in leader._lines:
+            time.sleep(0.05)
+        other._lines[0].socket.shutdown(socket.SHUT_RDWR)
+        [error] = running.result()
+        assert time.monotonic() - began < 30
+        assert str(error).startswith("RankError: rank 1 vanished before all had come\n")
+        leader.close(None)
+        other._launcher.ended = lambda: RankError("enough")
+        assert there.result() != [None]
+
+
+@pytest.mark.parametrize(
+    ("hello", "what"),
+    [
+        ({"world_size": 4}, "a rank came that cannot be one of this run"),
+        ({"rank": 0}, "a rank came that cannot be one of this run"),
+        ({"rank": 3}, "a rank came that cannot be one of this run"),
+        ({"rank": -1}, "a rank came that cannot be one of this run"),
+        ({"kind": "Greeting"}, "rank 1 speaks otherwise than rank 0"),
+        ({"more": 1}, "rank 1 speaks otherwise than rank 0"),
+        ({"rank": "one"}, "speaks otherwise than rank 0"),
+        ({"token": "stale"}, None),
+        ({"token": None}, None),
+        ({"token": "\u00e9"}, None),
+    ],
+)
+def test_who_does_not_belong_is_refused_and_another_runs_rank_is_only_sent_away(hello, what, teams):
+    leader = teams(0, timeout=4.0)
+    other = Links(leader.work)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(joined, leader)
+            while not leader._token or leader._links._listener is None:
+                time.sleep(0.02)
+            line = other.connect("127.0.0.1", leader._links._listener.getsockname()[1], "rank 0")
+            said = {"kind": "Hello", "token": leader._token, "rank": 1, "world_size": 3, "node": "n", "run_dir": "r"}
+            with other._changed:
+                line.put(json.dumps(said | hello).encode())
+            other._wake()
+            [error] = running.result()
+    finally:
+        other.close()
+    if what is None:
+        assert str(error).startswith("RankError: ranks 1, 2 of 3 did not come within 4 s\n")
+        assert line.gone is not None
+    else:
+        assert isinstance(error, CaseError)
+        assert what in str(error)
+
+
+def test_what_tells_of_an_earlier_run_does_not_count(teams):
+    leader = teams(0)
+    leader._run_number = 5
+    for run, counts in ((4, False), (6, False), (5, True)):
+        leader._take(1, wire.write(Account(run=run, clock=0.0)), None)
+        assert (1 in leader._accounts) == counts
+    leader._take(2, wire.write(Failed(run=4)), None)
+    assert leader._failed_at == float("inf")
+    leader._take(2, wire.write(Failed(run=5)), None)
+    assert leader._failed_at < float("inf")
+
+
+def test_files_that_did_not_come_whole_are_refused(tmp_path):
+    content, part = tmp_path / "content", tmp_path / "part"
+    content.write_bytes(b"abcdef")
+    _unpack(Account(run=1, clock=0.0, num_bytes=(1, 2, 3)), content, part)
+    assert [part.with_suffix(suffix).read_bytes() for suffix in ("", ".safetensors", ".zip")] == [b"a", b"bc", b"def"]
+    for sizes in ((1, 2, 4), (6,), (1, 2, 3, 0), ()):
+        content.write_bytes(b"abcdef")
+        with pytest.raises(RankError, match="did not arrive whole"):
+            _unpack(Account(run=1, clock=0.0, num_bytes=sizes), content, part)
 
 
 def command(*arguments):

@@ -243,10 +243,14 @@ class Team:
         """
         deadline = time.monotonic() + self.options.timeout
         hello = Hello(token="", rank=self.rank, world_size=self.world_size, node=_node(), run_dir=str(self._own_dir))
-        if self.rank == 0:
-            self._call_roll(hello, deadline)
-        else:
+        if self.rank:
             self._come(hello, deadline)
+            return
+        try:
+            self._call_roll(hello, deadline)
+        except BaseException as error:
+            self.tell_all(Farewell(problem=Problem.of(error, "rank 0")))
+            raise
 
     def place(self, case: Case) -> Placement:
         """Where this machine's ranks run. Raises CaseError when it asks for GPUs that are not there."""
@@ -317,11 +321,7 @@ class Team:
             self._listen()
             self._refuse_lost("before it had said what it is made of")
             self._wait_for("not all said what they are made of", deadline + _HOST_MARGIN, self._made_of)
-        try:
-            differences([self._made_of[rank] for rank in range(self.world_size)], all_told=True).refuse()
-        except CaseError as error:
-            self.tell_all(Farewell(problem=Problem.of(error, "rank 0")))
-            raise
+        differences([self._made_of[rank] for rank in range(self.world_size)], all_told=True).refuse()
         folders: dict[str, Path] = {}
         for rank in sorted(arrived):
             folders.setdefault(arrived[rank].node, Path(arrived[rank].run_dir))
@@ -519,6 +519,8 @@ class Team:
             end = self._host.ask(seated, request.timeout + _HOST_MARGIN, on_event, self._is_abandoned)
         except Abandoned:
             self._host = self._start_host()
+            if (ended := self._launcher.ended()) is not None:
+                return replace(account, problem=Problem.of(ended, request.system)), []
             end = End(failure=_ended_for_a_peer(self.rank), place="while it waited for other ranks")
         except Exception as error:
             self._tell_failed()

@@ -200,11 +200,8 @@ def test_many_threads_may_send_at_once(pair: Pair) -> None:
     assert sorted(found) == sorted(str(n) for n in range(4) for _ in range(100))
 
 
-def test_what_waits_is_sent_before_a_process_leaves(leader: Links, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = Links(tmp_path / "other")
-    there = other.connect(LOOPBACK, leader.listen(LOOPBACK), "rank 0")
-    other.tell(there, Word(token="t", text=os.urandom(400_000).hex()))
-    other.close(10.0)
-    [(_, said)] = soon(leader.newcomers)
-    assert len(said["text"]) == 800_000
+def test_what_waits_is_sent_before_a_process_leaves(pair: Pair) -> None:
+    pair.other.tell(pair.there, Word(token="t", text=os.urandom(4_000_000).hex()))
+    pair.other.close(10.0)
+    text, _ = soon(lambda: pair.leader.take(pair.here))
+    assert len(wire.read(text, Word).text) == 8_000_000

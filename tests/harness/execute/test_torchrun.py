@@ -180,6 +180,8 @@ class Told:
 @pytest.fixture
 def teams(tmp_path, monkeypatch):
     """Ranks in threads of this process, whose hosts say what a test has them say."""
+    import torch.distributed  # noqa: F401 (it takes longer than some of these wait)
+
     told = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
@@ -244,23 +246,21 @@ def test_those_who_do_not_come_are_named_by_all(teams):
     first, second = joined(teams(0, timeout=3.0), teams(1, timeout=30.0))
     assert str(first).startswith("RankError: rank 2 of 3 did not come within 3 s\n")
     assert "found: ranks 0, 1\n" in str(first)
-    assert str(second).startswith("RankError: rank 0 "), "it ended, and said so no other way"
+    assert str(second) == str(first)
 
 
 def test_one_who_came_and_vanished_before_the_others_came_is_named_at_once(teams):
-    leader, other = teams(0, timeout=60.0), teams(1, timeout=60.0)
+    leader, other = teams(0, timeout=60.0), teams(1, timeout=10.0)
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(joined, leader)
-        there = pool.submit(joined, other)
+        running, there = pool.submit(joined, leader), pool.submit(joined, other)
         while 1 not in leader._lines:
+            assert time.monotonic() - began < 20
             time.sleep(0.05)
         other._lines[0].socket.shutdown(socket.SHUT_RDWR)
         [error] = running.result()
         assert time.monotonic() - began < 30
         assert str(error).startswith("RankError: rank 1 vanished before all had come\n")
-        leader.close(None)
-        other._launcher.ended = lambda: RankError("enough")
         assert there.result() != [None]
 
 

@@ -716,7 +716,10 @@ class _Store:
                 self._store = _apart(self._open, self._deadline)
             return _apart(lambda: act(self._store), self._deadline)
         except TimeoutError:
-            self._store, self.where = None, f"what listens at {at} does not answer as a store"
+            what = (
+                "its own store is not open yet" if self._is_server else "what listens there does not answer as a store"
+            )
+            self._store, self.where = None, f"at {at} {what}"
         except Exception as error:
             self._store, self.where = None, f"the store at {at}: {type(error).__name__}: {error}"
         return None

@@ -16,6 +16,7 @@ from harness.machine.describe import describe_machine
 from harness.machine.determinism import Readings
 from harness.machine.devices import Placement
 from harness.machine.gpus import agreed_facts, num_gpus
+from harness.program.sources import own_digest
 from harness.records import GraphIdentity, MachineFacts, Manifest, Switch, TorchCompile
 
 _GIT_SECONDS = 10.0
@@ -60,6 +61,7 @@ def build_manifest(
         shared_gpus=placement.shared,
         machine=machine() | agreed_facts(gpus),
         commit=commit(),
+        sources=own_digest(),
         environment=environment_variables()
         | {name: told(str(value)) for name, value in agreed_facts(gpu_environments).items()},
         determinism=dict(determinism),

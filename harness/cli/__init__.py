@@ -7,7 +7,6 @@ Loads neither torch nor pandas: `bitproof list` answers at once, and ranks start
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ from harness.cli import precompile, report, merge, history, doctor  # noqa: F401
 # isort: on
 from harness.cli.app import app
 from harness.errors import BitproofError, UsageError
-from harness.execute.transport import follows, let_rank_0_tell
-from harness.program import interrupts
+from harness.execute.transport import let_rank_0_tell
+from harness.program import interrupts, launched
 from harness.program.output import SafeStream, safe_output
 from harness.program.own_packages import claim, remark
 from harness.report.status import SUCCESS, UNJUDGED, error_status, worst
@@ -63,14 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if (told := remark()) and os.environ.get("RANK", "0") == "0":  # once, where torchrun started many of us
+    if (told := remark()) and launched.is_first():  # once, where torchrun started many of us
         print(told, file=sys.stderr)
     try:
         app(args=words, prog_name="bitproof")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else SUCCESS if end.code is None else UNJUDGED
     except BitproofError as error:
-        if not (follows() and isinstance(error, UsageError)):  # the call is wrong on every rank, and rank 0 says why
+        if launched.is_first() or not isinstance(error, UsageError):  # a wrong call is wrong on every rank
             print(error, file=sys.stderr)
         return error_status(error)
     except Exception:

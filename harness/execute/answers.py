@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, assert_never, cast
 
+from harness.capture.made_of import facts_of_process
 from harness.capture.manifest import build_manifest
 from harness.capture.store import join_parts
 from harness.compare.bits import ComparedBits
@@ -30,6 +31,8 @@ from harness.execute.requests import (
     DriftRequest,
     Machine,
     MachineRequest,
+    MadeOf,
+    MadeOfRequest,
     PlaceAnswer,
     PlaceRequest,
     PrecompileAnswer,
@@ -86,6 +89,8 @@ class Answerer:
         match request:
             case MachineRequest():
                 return Machine(gpus=num_gpus())
+            case MadeOfRequest():
+                return MadeOf(facts=facts_of_process())
             case RunRequest():
                 return self._run(request)
             case SeatedRunRequest():

@@ -12,6 +12,7 @@ import logging
 import os
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -54,6 +55,7 @@ from harness.execute.profile import profiled
 from harness.execute.requests import Seats
 from harness.execute.worker import Job, run_rank
 from harness.options import OnEvent
+from harness.program.launched import FORKED
 from harness.records import Event
 from harness.shared_memory import Board, SharedMemory
 
@@ -65,6 +67,7 @@ SECONDARY_GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.2
 _EXIT_POLL_SECONDS = 0.002  # from a rank's last word to its exit is a moment, and nothing tells of the exit
 _NUM_STACKS = 4
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass
@@ -98,6 +101,7 @@ class Ranks:
     start_seconds: float = 0.0
     memory: SharedMemory | None = None
     board: Board | None = None
+    port: int = 0
 
     def run(self, hangup: int | None = None) -> End:
         """Fork the ranks and watch them to their end; none is alive afterwards, whatever happens.
@@ -107,6 +111,7 @@ class Ranks:
         began, others = time.monotonic(), children()
         if self.seats.server is None:  # a FileStore waits forever for a folder that is not there
             Path(self.seats.store).parent.mkdir(parents=True, exist_ok=True)
+            self.port = _free_port()
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
         if self.job.placement.in_memory:
             self.memory = SharedMemory(self.job.case.parallelism.world_size)
@@ -131,6 +136,7 @@ class Ranks:
             for other in self.ranks:
                 os.close(other.pipe)
             os.close(reader)
+            os.environ.update(_environment_of(rank, self.job.case.parallelism.world_size, self.seats, self.port))
             _run_child(self.job, rank, self.seats, self.log_of(rank), writer, host, self.memory, self.board)
         os.close(writer)
         os.set_blocking(reader, False)
@@ -272,6 +278,32 @@ class Ranks:
                 os.waitpid(rank.pid, 0)
                 rank.exited = True
             os.close(rank.pipe)
+
+
+def _environment_of(rank: int, world_size: int, seats: Seats, port: int) -> dict[str, str]:
+    """What trainers read of who and how many they are, as torchrun says it; and that this is a rank of ours.
+
+    The group that `init_process_group` would make by these is there before a trainer is made. One who wants a store at
+    MASTER_ADDR and MASTER_PORT finds the port free, or, on ranks that others started, what those said.
+    """
+    told = {
+        FORKED: str(rank),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank if seats.local_rank is None else seats.local_rank),
+    }
+    if seats.server is None:
+        one_machine = {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
+        return told | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    host, number = seats.server
+    many = os.environ.get("LOCAL_WORLD_SIZE", str(world_size))
+    return told | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
+
+
+def _free_port() -> int:
+    """A port of this machine alone that nobody uses now."""
+    with socket.create_server((_LOOPBACK, 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _run_child(

@@ -54,6 +54,20 @@ class MachineRequest(Request[Machine]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MadeOf:
+    """What this machine's ranks are made of, by name: see `harness.capture.made_of`."""
+
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True)
+class MadeOfRequest(Request[MadeOf]):
+    """What the host is made of, and so every rank that it forks."""
+
+    answer = MadeOf
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSeconds:
     """How long the parts of a run took."""
 
@@ -363,6 +377,7 @@ class PlaceRequest(Request[PlaceAnswer]):
 
 AnyRequest = (
     MachineRequest
+    | MadeOfRequest
     | RunRequest
     | SeatedRunRequest
     | BitsRequest
@@ -377,6 +392,7 @@ AnyRequest = (
 
 REQUESTS: tuple[type[AnyRequest], ...] = (
     MachineRequest,
+    MadeOfRequest,
     RunRequest,
     SeatedRunRequest,
     BitsRequest,

@@ -343,6 +343,7 @@ def run_ranks(
         profile=request.profile,
         shelf=shelf,
         precompiled=request.precompiled,
+        is_alone=seats.server is None,
     )
     send(Event(event="start"))
     end = Ranks(job, seats, request.log_of, send).run(hangup)

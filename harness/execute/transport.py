@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import UsageError
-from harness.program import interrupts
+from harness.program import interrupts, launched
 
 if TYPE_CHECKING:
     from harness.case import Case
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 # How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
 _PATIENCE = 20.0
+_rank_0_is_gone = False
 
 
 def is_torchrun() -> bool:
-    """Whether torchrun started this process."""
-    return all(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"))
+    """Whether torchrun, or what sets the same variables, started this process as one rank of many."""
+    return launched.is_rank()
 
 
 def follows() -> bool:
@@ -40,8 +41,10 @@ def follows() -> bool:
 def open_desk(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Desk]:
     """The desk that answers for these cases, closed however the block ends; only for a process that does not follow.
 
-    Raises CaseError when a case has another world size than torchrun.
+    Raises CaseError when a case has another world size than torchrun, and UsageError for one of many copies of a
+    command that do not know of each other.
     """
+    refuse_copies()
     if is_torchrun():
         from harness.execute.torchrun import check_world_size, open_team
 
@@ -73,8 +76,34 @@ def refuse_torchrun(command: str, reason: str) -> None:
         )
 
 
+def refuse_copies() -> None:
+    """Raise UsageError where a launcher started many of this command, each of which would run everything."""
+    found = launched.copies()
+    if found is None:
+        return
+    launcher, number, count, many = found
+    line = "torchrun --nnodes N --nproc-per-node M --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m bitproof ..."
+    if launcher == "srun":
+        line = (
+            'srun --ntasks-per-node=1 bash -c "torchrun --nnodes \\$SLURM_NNODES --nproc-per-node M'
+            ' --rdzv-id \\$SLURM_JOB_ID --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m bitproof ..."'
+        )
+    raise UsageError(
+        f"{launcher} started {many} of this command, and each would run every rank",
+        expected="one bitproof command, or the ranks of one, as torchrun starts them, one torchrun a machine",
+        found=f"{number}={os.environ[number]} {count}={many}, and no RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+        fix=f"{line}\n    with M ranks a machine, and HOST the first one",
+    )
+
+
+def do_not_wait_for_rank_0() -> None:
+    """Have a rank that follows end at once: rank 0 is not there, or cannot be reached, and tells nothing."""
+    global _rank_0_is_gone
+    _rank_0_is_gone = True
+
+
 def let_rank_0_tell() -> None:
     """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why."""
-    if follows():
+    if follows() and not _rank_0_is_gone:
         with contextlib.suppress(*interrupts.STOPS):
             time.sleep(_PATIENCE)

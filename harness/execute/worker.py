@@ -5,6 +5,7 @@ Runs in a process that was forked for it alone.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from harness.capture.made_of import Differences, Facts, differences, facts_of_rank
 from harness.capture.recorder import Recorder
 from harness.capture.store import write_part
 from harness.capture.values import write_values
@@ -64,10 +66,10 @@ class Job:
     `graph_options`, or reads it from `precompiled`. `local_rank`, where it is not the rank, chooses the GPU. With
     `watch` the run leaves beside what it records what a replay would. `is_first` is false for controls and replays,
     which check nothing again that does not depend on the run; nor does the first, where an earlier run of the very
-    same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into. Times
-    are in seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all;
-    `collective_timeout` is longer where somebody watches the ranks, who can say more about a hang than a
-    collective.
+    same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into.
+    `is_alone` is false where processes of others, perhaps on other machines, have ranks of the run, too. Times are in
+    seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all; `collective_timeout` is
+    longer where somebody watches the ranks, who can say more about a hang than a collective.
     """
 
     case: Case
@@ -90,6 +92,7 @@ class Job:
     profile: Path | None = None
     shelf: Shelf | None = None
     precompiled: StepFolder | None = None
+    is_alone: bool = True
 
     @property
     def watched(self) -> Replay | None:
@@ -174,6 +177,9 @@ def run_rank(
             looks_for_mixing = checks_mixing(job, rank)
             system = make_system(job, mesh, program, injector, looks_for_mixing)
         switches[AFTER_FACTORY] = read_switches()
+        if not job.is_alone or device.type == "cuda":
+            with phase("compare what ranks are made of"):
+                agree_on_facts(facts_of_rank(read_gpu_facts(device), with_code=not job.is_alone), store, mesh)
         _forget_peak(device)
         witness.begin_steps()
         began = time.perf_counter()
@@ -222,6 +228,23 @@ def _is_alone(job: Job, system: System, collectives: int) -> bool:
     """Whether a rank of several ran no collective, though its system does not say that ranks are independent."""
     may_be_alone = getattr(system, "independent_ranks", False)
     return job.case.parallelism.world_size > 1 and not collectives and not may_be_alone
+
+
+def agree_on_facts(facts: Facts, store: Store, mesh: Mesh) -> None:
+    """Go on only once all ranks have said what they are made of, and it is the same.
+
+    Raises CaseError on the ranks that are made of something else than the first one; the others wait to be ended.
+    """
+    store.set(f"made of/{mesh.rank}", json.dumps(facts))
+    if mesh.rank == 0:
+        said = [json.loads(store.get(f"made of/{rank}")) for rank in range(mesh.parallelism.world_size)]
+        found = differences(said, all_told=False)
+        store.set("made of/verdict", json.dumps([found.ranks, found.lines]))
+    ranks, lines = json.loads(store.get("made of/verdict"))
+    if mesh.rank in ranks:
+        Differences(ranks=ranks, lines=lines).refuse()
+    if ranks:
+        store.get("made of/nothing that ever comes")
 
 
 def _device_of(job: Job, rank: int) -> torch.device:

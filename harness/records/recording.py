@@ -118,6 +118,7 @@ class Manifest:
     "native": there NCCL has an order of its own.
     `alone` are the ranks that ran no collective with another in any step, though their system does not say that they
     are independent; `compiled` has what torch.compile made of each rank's code, None where none was to be compiled.
+    `sources` is the sha256 of bitproof's own files, which with machine, commit and environment is that of every rank.
     `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
     the last step. The sums are of the folder's files, and known once they are written. Fields that may be None came
     later than the first recordings.
@@ -136,6 +137,7 @@ class Manifest:
     shared_gpus: bool | None = None
     machine: MachineFacts | None = None
     commit: str | None = None
+    sources: str | None = None
     environment: dict[str, str] | None = None
     determinism: dict[str, Switch] | None = None
     switches: dict[str, dict[str, Switch]] | None = None

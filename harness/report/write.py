@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.errors import BitproofError, RecordingError, UsageError
+from harness.program import launched
 from harness.records import Report
 from harness.report import html, json, junit, markdown
 from harness.report.status import error_status, worst
@@ -154,10 +155,8 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 def is_reporting_rank(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this process prints and writes the report: always, except on torchrun's ranks above 0."""
-    environment = os.environ if environment is None else environment
-    started_by_torchrun = all(name in environment for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK"))
-    return not started_by_torchrun or environment["RANK"] == "0"
+    """Whether this process prints and writes the report: always, except on ranks above 0 that others started."""
+    return launched.is_first(environment)
 
 
 def _point_latest(run_dir: Path) -> None:

@@ -46,6 +46,8 @@ Of the object, these are optional:
 A graph that a system traced itself and does not show, or shows without directions, may compute gradients where
 autograd does not run: of its calls the direction is then told as not known, and they are paired by their values.
 
+RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, and torch's
+default process group is there, so that a trainer which looks for either trains together with the other ranks.
 Groups that the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
 """
 

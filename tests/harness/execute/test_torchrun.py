@@ -1,19 +1,30 @@
 """Ranks that torchrun made: the same verdicts, and a rank that raises or is killed is still told by rank 0."""
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.case import Case, Parallelism
-from harness.errors import CaseError
+from harness.errors import BitproofError, CaseError, RankError
+from harness.execute import torchrun, wire
 from harness.execute.launch import run_cases
-from harness.execute.torchrun import Team
+from harness.execute.links import Links
+from harness.execute.requests import MadeOf, MadeOfRequest
+from harness.execute.torchrun import Account, Failed, Team, _unpack
 from harness.machine.devices import Placement
 from harness.options import RunOptions
+from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
 
@@ -150,3 +161,296 @@ def test_ranks_of_torchrun_do_not_share_memory(tmp_path):
         "  found: --collectives shared\n"
         "  fix: leave --collectives out, or run without torchrun"
     )
+
+
+class Told:
+    """A host that says what it is made of, and takes part in no run."""
+
+    def __init__(self, facts):
+        self.facts = facts
+
+    def ask(self, request, timeout, on_event, is_abandoned=lambda: False):
+        assert isinstance(request, MadeOfRequest)
+        return MadeOf(facts=self.facts)
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def teams(tmp_path, monkeypatch):
+    """Ranks in threads of this process, whose hosts say what a test has them say."""
+    import torch.distributed  # noqa: F401 (it takes longer than some of these wait)
+
+    told = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    made = []
+    monkeypatch.setattr(Team, "_start_host", lambda team: Told(FACTS))
+
+    def make(rank, timeout=30.0, **facts):
+        (tmp_path / f"work{rank}").mkdir(exist_ok=True)
+        team = Team(tmp_path / f"run{rank}", RunOptions(device="cpu", timeout=timeout), tmp_path / f"work{rank}", rank)
+        team._host = Told(FACTS | facts)
+        made.append(team)
+        return team
+
+    yield make
+    for team in made:
+        team.close()
+
+
+FACTS = {"commit": "a", "environment MKL_CBWR": "x"}
+
+
+def joined(*teams):
+    """What each came to when all joined at once: None, or its error."""
+
+    def join(team):
+        try:
+            team.join()
+        except BitproofError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(teams)) as pool:
+        return list(pool.map(join, teams))
+
+
+def test_ranks_of_one_kind_come_together_and_each_machine_has_a_folder_for_its_logs(teams, tmp_path, monkeypatch):
+    monkeypatch.setattr(torchrun, "_node", iter(["a", "b", "b"]).__next__)
+    made = [teams(rank) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(made[0].join)]
+        time.sleep(0.2)
+        running.append(pool.submit(made[1].join))
+        time.sleep(0.2)
+        running.append(pool.submit(made[2].join))
+    assert [run.result() for run in running] == [None] * 3
+    assert [team._own_dir.name for team in made] == ["run0", "run1", "run1"]
+    request = replace(a_run(tmp_path), logs=made[0]._own_dir / "logs" / "case" / "eager", profile=Path("p"))
+    assert made[0]._localized(request) == request
+    localized = made[2]._localized(request)
+    assert (localized.logs, localized.profile) == (made[1]._own_dir / "logs" / "case" / "eager", None)
+
+
+def test_every_rank_hears_which_ranks_differ_and_in_what(teams):
+    first, second, third = joined(teams(0), teams(1), teams(2, commit="b", **{"environment LD_PRELOAD": "y"}))
+    assert str(first) == str(second) == str(third)
+    assert str(first).startswith("CaseError: rank 2 is not made of what the others are\n")
+    assert "commit: a on ranks 0, 1; b on rank 2\n" in str(first)
+    assert "environment LD_PRELOAD: nothing on ranks 0, 1; y on rank 2\n" in str(first)
+
+
+def test_those_who_do_not_come_are_named_by_all(teams):
+    first, second = joined(teams(0, timeout=3.0), teams(1, timeout=30.0))
+    assert str(first).startswith("RankError: rank 2 of 3 did not come within 3 s\n")
+    assert "found: ranks 0, 1\n" in str(first)
+    assert str(second) == str(first)
+
+
+def test_one_who_came_and_vanished_before_the_others_came_is_named_at_once(teams):
+    leader, other = teams(0, timeout=60.0), teams(1, timeout=10.0)
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        running, there = pool.submit(joined, leader), pool.submit(joined, other)
+        while 1 not in leader._lines:
+            assert time.monotonic() - began < 20
+            time.sleep(0.05)
+        other._lines[0].socket.shutdown(socket.SHUT_RDWR)
+        [error] = running.result()
+        assert time.monotonic() - began < 30
+        assert str(error).startswith("RankError: rank 1 vanished before all had come\n")
+        leader.close()
+        assert there.result() != [None]
+
+
+@pytest.mark.parametrize(
+    ("hello", "what"),
+    [
+        ({"world_size": 4}, "a rank came that cannot be one of this run"),
+        ({"rank": 0}, "a rank came that cannot be one of this run"),
+        ({"rank": 3}, "a rank came that cannot be one of this run"),
+        ({"rank": -1}, "a rank came that cannot be one of this run"),
+        ({"kind": "Greeting"}, "rank 1 speaks otherwise than rank 0"),
+        ({"more": 1}, "rank 1 speaks otherwise than rank 0"),
+        ({"rank": "one"}, "speaks otherwise than rank 0"),
+        ({"token": "stale"}, None),
+        ({"token": None}, None),
+        ({"token": "\u00e9"}, None),
+    ],
+)
+def test_who_does_not_belong_is_refused_and_another_runs_rank_is_only_sent_away(hello, what, teams):
+    leader = teams(0, timeout=4.0)
+    other = Links(leader.work)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(joined, leader)
+            while not leader._token or leader._links._listener is None:
+                time.sleep(0.02)
+            line = other.connect("127.0.0.1", leader._links._listener.getsockname()[1], "rank 0")
+            said = {"kind": "Hello", "token": leader._token, "rank": 1, "world_size": 3, "node": "n", "run_dir": "r"}
+            with other._changed:
+                line.put(json.dumps(said | hello).encode())
+            other._wake()
+            [error] = running.result()
+    finally:
+        other.close()
+    if what is None:
+        assert str(error).startswith("RankError: ranks 1, 2 of 3 did not come within 4 s\n")
+        assert line.gone is not None
+    else:
+        assert isinstance(error, CaseError)
+        assert what in str(error)
+
+
+def test_what_tells_of_an_earlier_run_does_not_count(teams):
+    leader = teams(0)
+    leader._run_number = 5
+    for run, counts in ((4, False), (6, False), (5, True)):
+        leader._take(1, wire.write(Account(run=run, clock=0.0)), None)
+        assert (1 in leader._accounts) == counts
+    leader._take(2, wire.write(Failed(run=4)), None)
+    assert leader._failed_at == float("inf")
+    leader._take(2, wire.write(Failed(run=5)), None)
+    assert leader._failed_at < float("inf")
+
+
+def test_files_that_did_not_come_whole_are_refused(tmp_path):
+    content, part = tmp_path / "content", tmp_path / "part"
+    content.write_bytes(b"abcdef")
+    _unpack(Account(run=1, clock=0.0, num_bytes=(1, 2, 3)), content, part)
+    assert [part.with_suffix(suffix).read_bytes() for suffix in ("", ".safetensors", ".zip")] == [b"a", b"bc", b"def"]
+    for sizes in ((1, 2, 4), (6,), (1, 2, 3, 0), ()):
+        content.write_bytes(b"abcdef")
+        with pytest.raises(RankError, match="did not arrive whole"):
+            _unpack(Account(run=1, clock=0.0, num_bytes=sizes), content, part)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "bitproof", "run", "-k", "unchunked", *arguments, "--device", "cpu", "--no-control"]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def started_as(rank, folder, *arguments, port=None, **environment):
+    """A command as one rank of two, by what every launcher of ranks sets; nobody starts the other one here."""
+    told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_port()}
+    return subprocess.Popen(
+        [*command("--world-size", "2", "--steps", "1", *arguments), "--report-dir", str(folder / f"reports{rank}")],
+        env=os.environ | told | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(folder)} | environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_never_comes_is_named_when_time_is_up(rank, tmp_path):
+    port = free_port()
+    with started_as(rank, tmp_path, "--timeout", "5", port=port) as alone:
+        _, err = alone.communicate(timeout=100)
+    assert alone.returncode == 3, err
+    found = "rank 0" if rank == 0 else f"nobody listens at 127.0.0.1:{port}: Connection refused"
+    assert (
+        f"RankError: rank {1 - rank} of 2 did not come within 5 s\n"
+        f"  expected: 2 ranks that meet at 127.0.0.1:{port}\n"
+        f"  found: {found}"
+    ) in err
+    fix = "start every rank, with one WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or give a longer --timeout"
+    assert f"\n  fix: {fix}\n" in err
+    assert not list(tmp_path.glob("bitproof-*"))
+
+
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+def test_signals_hold_while_ranks_wait_for_each_other(rank, number, tmp_path):
+    with started_as(rank, tmp_path, "--timeout", "300") as alone:
+        time.sleep(10)  # it imports torch, and then it waits
+        alone.send_signal(number)
+        began = time.monotonic()
+        alone.communicate(timeout=60)
+        assert time.monotonic() - began < 15
+    assert alone.returncode == 3
+    assert not list(tmp_path.glob("bitproof-*"))
+
+
+def test_what_listens_and_does_not_answer_is_told_and_hears_signals(tmp_path):
+    """As another service does, or torch's store in a process that was stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = str(deaf.getsockname()[1])
+        with started_as(1, tmp_path, "--timeout", "5", port=port) as alone:
+            _, err = alone.communicate(timeout=100)
+    assert alone.returncode == 3
+    assert "rank 0 of 2 did not come within 5 s" in err
+    assert f"127.0.0.1:{port}" in err
+
+
+def test_ranks_with_another_environment_are_refused_before_anything_runs(tmp_path):
+    port = free_port()
+    with (
+        started_as(0, tmp_path, port=port) as leader,
+        started_as(1, tmp_path, port=port, ATEN_CPU_CAPABILITY="default", NCCL_SOCKET_IFNAME="x") as other,
+    ):
+        _, err = leader.communicate(timeout=200)
+        told = other.communicate(timeout=60)
+    assert (leader.returncode, other.returncode) == (2, 2)
+    assert "CaseError: rank 1 is not made of what the others are\n" in err
+    assert "environment ATEN_CPU_CAPABILITY: nothing on rank 0; default on rank 1\n" in err
+    assert "NCCL_SOCKET_IFNAME" not in err
+    assert "build of torch" not in err, "it is the same"
+    assert told == ("", ""), "rank 0 tells it"
+
+
+HANGING = """
+import os, sys, time
+from pathlib import Path
+from harness.execute.launch import run_cases
+from harness.options import RunOptions
+from tests.harness.execute.test_launch import toy
+folder = Path(sys.argv[1])
+[result] = run_cases([toy("hanging", name="hangs")], RunOptions(device="cpu", control="never", timeout=300.0), folder)
+(folder / f"named{os.environ['RANK']}").write_text(f"{time.time()} {result.error}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_vanishes_in_a_collective_is_named_within_ten_seconds(number, tmp_path):
+    """Killed with all that it started, as with its machine; stopped, as where nobody closes its connections."""
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
+    leader, other = (
+        subprocess.Popen(
+            [sys.executable, "-c", HANGING, str(tmp_path)],
+            env=os.environ | told | {"RANK": str(rank), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        for rank in (0, 1)
+    )
+    everybody = []
+    try:
+        limit = time.monotonic() + 150
+        while len(list(tmp_path.glob("logs/hangs/*hanging*/rank*.log"))) < 2:
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+        time.sleep(3)  # its rank sleeps by now, and rank 0's waits for it
+        everybody = [psutil.Process(other.pid), *psutil.Process(other.pid).children(recursive=True)]
+        for process in everybody:
+            process.send_signal(number)
+        began = time.time()
+        assert leader.wait(timeout=100) == 0
+        when, _, error = (tmp_path / "named0").read_text().partition(" ")
+        assert error.startswith("RankError: rank 1 vanished while tests.harness.toy_systems:hanging ran\n")
+        assert float(when) - began < 10
+    finally:
+        for process in everybody:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        other.wait()
+        leader.kill()
+        leader.wait()

@@ -173,6 +173,25 @@ def test_a_command_is_refused_under_torchrun_alone(monkeypatch: pytest.MonkeyPat
         refuse_torchrun("shrink", "starts ranks of its own")
 
 
+@pytest.mark.parametrize("task", ["0", "3"])
+def test_srun_without_torchrun_is_refused_once_with_the_line_that_works(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the tasks would run all ranks."""
+    monkeypatch.setenv("SLURM_PROCID", task)
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    assert main(["run", "-k", "unchunked", *SMALL, "--report-dir", str(tmp_path / "reports")]) == 2
+    assert capfd.readouterr().err == (
+        "UsageError: srun started 16 of this command, and each would run every rank\n"
+        "  expected: one bitproof command, or the ranks of one, as torchrun starts them, one torchrun a machine\n"
+        "  found: SLURM_PROCID=0 SLURM_NTASKS=16, and no RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT\n"
+        '  fix: srun --ntasks-per-node=1 bash -c "torchrun --nnodes \\$SLURM_NNODES --nproc-per-node M --rdzv-id '
+        '\\$SLURM_JOB_ID --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m bitproof ..."\n'
+        "    with M ranks a machine, and HOST the first one\n"
+    ) * (task == "0")
+    assert not any((tmp_path / "reports").glob("*")), "nothing ran"
+
+
 def test_only_a_rank_that_follows_waits_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(transport.time, "sleep", waited.append)

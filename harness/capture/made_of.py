@@ -1,0 +1,146 @@
+"""What a rank is made of: all that can change a bit and that another machine may have otherwise.
+
+Ranks that are forked from one process share it. Those of several machines need not: another checkout, another build of
+torch, a variable that is set in one place. Such ranks are refused before they take a step, as one manifest speaks for
+all of them, and an EQUAL of ranks that ran other code would be one of nothing that anybody has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from harness.capture.manifest import commit, environment_variables, machine
+from harness.errors import CaseError
+from harness.program.sources import OWN, own_digest
+
+Facts = dict[str, str]
+"""What a rank says of itself, by name."""
+
+_MACHINE = ("bitproof", "python", "numpy", "triton", "torch", "cuda", "cpu_capability", "architecture", "gpu_models")
+# Variables about one machine's network, devices and folders, or about what is printed: they change no bit.
+_OF_ONE_NODE = re.compile(
+    r".*(_IFNAME|_HCA|_HOSTID|_DEBUG|_DEBUG_FILE|_DEBUG_SUBSYS|_LOGS?|_HOME|_PATH|_DIR|_FILE)$"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_.*"
+)
+# A file that a user names is a module whose name ends with a part of its sha256.
+_NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
+_MAX_TOLD = 20
+
+
+def facts_of_process() -> Facts:
+    """What every rank that this process forks is made of: loads torch."""
+    from harness.torch_compat import build
+
+    known = machine()
+    facts = {name: str(known[name]) for name in _MACHINE if known.get(name) is not None}
+    facts |= {
+        "bitproof's sources": f"sha256 {own_digest()}",
+        "commit": str(commit()),
+        "build of torch": f"sha256 {_digest_of_build(build())}",
+    }
+    named = {name: value for name, value in environment_variables().items() if not _OF_ONE_NODE.fullmatch(name)}
+    return facts | {f"environment {name}": value for name, value in named.items()}
+
+
+def _digest_of_build(build: Sequence[str]) -> str:
+    """Of what torch was built from and with, without what it says there of the CPU that it runs on."""
+    lines = [line for line in "\n".join(build).splitlines() if "CPU capability usage" not in line]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
+    """What one rank alone knows once its system is made: its device, and the code that it has loaded by now.
+
+    `gpu` is what CUDA says here, None on a CPU. Of modules that several ranks loaded, each is to be the same.
+    """
+    code = loaded_files() if with_code else {}
+    if gpu is None:
+        return code | {"cpu": str(machine().get("cpu"))}
+    # How its GPUs are joined differs between machines, and is known on each to one rank.
+    return code | {name: str(value) for name, value in gpu.items() if name != "gpu_topology" and value is not None}
+
+
+def loaded_files() -> Facts:
+    """The sha256 of every file that a loaded module came from, by the module's name.
+
+    Ours, torch's and Python's own are named by digest, build and version elsewhere.
+    """
+    passed_over = {*OWN, "torch", "bitproof", *sys.stdlib_module_names}
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in passed_over or not isinstance(file, str):
+            continue
+        if digest := _digest(file):
+            named = _NAMED_FILE.sub("", name) if name.endswith(f"_{digest[:8]}") else name
+            found[f"module {named}"] = f"sha256 {digest[:16]}"
+    return found
+
+
+@cache
+def _digest(file: str) -> str | None:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """The ranks that are made of other things than the first one, and what differs, a line each."""
+
+    ranks: list[int]
+    lines: list[str]
+
+    def refuse(self) -> None:
+        """Raise CaseError, naming both, unless there are none."""
+        if not self.lines:
+            return
+        left = len(self.lines) - _MAX_TOLD
+        shown = self.lines[:_MAX_TOLD] + ([f"and {left} more"] if left > 0 else [])
+        raise CaseError(
+            f"{tell_ranks(self.ranks)} {'is' if len(self.ranks) == 1 else 'are'} not made of what the others are",
+            expected="one release, one installation and one environment on every rank",
+            found="\n    ".join(shown),
+            fix="bring all machines to one commit, one installation and one environment",
+        )
+
+
+def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
+    """What ranks are made of otherwise, by rank.
+
+    With `all_told`, what a rank does not say is a difference, too; else it is what only some ranks have a use for.
+    """
+    lines: list[str] = []
+    others: set[int] = set()
+    for name in sorted({name for facts in by_rank for name in facts}):
+        said: dict[str | None, list[int]] = {}
+        for rank, facts in enumerate(by_rank):
+            if name in facts or all_told:
+                said.setdefault(facts.get(name), []).append(rank)
+        if len(said) > 1:
+            first = min(rank for ranks in said.values() for rank in ranks)
+            others |= {rank for ranks in said.values() if first not in ranks for rank in ranks}
+            told = (f"{'nothing' if value is None else value} on {tell_ranks(ranks)}" for value, ranks in said.items())
+            lines.append(f"{name}: {'; '.join(told)}")
+    return Differences(ranks=sorted(others), lines=lines)
+
+
+def tell_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words: `rank 3`, `ranks 1, 3 to 5`."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    told = [
+        str(part[0]) if len(part) == 1 else f"{part[0]}{' to ' if len(part) > 2 else ', '}{part[-1]}" for part in parts
+    ]
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(told)}"

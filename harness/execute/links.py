@@ -1,0 +1,369 @@
+"""What torchrun's ranks say to each other: one connection from every rank to rank 0, and a thread that serves it.
+
+A message is a line of JSON (`execute/wire.py`), and files after it where it has some, of any size: files go from disk
+to disk in parts. Both ends send a pulse every second, so that a peer that is gone without a word is known to be gone
+within SILENCE seconds, whatever its machine or the network did, and while this process does something else. One that
+was killed is known at once: its system closes the connection.
+
+Nothing is believed before the first message bears the run's token, and that one may not be long. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from harness.execute import wire
+
+SILENCE = 7.0
+"""Seconds without a pulse after which a peer counts as gone."""
+_PULSE_SECONDS = 1.0
+_PAUSE_SECONDS = 3.0
+"""A turn of the thread that takes longer than this, and its pulse: this very process was stopped, and heard nobody."""
+_HEADER = struct.Struct(">8sQQ")  # MAGIC, and the bytes of the JSON and of the files
+_MAGIC = b"bitprf\x00\x01"
+_MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
+"""The most bytes of JSON, before and after a peer is known."""
+_PART = 1 << 20
+_MAX_WAITING = 1024  # peers that come at one moment
+_CONNECT_SECONDS = 5.0
+
+
+class Line:
+    """One connection. `rank` is the peer's once it is known; `gone` says why there is nobody at the other end."""
+
+    def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
+        peer.setblocking(False)
+        with contextlib.suppress(OSError):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = peer
+        self.name = name
+        self.is_known = False
+        self.gone: str | None = None
+        self.heard_at = self.told_at = time.monotonic()
+        self.inbox: deque[tuple[bytes, Path | None]] = deque()
+        self._spool = spool
+        self._outbox: deque[memoryview | IO[bytes]] = deque()
+        self._received = bytearray()
+        self._wanted: tuple[int, int] | None = None
+        self._text = b""
+        self._file: IO[bytes] | None = None
+        self._missing = 0
+
+    @property
+    def is_within_message(self) -> bool:
+        """Whether the peer has begun a message and not ended it."""
+        return self._wanted is not None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._outbox)
+
+    def put(self, text: bytes, files: Sequence[Path] = ()) -> None:
+        """Have a message sent, with the bytes of these files one after the other."""
+        opened = [file.open("rb") for file in files]
+        size = sum(os.fstat(file.fileno()).st_size for file in opened)
+        self._outbox.append(memoryview(_HEADER.pack(_MAGIC, len(text), size) + text))
+        self._outbox.extend(opened)
+
+    def put_pulse(self) -> None:
+        """Have a message sent that says nothing, unless others wait, which say as much."""
+        if not self._outbox:
+            self._outbox.append(memoryview(_HEADER.pack(_MAGIC, 0, 0)))
+
+    def send(self) -> None:
+        """Send as much as the peer takes now."""
+        while self._outbox:
+            first = self._outbox[0]
+            if not isinstance(first, memoryview):
+                part = first.read(_PART)
+                if not part:
+                    first.close()
+                    self._outbox.popleft()
+                else:
+                    self._outbox.appendleft(memoryview(part))
+                continue
+            try:
+                sent = self.socket.send(first)
+            except (BlockingIOError, InterruptedError):
+                return
+            self.told_at = time.monotonic()
+            if sent == len(first):
+                self._outbox.popleft()
+            else:
+                self._outbox[0] = first[sent:]
+
+    def receive(self) -> None:
+        """Take what has come. Raises ValueError for what is no message of ours, and OSError when the peer is gone."""
+        for _ in range(64):  # then others have their turn
+            try:
+                content = self.socket.recv(_PART)
+            except (BlockingIOError, InterruptedError):
+                return
+            if not content:
+                raise ConnectionError("its connection was closed")
+            self.heard_at = time.monotonic()
+            self._received += content
+            self._read()
+
+    def close(self, why: str) -> None:
+        """Be done with the peer."""
+        self.gone = self.gone or why
+        self.socket.close()
+        for item in self._outbox:
+            if not isinstance(item, memoryview):
+                item.close()
+        self._outbox.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _read(self) -> None:
+        while True:
+            if self._wanted is None:
+                if len(self._received) < _HEADER.size:
+                    return
+                magic, text, content = _HEADER.unpack_from(self._received)
+                if magic != _MAGIC:
+                    raise ValueError("it speaks another language, or another version of ours")
+                if text > (_MAX_TEXT if self.is_known else _MAX_FIRST) or (content and not self.is_known):
+                    raise ValueError(f"it announced {text} and {content} bytes before anybody knew it")
+                del self._received[: _HEADER.size]
+                if not text and not content:
+                    continue
+                self._wanted = text, content
+            text, content = self._wanted
+            if self._file is None:
+                if len(self._received) < text:
+                    return
+                self._text = bytes(self._received[:text])
+                del self._received[:text]
+                if not content:
+                    self._finish(None)
+                    continue
+                self._file, self._missing = self._spool.open("wb"), content
+            part = memoryview(self._received)[: self._missing]
+            self._file.write(part)
+            taken = len(part)
+            part.release()
+            del self._received[:taken]
+            self._missing -= taken
+            if self._missing:
+                return
+            self._file.close()
+            self._file = None
+            self._finish(self._spool)
+
+    def _finish(self, files: Path | None) -> None:
+        self.inbox.append((self._text, files))
+        self._wanted, self._text = None, b""
+
+
+class Links:
+    """This process's connections, served by a thread of their own until `close`.
+
+    Files that come with a message lie in the folder `spool` until the peer's next files come.
+    """
+
+    def __init__(self, spool: Path) -> None:
+        self._spool = spool
+        self._number = 0
+        self._lines: list[Line] = []
+        self._listener: socket.socket | None = None
+        self._selector = selectors.DefaultSelector()
+        self._changed = threading.Condition()
+        self._waker, self._woken = socket.socketpair()
+        for end in (self._waker, self._woken):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._serve, name="bitproof-links", daemon=True)
+        self._thread.start()
+
+    def listen(self, address: str) -> int:
+        """Be there for others who know this machine by `address`, and return the port.
+
+        That is at all of this machine's addresses: what a name stands for here need not be what others find by it. By
+        a loopback address nobody else comes.
+        """
+        if address == "localhost" or address.startswith("127."):
+            listener = socket.create_server((address, 0), backlog=_MAX_WAITING)
+        elif socket.has_dualstack_ipv6():
+            listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_MAX_WAITING)
+        else:
+            listener = socket.create_server(("", 0), backlog=_MAX_WAITING)
+        listener.setblocking(False)
+        with self._changed:
+            self._listener = listener
+            self._selector.register(listener, selectors.EVENT_READ)
+        self._wake()
+        return int(listener.getsockname()[1])
+
+    def stop_listening(self) -> None:
+        """Have nobody come any more: who is not known by now is sent away."""
+        with self._changed:
+            if self._listener is not None:
+                self._selector.unregister(self._listener)
+                self._listener.close()
+                self._listener = None
+            for line in [line for line in self._lines if not line.is_known]:
+                self._drop(line, "it came too late")
+
+    def connect(self, address: str, port: int, name: str) -> Line:
+        """A line to somebody who listens there, who is known from now on. Raises OSError where nobody does."""
+        peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
+        with self._changed:
+            line = self._add(peer, name)
+            line.is_known = True
+        self._wake()
+        return line
+
+    def tell(self, line: Line, message: Any, files: Sequence[Path] = ()) -> None:
+        """Send a message, some time soon; to one that is gone, nothing."""
+        text = wire.write(message)
+        with self._changed:
+            if line.gone is None:
+                line.put(text, files)
+        self._wake()
+
+    def take(self, line: Line) -> tuple[bytes, Path | None] | None:
+        """The next message of a peer, and its files' bytes in one; None where none has come yet."""
+        with self._changed:
+            return line.inbox.popleft() if line.inbox else None
+
+    def newcomers(self) -> list[tuple[Line, dict[str, Any]]]:
+        """Those who came and said something, with what they said; who says no JSON is sent away."""
+        found = []
+        with self._changed:
+            for line in [line for line in self._lines if not line.is_known and line.inbox]:
+                text, _ = line.inbox.popleft()
+                try:
+                    said = json.loads(text)
+                except (ValueError, RecursionError):
+                    said = None
+                if isinstance(said, dict):
+                    found.append((line, said))
+                else:
+                    self._drop(line, "it says nothing of ours")
+        return found
+
+    def welcome(self, line: Line, name: str) -> None:
+        """Believe a newcomer."""
+        with self._changed:
+            line.is_known, line.name = True, name
+
+    def part_with(self, line: Line, why: str) -> None:
+        """Be done with a peer, once all was sent that waits for it."""
+        self._flush([line], _PULSE_SECONDS)
+        with self._changed:
+            self._drop(line, why)
+
+    def wait(self, seconds: float) -> None:
+        """Until something changes, or time is up. Signals are taken meanwhile."""
+        with self._changed:
+            self._changed.wait(min(seconds, 0.2))
+
+    def close(self, seconds: float = 0.0) -> None:
+        """End all, when what waits was sent or time is up."""
+        self._flush(self._lines, seconds)
+        with self._changed:
+            self._is_over = True
+        self._wake()
+        self._thread.join(5.0)
+        for line in self._lines:
+            line.close("this process is done")
+        if self._listener is not None:
+            self._listener.close()
+        self._waker.close()
+        self._woken.close()
+        self._selector.close()
+
+    def _flush(self, lines: Sequence[Line], seconds: float) -> None:
+        limit = time.monotonic() + seconds
+        while any(line.has_more and line.gone is None for line in lines) and time.monotonic() < limit:
+            self.wait(0.05)
+
+    def _add(self, peer: socket.socket, name: str) -> Line:
+        self._number += 1
+        line = Line(peer, name, self._spool / f"files{self._number}")
+        self._lines.append(line)
+        self._selector.register(peer, selectors.EVENT_READ, line)
+        return line
+
+    def _drop(self, line: Line, why: str) -> None:
+        if line.gone is None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(line.socket)
+            line.close(why)
+            self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b".")
+
+    def _serve(self) -> None:
+        turn = time.monotonic()
+        while True:
+            with self._changed:
+                if self._is_over:
+                    return
+                for line in self._lines:
+                    if line.gone is None:
+                        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.has_more else 0)
+                        self._selector.modify(line.socket, events, line)
+            ready = self._selector.select(_PULSE_SECONDS / 2)
+            with self._changed:
+                if self._is_over:
+                    return
+                for key, events in ready:
+                    self._attend(key.fileobj, key.data, events)
+                turn = self._feel_pulses(turn)
+
+    def _attend(self, source: Any, line: Line | None, events: int) -> None:
+        if source is self._woken:
+            with contextlib.suppress(OSError):
+                self._woken.recv(4096)
+            self._changed.notify_all()
+        elif line is None:
+            with contextlib.suppress(OSError):
+                peer, address = source.accept()
+                self._add(peer, f"somebody at {address[0]}")
+        elif line.gone is None:
+            try:
+                if events & selectors.EVENT_WRITE:
+                    line.send()
+                if events & selectors.EVENT_READ:
+                    line.receive()
+            except ValueError as error:
+                self._drop(line, str(error))
+            except OSError as error:
+                self._drop(line, error.strerror or str(error))
+            self._changed.notify_all()
+
+    def _feel_pulses(self, before: float) -> float:
+        """Send pulses, and be done with who sends none. `before` and what is returned are when that was done."""
+        now = time.monotonic()
+        was_stopped = now - before > _PULSE_SECONDS / 2 + _PAUSE_SECONDS
+        for line in self._lines:
+            if line.gone is not None:
+                continue
+            if was_stopped:
+                line.heard_at = now
+            if now - line.told_at > _PULSE_SECONDS:
+                line.put_pulse()
+            if now - line.heard_at > SILENCE:
+                self._drop(line, f"nothing came from it for {SILENCE:g} s")
+        if any(line.gone is not None for line in self._lines):
+            self._lines = [line for line in self._lines if line.gone is None]
+        return now

@@ -1,0 +1,160 @@
+"""Do torch's operators do what their schemas say? `python tests/benchmarks/scan_operators.py [--write] [NAME ...]`.
+
+Every overload of aten and prims for which arguments can be made, each in a process of its own, is called in several
+layouts, dtypes and forms (`tests/harness/prove/scan.py`), on real values and on fake ones. Printed is a row for each that
+misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did not
+run at all. `--write` writes that list anew; NAMEs, such as `aten.add.Tensor`, scan these alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+
+from harness.machine.determinism import set_determinism
+from harness.prove import admitted
+from tests.harness.prove.scan import Scanned, scan
+from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded
+
+AT_MOST = 60
+LEAST = 3
+SECONDS = 60
+
+
+def main() -> int:
+    """Scan, print, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--write", action="store_true", help="write the list of admitted operators anew")
+    parser.add_argument("--calls", type=int, default=AT_MOST, help="calls of each operator that are to run")
+    parser.add_argument("--samples", type=int, default=16, help="of torch's samples of each operator")
+    parser.add_argument("--json", type=Path, help="write what was seen of each operator here")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    set_determinism(given.seed, fill_uninitialized=False)
+    start = time.monotonic()
+    ops = [op for op in operators() if not given.names or str(op) in given.names]
+    known = recorded(given.samples)
+    stems = by_stem(known, operators())
+    print(f"{len(known)} operators have calls that torch's samples make; {time.monotonic() - start:.0f} s", flush=True)
+    found = _scan_apart(
+        {
+            str(op): lambda op=op: scan(
+                op, calls_of(op, known, stems), at_most=given.calls, chance=random.Random(f"{given.seed} {op}")
+            )
+            for op in ops
+        },
+        given.jobs,
+    )
+    if given.json:
+        given.json.write_text(json.dumps({name: asdict(seen) for name, seen in found.items()}, indent=1))
+    honest = {name for name, seen in found.items() if not seen.crashed and not seen.faults and seen.ran >= LEAST}
+    if given.write:
+        admitted.write(honest)
+    return _tell(found, honest, admitted.names(), time.monotonic() - start, partial=bool(given.names))
+
+
+def _tell(found: dict[str, Scanned], honest: set[str], allowed: frozenset[str], seconds: float, partial: bool) -> int:
+    print(f"\n| operator | what it does | such a call |\n{'|---' * 3}|")
+    for name, seen in found.items():
+        for fault, call in seen.faults.items():
+            told = f"{fault}{' (ADMITTED)' * (name in allowed)}"
+            print(f"| {name} | {told} | `{call[:200]}` |")
+    faults = Counter(fault.split(",")[0].split(" of ")[0] for seen in found.values() for fault in seen.faults)
+    layouts: Counter[str] = sum((seen.layouts for seen in found.values()), Counter())
+    ran = sum(seen.ran for seen in found.values())
+    print(f"\n{len(found)} operators, torch {torch.__version__}; {seconds:.0f} s")
+    print(f"{sum(seen.tried for seen in found.values())} calls tried, {ran} ran; of these by layout: {dict(layouts)}")
+    print(f"{sum(seen.fakes_fail for seen in found.values())} calls that ran fail on fake values, which a proof refuses")
+    print(f"operators that ran: {sum(seen.ran > 0 for seen in found.values())}, {LEAST} times or more and did as they say:")
+    print(f"  {len(honest)}; that crashed or hung: {sum(seen.crashed for seen in found.values())}")
+    for fault, count in faults.most_common():
+        print(f"  {count:5} {fault}")
+    wrong = sorted(name for name in allowed if name in found and (found[name].faults or found[name].crashed))
+    idle = sorted(name for name in allowed if (name in found and found[name].ran == 0) or (name not in found and not partial))
+    print(f"admitted: {len(allowed)}; of these misbehave: {', '.join(wrong) or 'none'}; did not run: {', '.join(idle) or 'none'}")
+    return int(bool(wrong or idle))
+
+
+@dataclass
+class _Child:
+    """A process that scans one operator, and what it has said so far."""
+
+    name: str
+    pid: int
+    pipe: int
+    deadline: float
+    data: bytes = b""
+
+    def read(self) -> bool:
+        """Take what it says. Returns whether it goes on."""
+        part = os.read(self.pipe, 1 << 16)
+        self.data += part
+        return bool(part)
+
+    def end(self) -> Scanned:
+        """What came of it; it is ended if it still runs."""
+        if time.monotonic() > self.deadline:
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(self.pipe)
+        _, status = os.waitpid(self.pid, 0)
+        if status or not self.data:
+            return Scanned(crashed=True)
+        seen = json.loads(self.data)
+        return Scanned(**seen | {"layouts": Counter(seen["layouts"])})
+
+
+def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int) -> dict[str, Scanned]:
+    """What each piece of work returns, in a process of its own: an operator may end it, or hang."""
+    waiting, running, found = list(work), list[_Child](), dict[str, Scanned]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            running.append(_start(waiting[0], work[waiting.pop(0)]))
+        said, _, _ = select.select([child.pipe for child in running], [], [], 1.0)
+        for child in list(running):
+            if (child.pipe in said and not child.read()) or time.monotonic() > child.deadline:
+                running.remove(child)
+                found[child.name] = child.end()
+        if len(found) % 250 == 0 and found:
+            print(f"  {len(found)} of {len(work)}", file=sys.stderr, flush=True)
+    return {name: found[name] for name in work}
+
+
+def _start(name: str, work: Callable[[], Scanned]) -> _Child:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            data = json.dumps(asdict(work())).encode()
+            with os.fdopen(write, "wb") as out:
+                out.write(data)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(write)
+    return _Child(name, pid, read, time.monotonic() + SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

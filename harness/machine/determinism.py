@@ -180,7 +180,9 @@ class Switches:
     def changes(self) -> list[str]:
         """Each that stands otherwise now: `mkldnn_enabled True -> False`, `the state of torch's random generator`."""
         now = Switches.now()
-        told = [f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was]
+        told = [
+            f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
+        ]
         drawn = [name for name, state in self.generators.items() if now.generators[name] != state]
         return [*told, *(f"the state of {name}'s random number generator" for name in drawn)]
 
@@ -205,11 +207,16 @@ def keeping_switches(who: str) -> Iterator[None]:
     """Raise PassError where what runs within leaves switches or random number generators otherwise, naming `who` and
     which; they are set back."""
     before = Switches.now()
-    yield
+    try:
+        yield
+    except BaseException:
+        before.restore()
+        raise
     if changed := before.changes():
         before.restore()
         raise PassError(
-            f"{who} changes what holds for the whole process, where a pass changes its graph alone: {'; '.join(changed)}",
+            f"{who} changes what holds for the whole process, and a pass is to change its graph alone: "
+            + "; ".join(changed),
             expected="switches and random number generators as they were: no graph says what they decide",
             fix="leave them, or set them back before it returns; what a case is to run with belongs into its systems",
         )

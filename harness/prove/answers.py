@@ -131,8 +131,7 @@ def _answer(
         if not reads[terms[0]] >> bit & 1:
             return OutputAnswer(name, REFUSED, terms, reason=f"it reads no {kind}of the step, so it shows nothing")
     assert pair[0] is not None and pair[1] is not None
-    values = [side.graph.calls[index].value for side, index in zip(sides, pair, strict=True)]
-    one, other = map(_layout, values)
+    one, other = (_layout(side.graph.calls[index].value) for side, index in zip(sides, (pair[0], pair[1]), strict=True))
     return OutputAnswer(name, PROVED, terms, layouts=None if one == other else (one, other))
 
 

@@ -154,8 +154,9 @@ class _Exporter:
             return  # it raises or it does not: no bit depends on it
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
-        if reason := admitted.why_not(node.target) or admitted.untold(node.target, _by_name(node, args, kwargs), value):
-            raise _refused(node, reason)
+        given = _by_name(node, args, kwargs)
+        if objection := admitted.why_not(node.target) or admitted.untold(node.target, given, value):
+            raise _refused(node, objection)
         self._add(node, node.name, op or _operator(node), self._arguments(node), value)
 
     def _reads_numbers(self, node: Node) -> bool:

@@ -1,8 +1,8 @@
 """Do torch's operators do what their schemas say? `python tests/benchmarks/scan_operators.py [--write] [NAME ...]`.
 
 Every overload of aten and prims for which arguments can be made, each in a process of its own, is called in several
-layouts, dtypes and forms (`tests/harness/prove/scan.py`), on real values and on fake ones. Printed is a row for each that
-misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did not
+layouts, dtypes and forms (`tests/harness/prove/scan.py`), on real values and on fake ones. It prints a row for each
+that misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did not
 run at all. `--write` writes that list anew; NAMEs, such as `aten.add.Tensor`, scan these alone.
 """
 
@@ -79,18 +79,23 @@ def _tell(found: dict[str, Scanned], honest: set[str], allowed: frozenset[str], 
             told = f"{fault}{' (ADMITTED)' * (name in allowed)}"
             print(f"| {name} | {told} | `{call[:200]}` |")
     faults = Counter(fault.split(",")[0].split(" of ")[0] for seen in found.values() for fault in seen.faults)
-    layouts: Counter[str] = sum((seen.layouts for seen in found.values()), Counter())
+    layouts: Counter[str] = sum((Counter(seen.layouts) for seen in found.values()), Counter())
     ran = sum(seen.ran for seen in found.values())
     print(f"\n{len(found)} operators, torch {torch.__version__}; {seconds:.0f} s")
     print(f"{sum(seen.tried for seen in found.values())} calls tried, {ran} ran; of these by layout: {dict(layouts)}")
-    print(f"{sum(seen.fakes_fail for seen in found.values())} calls that ran fail on fake values, which a proof refuses")
-    print(f"operators that ran: {sum(seen.ran > 0 for seen in found.values())}, {LEAST} times or more and did as they say:")
+    print(
+        f"{sum(seen.fakes_fail for seen in found.values())} calls that ran fail on fake values, which a proof refuses"
+    )
+    print(f"operators that ran: {sum(seen.ran > 0 for seen in found.values())}; {LEAST} times or more, as they say:")
     print(f"  {len(honest)}; that crashed or hung: {sum(seen.crashed for seen in found.values())}")
     for fault, count in faults.most_common():
         print(f"  {count:5} {fault}")
     wrong = sorted(name for name in allowed if name in found and (found[name].faults or found[name].crashed))
-    idle = sorted(name for name in allowed if (name in found and found[name].ran == 0) or (name not in found and not partial))
-    print(f"admitted: {len(allowed)}; of these misbehave: {', '.join(wrong) or 'none'}; did not run: {', '.join(idle) or 'none'}")
+    idle = sorted(name for name in allowed if name in found and found[name].ran == 0)
+    print(f"admitted: {len(allowed)}; of these misbehave: {', '.join(wrong) or 'none'}")
+    print(
+        f"  did not run: {', '.join(idle) or 'none'}; this torch has none of {len(allowed - {*found}) * (not partial)}"
+    )
     return int(bool(wrong or idle))
 
 
@@ -118,8 +123,7 @@ class _Child:
         _, status = os.waitpid(self.pid, 0)
         if status or not self.data:
             return Scanned(crashed=True)
-        seen = json.loads(self.data)
-        return Scanned(**seen | {"layouts": Counter(seen["layouts"])})
+        return Scanned(**json.loads(self.data))
 
 
 def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int) -> dict[str, Scanned]:
@@ -133,8 +137,8 @@ def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int) -> dict[st
             if (child.pipe in said and not child.read()) or time.monotonic() > child.deadline:
                 running.remove(child)
                 found[child.name] = child.end()
-        if len(found) % 250 == 0 and found:
-            print(f"  {len(found)} of {len(work)}", file=sys.stderr, flush=True)
+                if len(found) % 100 == 0:
+                    print(f"  {len(found)} of {len(work)}", file=sys.stderr, flush=True)
     return {name: found[name] for name in work}
 
 

@@ -1,4 +1,4 @@
-"""One operator's calls, run on real values and on fake ones: does it do what its schema says, and lie where a fake does?
+"""One operator's calls, run on real values and on fake ones: does it do what its schema says, as its fake says?
 
 A call is tried with its tensors laid out in several ways and its flags and optional arguments changed. What a proof
 rests on is held against what happened: dtypes, shapes, strides and offsets of results; whose memory they lie in; what
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,12 +35,12 @@ SEEDED = torch.Generator().manual_seed(0).get_state()
 
 @dataclass
 class Scanned:
-    """What a scan saw of one operator: calls tried, those that ran, and each kind of misbehaviour with its first call."""
+    """What a scan saw of one operator: calls tried, those that ran, each kind of misbehaviour with its first call."""
 
     tried: int = 0
     ran: int = 0
     fakes_fail: int = 0
-    layouts: Counter[str] = field(default_factory=Counter)
+    layouts: dict[str, int] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     crashed: bool = False
 
@@ -139,8 +138,7 @@ DTYPES = (torch.float64, torch.bfloat16, torch.float16)
 
 
 def variants(op: OpOverload, base: Arguments, chance: random.Random) -> Iterator[tuple[str, Arguments]]:
-    """The call as it is, then in turns with all tensors in one layout, or at random: layouts, dtypes, flags and what may
-    be left out."""
+    """The call as it is, then with all tensors in one layout, or at random: dtypes, flags, what is left out."""
     yield "as it is", base
     plain = replaced(base, lambda x: x.detach())
     lays, alike = list(LAYOUTS.values()), list(LAYOUTS.items())
@@ -150,10 +148,10 @@ def variants(op: OpOverload, base: Arguments, chance: random.Random) -> Iterator
             name, lay = alike.pop()
             yield name, replaced(plain, lay)
             continue
-        mixed = replaced(plain, lambda x: chance.choice(lays)(x))  # noqa: B023
+        mixed = replaced(plain, lambda x: chance.choice(lays)(x))
         if chance.random() < 0.3:
             dtype = chance.choice(DTYPES)
-            mixed = replaced(mixed, lambda x: x.to(dtype) if x.is_floating_point() else x)  # noqa: B023
+            mixed = replaced(mixed, lambda x: x.to(dtype) if x.is_floating_point() else x)
         yield "mixed", _with_flags(op, mixed, chance)
 
 
@@ -196,7 +194,7 @@ def scan(op: OpOverload, calls: Sequence[Arguments], *, at_most: int, chance: ra
                 except Exception:  # a layout that a tensor cannot have
                     continue
                 if try_call(op, args, seen):
-                    seen.layouts[layout] += 1
+                    seen.layouts[layout] = seen.layouts.get(layout, 0) + 1
     return seen
 
 

@@ -1,8 +1,8 @@
 """The operators that a proof may meet: those that did as their schemas say in all that a scan tried.
 
-The list stands in `admitted.txt`, which `tests/benchmarks/scan_operators.py --write` writes and the script checks. An
-operator that the scan could not call is unknown, so it is not there. What a call does to memory, as fake values show it,
-is held against its schema, too.
+The list stands in `admitted.txt`. `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. What
+the scan could not call is unknown, so it is not there. What a call does to memory, as fake values show it, is held
+against its schema, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Do torch's operators do what their schemas say? `python tests/benchmarks/scan_operators.py [--write] [NAME ...]`.
 
 Every overload of aten and prims for which arguments can be made, each in a process of its own, is called in several
-layouts, dtypes and forms (`tests/harness/prove/scan.py`), on real values and on fake ones. It prints a row for each
-that misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did not
-run at all. `--write` writes that list anew; NAMEs, such as `aten.add.Tensor`, scan these alone.
+layouts, dtypes and forms, on real values and on fake ones (`tests/harness/prove/scan.py`). Printed is a row for each
+that misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did
+not run at all. `--write` writes that list anew; NAMEs, such as `aten.add.Tensor`, scan these alone.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ def main() -> int:
             for op in ops
         },
         given.jobs,
+        given.json,
     )
     if given.json:
-        given.json.write_text(json.dumps({name: asdict(seen) for name, seen in found.items()}, indent=1))
+        _keep(found, given.json)
     honest = {name for name, seen in found.items() if not seen.crashed and not seen.faults and seen.ran >= LEAST}
     if given.write:
         admitted.write(honest)
@@ -126,7 +127,11 @@ class _Child:
         return Scanned(**json.loads(self.data))
 
 
-def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int) -> dict[str, Scanned]:
+def _keep(found: Mapping[str, Scanned], out: Path) -> None:
+    out.write_text(json.dumps({name: asdict(seen) for name, seen in found.items()}, indent=1))
+
+
+def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int, out: Path | None) -> dict[str, Scanned]:
     """What each piece of work returns, in a process of its own: an operator may end it, or hang."""
     waiting, running, found = list(work), list[_Child](), dict[str, Scanned]()
     while waiting or running:
@@ -139,6 +144,8 @@ def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int) -> dict[st
                 found[child.name] = child.end()
                 if len(found) % 100 == 0:
                     print(f"  {len(found)} of {len(work)}", file=sys.stderr, flush=True)
+                    if out is not None:
+                        _keep(found, out)
     return {name: found[name] for name in work}
 
 

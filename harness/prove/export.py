@@ -155,7 +155,7 @@ class _Exporter:
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
         given = _by_name(node, args, kwargs)
-        if objection := admitted.why_not(node.target) or admitted.untold(node.target, given, value):
+        if objection := admitted.why_not(node.target, given) or admitted.untold(node.target, given, value):
             raise _refused(node, objection)
         self._add(node, node.name, op or _operator(node), self._arguments(node), value)
 

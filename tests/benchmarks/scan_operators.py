@@ -67,35 +67,43 @@ def main() -> int:
     )
     if given.json:
         _keep(found, given.json)
-    honest = {name for name, seen in found.items() if not seen.crashed and not seen.faults and seen.ran >= LEAST}
+    honest = {name: layout for name, seen in found.items() if (layout := seen.honest_in(LEAST))}
     if given.write:
         admitted.write(honest)
-    return _tell(found, honest, admitted.names(), time.monotonic() - start, partial=bool(given.names))
+    return _tell(found, honest, time.monotonic() - start, partial=bool(given.names))
 
 
-def _tell(found: dict[str, Scanned], honest: set[str], allowed: frozenset[str], seconds: float, partial: bool) -> int:
-    print(f"\n| operator | what it does | such a call |\n{'|---' * 3}|")
+def _tell(found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, partial: bool) -> int:
+    allowed = admitted.names()
+    print(f"\n| operator | what it does | in | such a call |\n{'|---' * 4}|")
     for name, seen in found.items():
-        for fault, call in seen.faults.items():
-            told = f"{fault}{' (ADMITTED)' * (name in allowed)}"
-            print(f"| {name} | {told} | `{call[:200]}` |")
+        for fault, calls in seen.faults.items():
+            layout = next(layout for layout in admitted.LAYOUTS if layout in calls)
+            print(f"| {name} | {fault} | {layout} | `{calls[layout][:200]}` |")
     faults = Counter(fault.split(",")[0].split(" of ")[0] for seen in found.values() for fault in seen.faults)
-    layouts: Counter[str] = sum((Counter(seen.layouts) for seen in found.values()), Counter())
-    ran = sum(seen.ran for seen in found.values())
+    ways = sum((Counter(seen.layouts) for seen in found.values()), Counter[str]())
+    layouts = sum((Counter(seen.in_layout) for seen in found.values()), Counter[str]())
     print(f"\n{len(found)} operators, torch {torch.__version__}; {seconds:.0f} s")
-    print(f"{sum(seen.tried for seen in found.values())} calls tried, {ran} ran; of these by layout: {dict(layouts)}")
-    print(
-        f"{sum(seen.fakes_fail for seen in found.values())} calls that ran fail on fake values, which a proof refuses"
-    )
-    print(f"operators that ran: {sum(seen.ran > 0 for seen in found.values())}; {LEAST} times or more, as they say:")
-    print(f"  {len(honest)}; that crashed or hung: {sum(seen.crashed for seen in found.values())}")
+    print(f"{sum(seen.tried for seen in found.values())} calls tried, {sum(seen.ran for seen in found.values())} ran")
+    print(f"  by the way they were made: {dict(ways)}; by what was read: {dict(layouts)}")
+    print(f"{sum(seen.fakes_fail for seen in found.values())} that ran fail on fake values, which a proof refuses")
+    print(f"operators that ran: {sum(seen.ran > 0 for seen in found.values())}; that crashed or hung: ", end="")
+    print(sum(seen.crashed for seen in found.values()))
+    print(f"that did as they say, {LEAST} times or more: {len(honest)}, {dict(Counter(honest.values()))}")
     for fault, count in faults.most_common():
         print(f"  {count:5} {fault}")
-    wrong = sorted(name for name in allowed if name in found and (found[name].faults or found[name].crashed))
-    idle = sorted(name for name in allowed if name in found and found[name].ran == 0)
+    wrong, idle = [], []
+    for name, layout in allowed.items():
+        if name in found:
+            seen = found[name]
+            upto = admitted.LAYOUTS[: admitted.LAYOUTS.index(layout) + 1]
+            if seen.crashed or any(each in calls for calls in seen.faults.values() for each in upto):
+                wrong.append(name)
+            elif not seen.ran:
+                idle.append(name)
     print(f"admitted: {len(allowed)}; of these misbehave: {', '.join(wrong) or 'none'}")
     print(
-        f"  did not run: {', '.join(idle) or 'none'}; this torch has none of {len(allowed - {*found}) * (not partial)}"
+        f"  did not run: {', '.join(idle) or 'none'}; this torch has none of {len({*allowed} - {*found}) * (not partial)}"
     )
     return int(bool(wrong or idle))
 

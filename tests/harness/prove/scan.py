@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from harness.graph.fake_mode import step_fake_mode
 from harness.graph.operators import written_names
 from harness.prove import operators as known
+from harness.prove.admitted import LAYOUTS, ROWS, layout_of
 from harness.torch_compat import FakeTensorMode, OpOverload
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -41,12 +42,25 @@ class Scanned:
     ran: int = 0
     fakes_fail: int = 0
     layouts: dict[str, int] = field(default_factory=dict)
-    faults: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, dict[str, str]] = field(default_factory=dict)
+    in_layout: dict[str, int] = field(default_factory=dict)
     crashed: bool = False
 
-    def add(self, fault: str, call: str) -> None:
-        """Note a misbehaviour. Its first call says enough."""
-        self.faults.setdefault(fault, call)
+    def add(self, fault: str, layout: str, call: str) -> None:
+        """Note a misbehaviour, by the layout of what the call reads. Its first call says enough."""
+        self.faults.setdefault(fault, {}).setdefault(layout, call)
+
+    def honest_in(self, least: int) -> str | None:
+        """The widest layouts in which nothing was wrong, with `least` calls or more; None for none."""
+        ran, found = 0, None
+        wrong = {layout for calls in self.faults.values() for layout in calls}
+        for layout in LAYOUTS:
+            if self.crashed or layout in wrong:
+                break
+            ran += self.in_layout.get(layout, 0)
+            if ran >= least and (layout == ROWS or self.in_layout.get(layout)):
+                found = layout
+        return found
 
 
 # -- calls --------------------------------------------------------------------------------------------
@@ -124,8 +138,26 @@ def _swapped(x: Tensor) -> Tensor:
     return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() > 1 else x
 
 
-LAYOUTS = {
+def _padded(x: Tensor) -> Tensor:
+    """Rows of something wider, not from its beginning."""
+    if not x.dim():
+        return x
+    wider = torch.zeros([*x.shape[:-1], x.shape[-1] + 3], dtype=x.dtype)
+    return wider[..., 2 : 2 + x.shape[-1]].copy_(x)
+
+
+def _outer_swapped(x: Tensor) -> Tensor:
+    """All dims but the last in another order in memory."""
+    if x.dim() < 3:
+        return x
+    order = [*range(x.dim() - 2, -1, -1), x.dim() - 1]
+    return x.permute(order).contiguous().permute(order)
+
+
+WAYS = {
     "rows": _rows,
+    "padded": _padded,
+    "outer_swapped": _outer_swapped,
     "columns": _columns,
     "sliced": _sliced,
     "offset": _offset,
@@ -141,7 +173,7 @@ def variants(op: OpOverload, base: Arguments, chance: random.Random) -> Iterator
     """The call as it is, then with all tensors in one layout, or at random: dtypes, flags, what is left out."""
     yield "as it is", base
     plain = replaced(base, lambda x: x.detach())
-    lays, alike = list(LAYOUTS.values()), list(LAYOUTS.items())
+    lays, alike = list(WAYS.values()), list(WAYS.items())
     chance.shuffle(alike)
     while True:
         if alike and chance.random() < 0.5:
@@ -212,20 +244,22 @@ def try_call(op: OpOverload, args: Arguments, seen: Scanned) -> bool:
     if not all(_is_plain(x) for x in first.results):
         return False  # a proof refuses results that are not plain memory
     seen.ran += 1
+    layout = layout_of(_by_name(op, args))
+    seen.in_layout[layout] = seen.in_layout.get(layout, 0) + 1
     for fault in first.faults:
-        seen.add(fault, call)
+        seen.add(fault, layout, call)
     second = _run(op, args, GARBAGE[1], first.sizes)
     if not _same(first, second):
-        seen.add("it does not give one result of the same arguments", call)
+        seen.add("it does not give one result of the same arguments", layout, call)
     if not first.written and len({id(x) for x in tensors_of(args)}) > 1 and _depends_on_identity(op, args):
-        seen.add("its bits depend on whether two arguments are one tensor", call)
+        seen.add("its bits depend on whether two arguments are one tensor", layout, call)
     try:
         fake = _lay_of(*_fake(op, args))
     except Exception:
         seen.fakes_fail += 1
         return True
     if fault := _difference(op, first.lay, fake):
-        seen.add(fault, call)
+        seen.add(fault, layout, call)
     return True
 
 

@@ -18,7 +18,7 @@ from harness.torch_compat import OpOverload
 from tests.harness.prove.scan import Arguments, tensors_of
 
 NAMESPACES = ("aten", "prims")
-MOST_CALLS = 12
+MOST_CALLS = 8
 MOST_ELEMENTS = 20_000
 
 
@@ -117,6 +117,7 @@ def _record(recorder: Recorder, info: Any, sample: Any, *, backward: bool) -> No
 def calls_of(op: OpOverload, known: dict[str, list[Arguments]], stems: dict[str, list[Arguments]]) -> list[Arguments]:
     """An operator's calls: recorded ones, those of other forms of it, and some that its schema allows; that run."""
     own = known.get(str(op), [])
+    own = sorted(own, key=lambda args: -max((x.dim() for x in tensors_of(args)), default=0))
     chance = random.Random(str(op))
     found = _that_run(op, own, MOST_CALLS)
     if len(found) < MOST_CALLS:
@@ -184,6 +185,8 @@ def _value(name: str, kind: str, palette: dict[str, Any], chance: random.Random)
         case "int" | "SymInt":
             if "dim" in name:
                 return chance.choice([0, 1, -1])
+            if name == "reduction":
+                return chance.choice([0, 1, 2])
             if "dtype" in name:
                 return palette["dtype"]
             return chance.choice([0, 1, 1, 2, 2, 3, 4])

@@ -15,7 +15,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
+.PHONY: run test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -53,6 +53,9 @@ fuzz: $(VENV)/ready         ## wrong and right rewrites and the catalogue of fau
 	$(BIN)/python tests/benchmarks/prove_faults.py
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
+
+operators: $(VENV)/ready    ## every operator that a proof admits does what its schema and its fake say; takes half an hour
+	$(BIN)/python tests/benchmarks/scan_operators.py
 
 # The whole soak takes hours on two cores; SOAK says less: make soak SOAK='--runs 20 --session 40 --controls 1'.
 SOAK :=
@@ -108,7 +111,7 @@ sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong b
 	$(BIN)/bitproof sensitivity -k '$(CASES) or $(SIGHT)' --steps 1 --observe '**'
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 1 --every-call
 
-nightly: bench fuzz soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests

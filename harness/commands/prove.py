@@ -16,6 +16,7 @@ from harness.machine.describe import torch_version
 from harness.prove.answers import NOT_PROVED, PROVED, REFUSED
 from harness.prove.certify import certificate_of, write_certificate
 from harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
+from harness.report.proofs import LAID_OUT_OTHERWISE
 from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 
 SHOWN_OUTPUTS = 3
@@ -118,6 +119,15 @@ def _lines(result: CaseProof) -> list[str]:
         lines.append(
             f"  operators that one side runs on all rows and the other on halves: {', '.join(proof.row_splits)}"
         )
+    if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:
+        lines.append(f"  {LAID_OUT_OTHERWISE} ({len(otherwise)}):")
+        for answer in otherwise[:SHOWN_OUTPUTS]:
+            assert answer.layouts is not None
+            lines.append(
+                f"    {answer.output}: {answer.layouts[0]} in the reference, {answer.layouts[1]} in the candidate"
+            )
+        if len(otherwise) > SHOWN_OUTPUTS:
+            lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more, which --json tells")
     others = [answer for answer in proof.answers if answer.verdict != PROVED]
     for answer in others[:SHOWN_OUTPUTS]:
         lines += [f"  {answer.output}: {answer.verdict}" + (f": {answer.reason}" if answer.reason else "")]
@@ -145,13 +155,15 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """What stands below the rows: why cases were not tried, or something of them refused, a line a reason."""
+    """What stands below the rows: why cases were not tried, what is refused or laid out otherwise, a line a reason."""
     cases: dict[str, dict[str, None]] = {}
     for result in results:
         answers = result.proof.answers if result.proof else ()
         reasons = [result.reason, *(answer.reason for answer in answers)]
         for reason in filter(None, reasons):
             cases.setdefault(f"{result.verdict}: {reason.splitlines()[0]}", {})[result.case.name] = None
+        if result.proof and (otherwise := result.proof.laid_out_otherwise):
+            cases.setdefault(f"{LAID_OUT_OTHERWISE} ({len(otherwise)})", {})[result.case.name] = None
     return ["", *(f"- {reason}: {', '.join(names)}" for reason, names in cases.items()), ""] if cases else []
 
 
@@ -166,6 +178,7 @@ def _data(result: CaseProof) -> dict[str, object]:
         "outputs": {verdict: sum(a.verdict == verdict for a in answers) for verdict in (PROVED, NOT_PROVED, REFUSED)},
         "evaluated": result.evaluated,
         "not_evaluated": result.not_evaluated,
+        "laid_out_otherwise": proof.laid_out_otherwise if proof else [],
         "row_splits": list(proof.row_splits) if proof else [],
         "rules": sorted(proof.table.used()) if proof else [],
         "assumptions": _assumed(result) if proof else [],

@@ -74,4 +74,6 @@ def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
         first=first,
         assumptions=[*assumed(found.graphs, found.proof.table.used())],
         seconds=seconds,
+        otherwise=len(found.proof.laid_out_otherwise),
+        laid_out_otherwise=found.proof.laid_out_otherwise[:MOST_NAMED],
     )

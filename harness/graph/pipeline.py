@@ -36,6 +36,7 @@ from harness.graph.passes.rematerialize import rematerialize
 from harness.graph.passes.tag_memory import tag_memory
 from harness.graph.stages import OPEN, RESOLVED, Stage
 from harness.graph.verify import Facts
+from harness.machine.determinism import keeping_switches
 from harness.records import PassReport
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ def run_pipeline(
         name, num_nodes = run_pass.__name__, len(module.graph.nodes)
         context.facts.clear()
         enter(f"in {'extra ' * isinstance(run_pass, ExtraPass)}pass {name}")
-        with _blaming(name):
+        with _blaming(name), keeping_switches(f"{'extra ' * isinstance(run_pass, ExtraPass)}pass {name}"):
             start = time.perf_counter()
             module = run_pass(module, context)
             seconds = time.perf_counter() - start

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+from harness.errors import PassError
 from harness.records import Switch
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -57,7 +61,7 @@ def read_determinism() -> dict[str, Switch]:
             "fill_uninitialized_memory": getattr(torch.utils.deterministic, "fill_uninitialized_memory"),  # noqa: B009
             "num_threads": torch.get_num_threads(),
             "autograd_multithreading": torch.autograd.is_multithreading_enabled(),
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "float32_matmul_precision": _matmul_precision(),
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
@@ -66,11 +70,36 @@ def read_determinism() -> dict[str, Switch]:
         }
 
 
+def _matmul_precision() -> str:
+    """What torch takes float32 products for; it refuses to say where it was told through two interfaces."""
+    import torch
+
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "set by two interfaces"
+
+
 def read_switches() -> dict[str, Switch]:
     """All switches as they stand that a system may change to other bits, or to bits that vary."""
     import torch
 
+    cuda, onednn = torch.backends.cuda, torch.backends.mkldnn
+    smallest = float("1e-310")  # zero on a thread that flushes denormals
     return read_determinism() | {
+        "flush_denormal": smallest + 0.0 == 0.0,
+        "grad_enabled": torch.is_grad_enabled(),
+        "inference_mode": torch.is_inference_mode_enabled(),
+        "autocast_cpu": torch.is_autocast_enabled("cpu"),
+        "default_device": str(torch.get_default_device()),
+        "mkldnn_deterministic": getattr(onednn, "deterministic", None),
+        "mkldnn_matmul_precision": getattr(getattr(onednn, "matmul", None), "fp32_precision", None),
+        "mkldnn_conv_precision": getattr(getattr(onednn, "conv", None), "fp32_precision", None),
+        "flash_sdp": cuda.flash_sdp_enabled(),
+        "mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
+        "math_sdp": cuda.math_sdp_enabled(),
+        "math_sdp_in_half": cuda.fp16_bf16_reduction_math_sdp_allowed(),
+        "nnpack_enabled": torch._C._get_nnpack_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "mkldnn_enabled": bool(torch.backends.mkldnn.enabled),
         "cudnn_enabled": torch.backends.cudnn.enabled,
@@ -82,6 +111,115 @@ def read_switches() -> dict[str, Switch]:
         ),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
     }
+
+
+def _setters() -> dict[str, Callable[[Any], object]]:
+    """What sets each switch of `read_switches` that a process can be given back."""
+    import torch
+
+    cuda, cudnn, onednn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+
+    def attribute(holder: object, name: str) -> Callable[[Any], object]:
+        return lambda value: setattr(holder, name, value)
+
+    return {
+        "deterministic_algorithms": torch.use_deterministic_algorithms,
+        "deterministic_warn_only": lambda value: torch.use_deterministic_algorithms(
+            torch.are_deterministic_algorithms_enabled(), warn_only=value
+        ),
+        "fill_uninitialized_memory": attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
+        "num_threads": torch.set_num_threads,
+        "autograd_multithreading": torch.autograd.set_multithreading_enabled,
+        "float32_matmul_precision": torch.set_float32_matmul_precision,  # which sets the next one, too
+        "mkldnn_matmul_precision": attribute(getattr(onednn, "matmul", None), "fp32_precision"),
+        "mkldnn_conv_precision": attribute(getattr(onednn, "conv", None), "fp32_precision"),
+        "cudnn_deterministic": attribute(cudnn, "deterministic"),
+        "cudnn_benchmark": attribute(cudnn, "benchmark"),
+        "cudnn_allow_tf32": attribute(cudnn, "allow_tf32"),
+        "cudnn_enabled": attribute(cudnn, "enabled"),
+        "cuda_matmul_allow_tf32": attribute(cuda.matmul, "allow_tf32"),
+        **{
+            f"cuda_matmul_{name}": attribute(cuda.matmul, name)
+            for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+        },
+        "mkldnn_enabled": torch._C._set_mkldnn_enabled,
+        "mkldnn_deterministic": attribute(onednn, "deterministic"),
+        "default_dtype": lambda value: torch.set_default_dtype(getattr(torch, value)),
+        "default_device": torch.set_default_device,
+        "flush_denormal": torch.set_flush_denormal,
+        "grad_enabled": torch.set_grad_enabled,
+        "autocast_cpu": lambda value: torch.set_autocast_enabled("cpu", value),
+        "flash_sdp": cuda.enable_flash_sdp,
+        "mem_efficient_sdp": cuda.enable_mem_efficient_sdp,
+        "math_sdp": cuda.enable_math_sdp,
+        "math_sdp_in_half": cuda.allow_fp16_bf16_reduction_math_sdp,
+        "nnpack_enabled": torch._C._set_nnpack_enabled,
+    }
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The switches and the states of the random number generators, as they stood at one moment."""
+
+    switches: dict[str, Switch]
+    generators: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> Switches:
+        """As they stand."""
+        import numpy
+        import torch
+
+        generators = {
+            "torch": torch.get_rng_state().numpy().tobytes(),
+            "Python": random.getstate(),
+            "numpy": [x.tobytes() if isinstance(x, numpy.ndarray) else x for x in numpy.random.get_state()],
+        }
+        return cls(read_switches(), generators)
+
+    def changes(self) -> list[str]:
+        """Each that stands otherwise now: `mkldnn_enabled True -> False`, `the state of torch's random generator`."""
+        now = Switches.now()
+        told = [
+            f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
+        ]
+        drawn = [name for name, state in self.generators.items() if now.generators[name] != state]
+        return [*told, *(f"the state of {name}'s random number generator" for name in drawn)]
+
+    def restore(self) -> None:
+        """Set all back, as far as a process can be."""
+        import numpy
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, change in _setters().items():
+                if read_switches()[name] != self.switches[name]:
+                    change(self.switches[name])
+        torch.set_rng_state(torch.frombuffer(bytearray(self.generators["torch"]), dtype=torch.uint8))
+        random.setstate(self.generators["Python"])
+        name, keys, *rest = self.generators["numpy"]
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+
+
+@contextmanager
+def keeping_switches(who: str) -> Iterator[None]:
+    """Raise PassError where what runs within leaves switches or random number generators otherwise, naming `who` and
+    which; they are set back."""
+    before = Switches.now()
+    try:
+        yield
+    except BaseException:
+        before.restore()
+        raise
+    if changed := before.changes():
+        before.restore()
+        raise PassError(
+            f"{who} changes what holds for the whole process, and a pass is to change its graph alone: "
+            + "; ".join(changed),
+            expected="switches and random number generators as they were: no graph says what they decide",
+            fix="leave them, or set them back before it returns; what a case is to run with belongs into its systems",
+        )
 
 
 SET, AFTER_FACTORY, AFTER_STEPS = "set", "after_factory", "after_steps"

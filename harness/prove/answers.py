@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.certificate.data import Graph, terms_in
+from harness.certificate.data import Graph, Tensor, terms_in
 from harness.prove.canonical import Canonicalizer
 from harness.prove.explain import Finding, explain, row_splits
 from harness.prove.export import RefusedError
@@ -30,13 +30,15 @@ MUST_READ = (PARAMETER, INPUT)
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """One output: its verdict, the places of its terms, why it was refused, and where its sides part."""
+    """One output: its verdict, the places of its terms, why it was refused, where its sides part, and, of one that is
+    PROVED, how the two lie in memory where they lie otherwise."""
 
     output: str
     verdict: str
     terms: tuple[int, int] = (-1, -1)
     reason: str | None = None
     finding: Finding | None = None
+    layouts: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Proof:
     def count(self, verdict: str) -> int:
         """How many outputs got a verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
+
+    @property
+    def laid_out_otherwise(self) -> list[str]:
+        """The outputs that are PROVED and whose two sides lie otherwise in memory: what follows may tell them apart."""
+        return [answer.output for answer in self.answers if answer.verdict == PROVED and answer.layouts]
 
     @property
     def verdict(self) -> str:
@@ -123,4 +130,13 @@ def _answer(
     for bit, kind in enumerate(MUST_READ):
         if not reads[terms[0]] >> bit & 1:
             return OutputAnswer(name, REFUSED, terms, reason=f"it reads no {kind}of the step, so it shows nothing")
-    return OutputAnswer(name, PROVED, terms)
+    assert pair[0] is not None and pair[1] is not None
+    one, other = (_layout(side.graph.calls[index].value) for side, index in zip(sides, (pair[0], pair[1]), strict=True))
+    return OutputAnswer(name, PROVED, terms, layouts=None if one == other else (one, other))
+
+
+def _layout(x: Tensor) -> str:
+    """How a tensor lies in memory, in words, as far as sizes are numbers; dims of size 1 lie anyhow."""
+    numbers = zip(x.shape, x.strides, strict=True)
+    strides = ["?" if not isinstance(s, int) else "-" if n == 1 else str(s) for n, s in numbers]
+    return f"strides [{', '.join(strides)}]"

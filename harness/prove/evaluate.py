@@ -7,9 +7,10 @@ one a rank, and a collective takes from its group's ranks what they hold. Reduct
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,8 @@ from torch.fx.node import map_arg
 from harness.certificate.data import Term, terms_in
 from harness.graph import operators as graph_operators
 from harness.graph.groups import Partition
+from harness.graph.symbols import source_of
+from harness.prove.export import RefusedError
 from harness.prove.terms import Table
 from harness.prove.windows import row_major
 
@@ -31,9 +34,17 @@ class NotEvaluatedError(Exception):
 
 
 def run_graph(
-    module: GraphModule, inputs: Sequence[Sequence[Tensor]], groups: Mapping[str, Partition], *, late: bool = False
+    module: GraphModule,
+    inputs: Sequence[Sequence[Tensor]],
+    groups: Mapping[str, Partition],
+    *,
+    late: bool = False,
+    watch: Callable[[Node, Sequence[Any]], None] = lambda node, values: None,
 ) -> tuple[list[Any], list[list[Tensor]]]:
     """What a graph returns on each rank, and what its inputs hold then. `inputs` are each rank's; they are copied.
+
+    `watch` sees what each node gives on every rank. Raises RefusedError, naming the node, where a call fails on these
+    values, and NotEvaluatedError.
 
     A collective reads and writes memory at any moment between its launch and its wait: here at the launch, and with
     `late` at the wait once more, which shows what was written meanwhile.
@@ -53,18 +64,36 @@ def run_graph(
                 env[node] = [functools.reduce(getattr, str(node.target).split("."), module) for _ in ranks]
             elif node.op == "output":
                 return [args[0] for args, _ in given], held
-            elif graph_operators.is_wait(node):
-                launch = node.all_input_nodes[0]
-                if late and launch in launches:
-                    env[launch] = launches.pop(launch)()
-                env[node] = env[launch]
-            elif graph_operators.is_collective(node):
-                own = [args[:-1] for args, _ in given]
-                launches[node] = functools.partial(collective, str(node.target), groups[str(node.args[-1])], own)
-                env[node] = launches[node]()
             else:
-                env[node] = [node.target(*args, **kwargs) for args, kwargs in given]
+                with _naming(node):
+                    if graph_operators.is_wait(node):
+                        launch = node.all_input_nodes[0]
+                        if late and launch in launches:
+                            env[launch] = launches.pop(launch)()
+                        env[node] = env[launch]
+                    elif graph_operators.is_collective(node):
+                        own = [args[:-1] for args, _ in given]
+                        launches[node] = functools.partial(
+                            collective, str(node.target), groups[str(node.args[-1])], own
+                        )
+                        env[node] = launches[node]()
+                    else:
+                        env[node] = [node.target(*args, **kwargs) for args, kwargs in given]
+            watch(node, env[node])
     raise AssertionError("a graph has an output")
+
+
+@contextlib.contextmanager
+def _naming(node: Node) -> Iterator[None]:
+    """Let what a call raises on values name it."""
+    try:
+        yield
+    except NotEvaluatedError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        what = f"a call that passes on fake values and fails on real ones: {type(error).__name__}: {reason}"
+        raise RefusedError(f"{what} (`{node.name}`, {node.target})", where=source_of(node)) from error
 
 
 def _given(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
@@ -242,6 +271,6 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
         return False
     if not x.is_floating_point():
         return torch.equal(x, y)
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     same = x.contiguous().view(integers) == y.contiguous().view(integers)
     return bool((same | (x.isnan() & y.isnan())).all())

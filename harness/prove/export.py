@@ -1,8 +1,8 @@
 """A step's graph as data: every call with its arguments by name and its result's layout.
 
 What a graph's metadata say is not believed: passes write it, a user's passes too. Every call is run again on fake
-values, from the inputs on, and what comes out is its layout. Fake values share memory exactly where real ones do, so
-aliases are told from them and not from operators' names.
+values, from the inputs on, and what comes out is its layout. Of operators that `admitted` knows, fake values share
+memory exactly where real ones do, so aliases are told from them and not from operators' names; any other is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from harness.graph.fake_mode import step_fake_mode
 from harness.graph.groups import GroupTable
 from harness.graph.origin import origin_of
 from harness.graph.writer import CHUNK_KEY
+from harness.prove import admitted
 from harness.prove import operators as known
 from harness.prove.executed import runs_otherwise
 from harness.prove.layouts import shows
@@ -153,6 +154,9 @@ class _Exporter:
             return  # it raises or it does not: no bit depends on it
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
+        given = _by_name(node, args, kwargs)
+        if objection := admitted.why_not(node.target, given) or admitted.untold(node.target, given, value):
+            raise _refused(node, objection)
         self._add(node, node.name, op or _operator(node), self._arguments(node), value)
 
     def _reads_numbers(self, node: Node) -> bool:
@@ -347,6 +351,8 @@ def _nested(caller: Node, module: GraphModule) -> Any:
             raise _refused(caller, f"a nested graph with a node of kind {node.op}")
         if node.op == "call_function" and (operators.written_arguments(node) or _draws(node)):
             raise _refused(caller, f"a nested graph that writes or draws: {node.target}")
+        if reason := admitted.why_not(node.target):
+            raise _refused(caller, f"a nested graph: {reason}")
         name = _operator(node) if node.op == "call_function" else node.op
         kwargs = tuple((key, argument(value)) for key, value in sorted(node.kwargs.items()))
         args = () if node.op == "placeholder" else tuple(argument(x) for x in node.args)
@@ -358,6 +364,13 @@ def _nested(caller: Node, module: GraphModule) -> Any:
 
 def _draws(node: Node) -> bool:
     return operators.is_random(node) or str(node.target) in known.DRAWS
+
+
+def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call is handed, by the names of its operator's schema."""
+    schema = schema_of(node.target)
+    names = [argument.name for argument in schema.arguments] if schema else []
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 def _operator(node: Node) -> str:

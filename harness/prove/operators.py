@@ -80,6 +80,9 @@ REFUSED = {
 show, they are written down as views. And one whose result lies in the memory of what it reads, which neither its schema
 nor fake values tell."""
 
+SHARES_UNTOLD = {"aten._unsafe_view.default"}
+"""Operators whose results lie in the memory of what they read, though their fakes do not: `export` knows that."""
+
 CHECKS = {
     *("aten._assert_async.default", "aten._assert_async.msg", "aten._assert_scalar.default"),
     *("aten._assert_tensor_metadata.default", "aten._linalg_check_errors.default"),

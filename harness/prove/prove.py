@@ -5,7 +5,8 @@
 2. Write both down as data, from fake values computed anew.
 3. Compare them, output by output.
 4. Compute every PROVED output's term on random inputs, and both graphs: an output with other bits is no proof, and is
-   REFUSED in the loudest words.
+   REFUSED in the loudest words. So is what the graphs did there and do not say: a call that fails, results that lie
+   otherwise, an input that holds other bits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +33,7 @@ from harness.machine.determinism import set_determinism
 from harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
 from harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
 from harness.prove.export import RefusedError, export_graph
+from harness.prove.observed import Layouts
 from harness.prove.precompiled import precompiled_step
 from harness.prove.terms import Rule
 from harness.systems.autoplace import placed_case
@@ -117,7 +120,7 @@ def prove_case(
         exported = export_graph(candidate.module, names, inputs, reference.outputs, candidate_groups)
         graphs = reference.graph, exported
     except RefusedError as error:
-        return CaseProof(case, REFUSED, reason=f"{error.what}, in {error.where}", seconds=laps.all())
+        return CaseProof(case, REFUSED, reason=_told(error), seconds=laps.all())
     laps.lap("export")
     proof = prove_graphs(*graphs, rules=rules)
     laps.lap("compare")
@@ -209,10 +212,19 @@ def _evaluated(
     if world_size > MOST_RANKS:
         return replace(found, not_evaluated=f"{world_size} ranks are too many to be computed in one process")
     values = random_inputs(found.case, names, inputs)
+    constants = [x for module, _ in steps for x in _constants(module)]
+    before = [x.clone() for x in constants]
     try:
-        runs = [run_graph(module, values, table.partitions()) for module, table in steps]
+        runs = [
+            run_graph(module, values, table.partitions(), watch=Layouts(graph))
+            for (module, table), graph in zip(steps, found.graphs, strict=True)
+        ]
     except NotEvaluatedError as error:
         return replace(found, not_evaluated=f"{error} is not computed here")
+    except RefusedError as error:
+        return _refused(found, error)
+    if not all(map(same_bits, constants, before)):
+        return _refused(found, RefusedError("a tensor of the graph itself holds other bits after a run", where="one"))
     evaluator = Evaluator(found.proof.table, [dict(zip(names, own, strict=True)) for own in values])
     outputs = [_by_name(graph, names, run) for graph, run in zip(found.graphs, runs, strict=True)]
     answers: list[OutputAnswer] = []
@@ -223,6 +235,8 @@ def _evaluated(
                 value = evaluator(answer.terms[0])
             except NotEvaluatedError as error:
                 why = f"{error} is not computed here"
+            except Exception as error:
+                answer = replace(answer, verdict=REFUSED, reason=f"its term cannot be computed: {error!r}")
             else:
                 sides = [side[answer.output] for side in outputs]
                 if all(same_bits(x, y) for side in sides for x, y in zip(value, side, strict=True)):
@@ -230,8 +244,47 @@ def _evaluated(
                 else:
                     answer = replace(answer, verdict=REFUSED, reason=OTHER_BITS)
         answers.append(answer)
+    answers += _written_untold(answers, names, values, [held for _, held in runs])
     proof = replace(found.proof, answers=tuple(answers))
     return replace(found, proof=proof, verdict=proof.verdict, evaluated=num_evaluated, not_evaluated=why)
+
+
+def _refused(found: CaseProof, error: RefusedError) -> CaseProof:
+    """A case whose graphs did something, when they ran, that a proof takes for impossible: nothing of it stands."""
+    return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=_told(error))
+
+
+def _told(error: RefusedError) -> str:
+    return f"{error.what}, in {error.where}"
+
+
+def _constants(module: GraphModule) -> list[Tensor]:
+    """The tensors that are part of a graph."""
+    found = (
+        functools.reduce(getattr, str(node.target).split("."), cast(Any, module))
+        for node in module.graph.find_nodes(op="get_attr")
+    )
+    return [x for x in found if isinstance(x, Tensor)]
+
+
+def _written_untold(
+    answers: Sequence[OutputAnswer],
+    names: Sequence[str],
+    values: Sequence[Sequence[Tensor]],
+    held: Sequence[Sequence[Sequence[Tensor]]],
+) -> list[OutputAnswer]:
+    """A refusal for each input that holds other bits after a graph has run, and that no call says it writes."""
+    answered = {answer.output for answer in answers}
+    found = []
+    for place, name in enumerate(names):
+        if f"written {name}" in answered:
+            continue
+        for side, ranks in zip(("reference", "candidate"), held, strict=True):
+            if not all(same_bits(own[place], given[place]) for own, given in zip(ranks, values, strict=True)):
+                reason = f"the {side} leaves other bits in it when it runs, and no call says that it writes it"
+                found.append(OutputAnswer(f"written {name}", REFUSED, reason=reason))
+                break
+    return found
 
 
 def _by_name(

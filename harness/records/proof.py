@@ -23,7 +23,8 @@ class ProofOutcome:
     """One case's proof: how many outputs of the step got which answer, and why not all are proved, in words.
 
     `unproved` has the first outputs that are not proved, `first` what the two sides do differently in the very first.
-    `assumptions` is what the proof rests on.
+    `assumptions` is what the proof rests on. `laid_out_otherwise` has the first outputs that are PROVED and lie
+    otherwise in memory on either side, `otherwise` is their number: what follows the step may depend on it.
     """
 
     __pydantic_config__ = GROWING
@@ -37,6 +38,8 @@ class ProofOutcome:
     first: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     seconds: float | None = None
+    otherwise: Count = 0
+    laid_out_otherwise: list[str] = field(default_factory=list)
 
     @property
     def outputs(self) -> int:

@@ -20,16 +20,21 @@ PROVED_KINDS = ("loss", "grad", "buffer")
 """The kinds of records that a proof is about; the optimizer's step is not in it."""
 
 
+LAID_OUT_OTHERWISE = "equal values, laid out otherwise in memory, which what follows the step may depend on"
+
+
 def has_proofs(report: Report) -> bool:
     """Whether a proof was asked for, so that the column says something."""
     return any(result.proof is not None for result in report.cases)
 
 
 def column(result: CaseResult) -> str:
-    """What a proof came to: `PROVED`, `NOT PROVED (38 of 44)`, `REFUSED`, `not tried`."""
+    """What a proof came to: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`, `not tried`."""
     found = result.proof
     if found is None or found.verdict == ProofVerdict.NOT_TRIED:
         return NOT_TRIED
+    if found.verdict == ProofVerdict.PROVED and found.otherwise:
+        return f"{found.verdict} ({found.otherwise} laid out otherwise)"
     less = {ProofVerdict.NOT_PROVED: found.not_proved, ProofVerdict.REFUSED: found.refused}.get(found.verdict, 0)
     return f"{found.verdict} ({less} of {found.outputs})" if less else str(found.verdict)
 
@@ -44,13 +49,18 @@ def tell(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
         named = ", ".join(found.unproved[:most]) + (f" and {more} more" if more > 0 else "")
         lines.append(f"  may differ in: {named}")
         lines += [f"    {line}" for line in [*found.first, *([found.reason] if found.reason else [])]]
+    if found.otherwise:
+        named = ", ".join(found.laid_out_otherwise[:most])
+        others = f" and {found.otherwise - most} more" if found.otherwise > most else ""
+        lines.append(f"  {LAID_OUT_OTHERWISE}: {named}{others}")
     return lines
 
 
 def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
     """The loudest line: that a PROVED case differs all the same, and which call and assumption are to blame.
 
-    None where the run bears the proof out, or parts from it in what no proof is about. `options` are the run's.
+    None where the run bears the proof out, or parts from it in what no proof is about: after a step whose outputs lie
+    otherwise in memory, too. `options` are the run's.
     """
     found, first = result.proof, result.first_divergence
     if found is None or found.verdict != ProofVerdict.PROVED:
@@ -59,6 +69,8 @@ def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
         shown = f"; {text.blame(first)}" if text.blame(first) else ""
         return _loud(result, f"kernels are not deterministic here: a system differs from itself{shown}")
     if result.verdict not in (Verdict.DIFFERENT, Verdict.CLOSE) or first is None or first.kind not in PROVED_KINDS:
+        return None
+    if found.otherwise and first.step:
         return None
     if "--inject" in options:
         return _loud(result, f"--inject put in a fault that no proof sees{_blamed(first)}")

@@ -44,6 +44,7 @@ from harness.graph.observation import show_activations, shown_to
 from harness.graph.options import GraphOptions, parse_pass
 from harness.graph.pipeline import Row, apply_until, build_pipeline, run_pipeline
 from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
+from harness.machine.determinism import keeping_switches
 from harness.records import Artifact, PassReport
 from harness.systems.autoplace import placed_case
 from harness.systems.graph_key import step_part
@@ -207,7 +208,8 @@ def finish(
     extra_passes = []
     for text in options.extra_passes:
         enter(f"in loading extra pass {text}")
-        extra_passes.append(load_pass(parse_pass(text)))
+        with keeping_switches(f"the file of extra pass {text}"):
+            extra_passes.append(load_pass(parse_pass(text)))
     joint = traced.joint
     context = PassContext(
         chunk_symbol=joint.chunk_symbol,

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from harness.capture.store import read_manifest
 from harness.case.case_file import case_text
 from harness.cli import main
-from harness.machine.determinism import first_changed, read_switches, tell_changes
+from harness.errors import PassError
+from harness.machine.determinism import (
+    Switches,
+    first_changed,
+    keeping_switches,
+    read_switches,
+    set_determinism,
+    tell_changes,
+)
 from tests.harness.execute.test_launch import toy
 
 SET = {"mkldnn_enabled": True, "num_threads": 1}
@@ -36,6 +48,34 @@ def test_the_lowest_rank_that_changed_a_switch_stands_for_all() -> None:
     same, changed = readings(SET, SET, SET), readings(SET, OFF, OFF)
     assert first_changed([same, changed]) is changed
     assert first_changed([same, same]) is same
+
+
+CHANGES = {
+    "mkldnn_enabled True -> False": lambda: torch._C._set_mkldnn_enabled(False),
+    "flush_denormal False -> True": lambda: torch.set_flush_denormal(True),
+    "num_threads 1 -> 2": lambda: torch.set_num_threads(2),
+    "grad_enabled True -> False": lambda: torch.set_grad_enabled(False),
+    "default_dtype float32 -> float64": lambda: torch.set_default_dtype(torch.float64),
+    "default_device cpu -> meta": lambda: torch.set_default_device("meta"),
+    "deterministic_warn_only False -> True": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "flash_sdp True -> False": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "float32_matmul_precision highest -> medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "the state of torch's random number generator": lambda: torch.rand(()),
+    "the state of Python's random number generator": random.random,
+    "the state of numpy's random number generator": numpy.random.rand,
+}
+
+
+@pytest.mark.parametrize("told", CHANGES)
+def test_a_pass_that_changes_the_process_is_named_with_what_it_changed_and_that_is_set_back(told: str) -> None:
+    set_determinism(0)
+    was = Switches.now()
+    with pytest.raises(PassError, match=re.escape(told)) as caught, keeping_switches("pass mine"):
+        CHANGES[told]()
+    assert caught.value.what.startswith("pass mine changes")
+    assert set(was.changes()) <= {"mkldnn_matmul_precision none -> ieee"}  # `highest` says so from then on
+    with keeping_switches("pass other"):
+        pass
 
 
 def test_the_switches_are_plain_values() -> None:

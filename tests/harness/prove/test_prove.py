@@ -4,10 +4,13 @@ import functools
 from dataclasses import replace
 
 import pytest
+import torch
 
 from cases import CASES
 from harness.case import Parallelism, Precision
 from harness.certificate.assumptions import ASSUMPTIONS, assumed
+from harness.commands.prove import _lines as command_lines
+from harness.errors import PassError
 from harness.graph.options import GraphOptions
 from harness.prove import prove
 from harness.prove.answers import prove_graphs
@@ -124,3 +127,103 @@ def test_what_is_compiled_or_not_a_graph_is_not_tried():
     assert prove_case(replace(small("moe_seq"), candidate="mine.py:make")).reason == (
         "system mine.py:make is not known as a graph"
     )
+
+
+PASSES = """
+import operator
+import torch
+from torch import Tensor
+aten = torch.ops.aten
+
+def outputs(module):
+    return module.graph.output_node()
+
+def fails_on_values(module):
+    out = outputs(module)
+    loss, first, *rest = out.args[0]
+    with module.graph.inserting_before(out):
+        index = module.graph.call_function(aten.full.default, ([1], 10**6), {"dtype": torch.int64})
+        rows = module.graph.call_function(aten.index_select.default, (first, 0, index))
+        none = module.graph.call_function(aten.slice.Tensor, (rows, 0, 0, 0))
+        first = module.graph.call_function(aten.cat.default, ([first, none],))
+    out.args = ((loss, first, *rest),)
+
+def columns(module):
+    out, new = outputs(module), []
+    with module.graph.inserting_before(out):
+        for x in out.args[0]:
+            if x.meta["val"].dim() == 2:
+                x = module.graph.call_function(aten.t.default, (x,))
+                x = module.graph.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
+                x = module.graph.call_function(aten.t.default, (x,))
+            new.append(x)
+    out.args = (tuple(new),)
+
+def no_mkldnn(module):
+    torch.backends.mkldnn.enabled = False
+
+@torch.library.custom_op("bitproof_test_prove::peek", mutates_args=())
+def peek(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x.new_zeros(0)
+
+@peek.register_fake
+def _(x):
+    return x.new_empty(0)
+
+def hidden_write(module):
+    held = next(n for n in module.graph.find_nodes(op="placeholder") if n.meta["val"].shape == (8,))
+    out = outputs(module)
+    loss, first, *rest = out.args[0]
+    with module.graph.inserting_before(out):
+        none = module.graph.call_function(torch.ops.bitproof_test_prove.peek.default, (held,))
+        flat = module.graph.call_function(aten.view.default, (first, [-1]))
+        cast = module.graph.call_function(aten._to_copy.default, (none,), {"dtype": first.meta["val"].dtype})
+        both = module.graph.call_function(aten.cat.default, ([flat, cast],))
+        first = module.graph.call_function(aten.view.default, (both, list(first.meta["val"].shape)))
+    out.args = ((loss, first, *rest),)
+"""
+
+
+@pytest.fixture
+def with_pass(tmp_path):
+    file = tmp_path / "passes.py"
+    file.write_text(PASSES)
+    return lambda name, **options: prove_case(
+        small("moe_seq"), GraphOptions(extra_passes=(f"{file}:{name}",)), **options
+    )
+
+
+def test_a_call_that_passes_on_fake_values_and_fails_on_real_ones_is_refused_naming_it(with_pass):
+    found = with_pass("fails_on_values")
+    assert (found.verdict, found.proof) == ("REFUSED", None)
+    assert found.reason.startswith("a call that passes on fake values and fails on real ones: IndexError")
+    assert "index_select" in found.reason
+
+
+def test_an_input_that_a_users_operator_writes_unsaid_is_refused(with_pass):
+    found = with_pass("hidden_write")
+    assert found.verdict == "REFUSED"
+    [refused] = [answer for answer in found.proof.answers if answer.verdict == "REFUSED"]
+    assert refused.output.startswith("written ")
+    assert refused.reason == "the candidate leaves other bits in it when it runs, and no call says that it writes it"
+
+
+def test_gradients_that_lie_otherwise_are_proved_and_told(with_pass):
+    found = with_pass("columns", evaluate=False)
+    assert found.verdict == "PROVED"
+    otherwise = found.proof.laid_out_otherwise
+    assert otherwise and all(name.startswith("gradient of ") for name in otherwise)
+    lines = command_lines(found)
+    assert any(
+        f"laid out otherwise in memory, which what follows the step may depend on ({len(otherwise)}):" in x
+        for x in lines
+    )
+    assert any("in the reference, strides [1, " in line for line in lines)
+    assert not proved("moe_seq").proof.laid_out_otherwise
+
+
+def test_a_pass_that_switches_something_off_for_the_process_is_named_and_it_is_on_again(with_pass):
+    with pytest.raises(PassError, match=r"pass no_mkldnn changes .*mkldnn_enabled True -> False"):
+        with_pass("no_mkldnn", evaluate=False)
+    assert torch.backends.mkldnn.enabled

@@ -1,0 +1,180 @@
+"""Do torch's operators do what their schemas say? `python tests/benchmarks/scan_operators.py [--write] [NAME ...]`.
+
+Every overload of aten and prims for which arguments can be made, each in a process of its own, is called in several
+layouts, dtypes and forms, on real values and on fake ones (`tests/harness/prove/scan.py`). Printed is a row for each
+that misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did
+not run at all. `--write` writes that list anew, or its rows of the NAMEs (`aten.add.Tensor`) that are scanned
+alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+
+from harness.machine.determinism import set_determinism
+from harness.prove import admitted
+from tests.harness.prove.scan import Scanned, scan
+from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded
+
+AT_MOST = 40
+LEAST = 3
+SECONDS = 60
+
+
+def main() -> int:
+    """Scan, print, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--write", action="store_true", help="write the list of admitted operators anew")
+    parser.add_argument("--calls", type=int, default=AT_MOST, help="calls of each operator that are to run")
+    parser.add_argument("--samples", type=int, default=16, help="of torch's samples of each operator")
+    parser.add_argument("--json", type=Path, help="write what was seen of each operator here")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    set_determinism(given.seed, fill_uninitialized=False)
+    start = time.monotonic()
+    ops = [op for op in operators() if not given.names or str(op) in given.names]
+    known = recorded(given.samples)
+    stems = by_stem(known, operators())
+    print(f"{len(known)} operators have calls that torch's samples make; {time.monotonic() - start:.0f} s", flush=True)
+    found = _scan_apart(
+        {
+            str(op): lambda op=op: scan(
+                op, calls_of(op, known, stems), at_most=given.calls, chance=random.Random(f"{given.seed} {op}")
+            )
+            for op in ops
+        },
+        given.jobs,
+        given.json,
+    )
+    if given.json:
+        _keep(found, given.json)
+    honest = {name: layout for name, seen in found.items() if (layout := seen.honest_in(LEAST))}
+    if given.write:
+        kept = {name: layout for name, layout in admitted.names().items() if name not in found}
+        admitted.write(honest | (kept if given.names else {}))
+    return _tell(found, honest, time.monotonic() - start, partial=bool(given.names))
+
+
+def _tell(found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, partial: bool) -> int:
+    allowed = admitted.names()
+    print(f"\n| operator | what it does | in | such a call |\n{'|---' * 4}|")
+    for name, seen in found.items():
+        for fault, calls in seen.faults.items():
+            layout = next(layout for layout in admitted.LAYOUTS if layout in calls)
+            print(f"| {name} | {fault} | {layout} | `{calls[layout][:200]}` |")
+    faults = Counter(fault.split(",")[0].split(" of ")[0] for seen in found.values() for fault in seen.faults)
+    ways = sum((Counter(seen.layouts) for seen in found.values()), Counter[str]())
+    layouts = sum((Counter(seen.in_layout) for seen in found.values()), Counter[str]())
+    print(f"\n{len(found)} operators, torch {torch.__version__}; {seconds:.0f} s")
+    print(f"{sum(seen.tried for seen in found.values())} calls tried, {sum(seen.ran for seen in found.values())} ran")
+    print(f"  by the way they were made: {dict(ways)}; by what was read: {dict(layouts)}")
+    print(f"{sum(seen.fakes_fail for seen in found.values())} that ran fail on fake values, which a proof refuses")
+    print(f"operators that ran: {sum(seen.ran > 0 for seen in found.values())}; that crashed or hung: ", end="")
+    print(sum(seen.crashed for seen in found.values()))
+    print(f"that did as they say, {LEAST} times or more: {len(honest)}, {dict(Counter(honest.values()))}")
+    for fault, count in faults.most_common():
+        print(f"  {count:5} {fault}")
+    wrong, idle = [], []
+    for name, layout in allowed.items():
+        if name in found:
+            seen = found[name]
+            upto = admitted.LAYOUTS[: admitted.LAYOUTS.index(layout) + 1]
+            if seen.crashed or any(each in calls for calls in seen.faults.values() for each in upto):
+                wrong.append(name)
+            elif not seen.ran:
+                idle.append(name)
+    print(f"admitted: {len(allowed)}; of these misbehave: {', '.join(wrong) or 'none'}")
+    gone = 0 if partial else len({*allowed} - {*found})
+    print(f"  did not run: {', '.join(idle) or 'none'}; {gone} are no operators of this torch")
+    return int(bool(wrong or idle))
+
+
+@dataclass
+class _Child:
+    """A process that scans one operator, and what it has said so far."""
+
+    name: str
+    pid: int
+    pipe: int
+    deadline: float
+    data: bytes = b""
+
+    def read(self) -> bool:
+        """Take what it says. Returns whether it goes on."""
+        part = os.read(self.pipe, 1 << 16)
+        self.data += part
+        return bool(part)
+
+    def end(self) -> Scanned:
+        """What came of it; it is ended if it still runs."""
+        if time.monotonic() > self.deadline:
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(self.pipe)
+        _, status = os.waitpid(self.pid, 0)
+        if status or not self.data:
+            return Scanned(crashed=True)
+        return Scanned(**json.loads(self.data))
+
+
+def _keep(found: Mapping[str, Scanned], out: Path) -> None:
+    out.write_text(json.dumps({name: asdict(seen) for name, seen in found.items()}, indent=1))
+
+
+def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int, out: Path | None) -> dict[str, Scanned]:
+    """What each piece of work returns, in a process of its own: an operator may end it, or hang."""
+    waiting, running, found = list(work), list[_Child](), dict[str, Scanned]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            running.append(_start(waiting[0], work[waiting.pop(0)]))
+        said, _, _ = select.select([child.pipe for child in running], [], [], 1.0)
+        for child in list(running):
+            if (child.pipe in said and not child.read()) or time.monotonic() > child.deadline:
+                running.remove(child)
+                found[child.name] = child.end()
+                if len(found) % 100 == 0:
+                    print(f"  {len(found)} of {len(work)}", file=sys.stderr, flush=True)
+                    if out is not None:
+                        _keep(found, out)
+    return {name: found[name] for name in work}
+
+
+def _start(name: str, work: Callable[[], Scanned]) -> _Child:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            data = json.dumps(asdict(work())).encode()
+            with os.fdopen(write, "wb") as out:
+                out.write(data)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(write)
+    return _Child(name, pid, read, time.monotonic() + SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -40,6 +40,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.torch_versions import TESTED, is_tested
@@ -52,6 +53,7 @@ __all__ = [
     "LazyTraceHandler",
     "OpOverload",
     "TorchDispatchMode",
+    "is_wrapper_subclass",
     "TorchLogsFormatter",
     "disable_current_modes",
     "register_op_impl",

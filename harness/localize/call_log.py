@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from harness import capture
-from harness.capture.digest import digest
+from harness.capture.digest import digest, plain
 from harness.errors import RecordingError
 from harness.graph import offload_operators
 from harness.graph.operators import COLLECTIVE_NAMESPACES, UNDEFINED, is_view, name_of, written_names
@@ -41,6 +41,7 @@ from harness.localize.node_places import place_of
 from harness.localize.works import Works
 from harness.torch_compat import (
     TorchDispatchMode,
+    is_wrapper_subclass,
     last_sequence_number,
     overload_of,
     running_autograd_node,
@@ -92,6 +93,8 @@ class CallRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call and log it."""
+        if any(is_wrapper_subclass(each) for each in types):
+            return NotImplemented  # so a DTensor goes first, and calls operators and collectives of its local shards
         kwargs = kwargs or {}
         name = name_of(function)
         if name in UNDEFINED | IDENTITIES or name.startswith("_record_function") or _is_own(sys._getframe(1)):
@@ -104,6 +107,8 @@ class CallRecorder(TorchDispatchMode):
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
         scalars = _scalars(function, args, kwargs)
         result = function(*args, **kwargs)
+        if any(tensor.is_meta for tensor in _tensors((args, kwargs, result))):  # a DTensor asks what shape is to come
+            return result
         place, node, source = self._place(name)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
             result = self._works.done(result, _tensors(_written(function, args, kwargs)), len(self.calls))
@@ -168,7 +173,7 @@ class CallRecorder(TorchDispatchMode):
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
         if self._keep == (index, len(call.outputs)):
-            self.kept = tensor.detach().clone()
+            self.kept = plain(tensor).clone()
         value = _digest(tensor)
         self.calls[index] = call._replace(outputs=(*call.outputs, value))
         self._producers[_storage(tensor), value] = index

@@ -7,7 +7,8 @@ the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class Search:
     """One search for the cause of a first difference. `folder` is where replays leave archives.
 
     `is_logged`: what the first replays would leave is there, of runs that gave the bits of the recordings. Where bits
-    are not shown, the call alone is looked for.
+    are not shown, the call alone is looked for. `remarks` say which bits were asked for and could not be had.
     """
 
     recordings: dict[Role, Recording]
@@ -56,6 +57,7 @@ class Search:
     num_ranks: int
     run_replay: RunReplay
     compare_bits: CompareBits
+    remarks: list[str] = field(default_factory=list, kw_only=True)
     is_logged: bool = field(default=False, kw_only=True)
     shows_bits: bool = field(default=True, kw_only=True)
 
@@ -70,7 +72,8 @@ class Search:
                 raise UnrepeatableError(role, key)
         is_of_one_type = first.tensor.reference_type == first.tensor.candidate_type  # other elements have no partners
         if self.shows_bits and is_of_one_type:
-            first = self._with_bits(first)
+            with self._bits_may_fail("the first differing tensor", first.rank):
+                first = self._with_bits(first)
         logs = {role: self._logs(role) for role in ROLES}
         differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
@@ -78,7 +81,9 @@ class Search:
         if culprit is None:
             return first
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
-        output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
+        output = None
+        with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
+            output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
         return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
 
     def strangers(self, step: int) -> str:
@@ -89,6 +94,15 @@ class Search:
             return str(find_strangers(self._logs("reference"), self._logs("candidate"), step))
         except (RankError, RecordingError) as error:
             return f"--deep: the replay of the last step failed:\n{error}"
+
+    @contextmanager
+    def _bits_may_fail(self, whose: str, rank: int) -> Iterator[None]:
+        """What is known of the cause stands, whatever becomes of the bits that would go with it."""
+        try:
+            yield
+        except BitproofError as error:
+            told = f"the bits of {whose} on rank {rank} could not be fetched; the verdict stands, and so does the cause"
+            self.remarks.append(f"{told}: {error.what}")
 
     def _with_bits(self, first: Divergence) -> Divergence:
         """`first`, with how its tensor differs in the first replays."""

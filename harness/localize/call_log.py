@@ -51,7 +51,7 @@ from harness.torch_compat import (
     tree_leaves,
 )
 
-IDENTITIES = {"detach", "alias", "lift_fresh"}
+IDENTITIES = {"detach", "alias", "lift_fresh", "_wrap_tensor_autograd"}
 
 _SEEDS = {"full_like", "ones_like", "scalar_tensor", "full", "ones"}
 """Names of operators that make a gradient to begin with: called outside of every module, after forward."""

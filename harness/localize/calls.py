@@ -30,6 +30,8 @@ class Call(NamedTuple):
     `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
     have histories of their own. None, or nothing, where that is not known.
     `scalars` are the arguments that are numbers, words, dtypes or lists of these, by name, left-out ones as defaults.
+    `peers` are the ranks that take part in a collective, in their group's order, and of what is sent the sender and the
+    receiver; nothing where that is not known.
     `node` and `source` name the graph's node and the user's line, where known.
     """
 
@@ -44,6 +46,7 @@ class Call(NamedTuple):
     view: bool = False
     producers: tuple[int | None, ...] = ()
     scalars: tuple[tuple[str, str], ...] = ()
+    peers: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"
@@ -85,4 +88,5 @@ def _call(values: list[Any]) -> Call:
         aliases=tuple(call.aliases),
         producers=tuple(call.producers),
         scalars=tuple((str(name), str(value)) for name, value in call.scalars),
+        peers=tuple(call.peers),
     )

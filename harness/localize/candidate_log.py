@@ -19,7 +19,6 @@ class CandidateLog:
     def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
         self.calls = calls
         self.reference = reference
-        self.collectives = [index for index, call in enumerate(calls) if call.collective]
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
@@ -40,6 +39,14 @@ class CandidateLog:
             self._bad.append(tuple(i for i in found if not self._agrees[i]))
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
+
+    def is_proven(self, index: int) -> bool:
+        """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere."""
+        call = self.calls[index]
+        if not call.inputs or self.reference.values.issuperset(call.outputs) or self.is_extra(index):
+            return False
+        partner, same = self.reference.partner(call, 0)
+        return partner is not None and same == "computes"
 
     def turn(self, index: int) -> int:
         """How many calls of the same operator at the same place came before."""
@@ -255,18 +262,10 @@ class CandidateLog:
         first = str(call.node).replace(RECOMPUTED, "")
         return next((number for number, known in enumerate(self.calls) if known.node == first), None)
 
-    def same_collective(self, turn: int, call: Call) -> int | None:
-        """This rank's part in a collective that another rank launched as its turn-th.
-
-        Collectives are what all ranks launch alike; a rank may make calls of its own between them.
-        """
-        index = self.collectives[turn] if turn < len(self.collectives) else None
-        return index if index is not None and self.has_same(index, call) else None
-
-    def has_same(self, index: int, call: Call) -> bool:
-        """Whether this rank made the same call at the same point of its log."""
-        mine = self.calls[index] if index < len(self.calls) else None
-        return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)
+    def is_turn(self, index: int, call: Call, turn: int) -> bool:
+        """Whether a call is the turn-th of the same operator at the same place as another rank's `call`."""
+        mine = self.calls[index]
+        return (mine.place, mine.operator) == (call.place, call.operator) and self.turn(index) == turn
 
 
 def _summands(calls: Sequence[Call], wanted: Call) -> dict[str, Counter[str]]:

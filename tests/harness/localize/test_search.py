@@ -36,7 +36,11 @@ def test_a_cause_that_was_found_stays_where_its_bits_cannot_be_had(tmp_path: Pat
         raise RankError("no bits")
 
     search = Search(
-        {"reference": recording("b"), "candidate": recording("B")}, tmp_path, 1, run_replay, bits  # type: ignore[arg-type]
+        {"reference": recording("b"), "candidate": recording("B")},
+        tmp_path,
+        1,
+        run_replay,
+        bits,  # type: ignore[arg-type]
     )
     found = search.explain(Divergence(**KEY._asdict()))
     assert found.call is not None and (found.call.operator, found.call.output) == ("silu", None)

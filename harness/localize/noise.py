@@ -24,7 +24,7 @@ from harness.localize.replay import (
     read_records,
     read_steps,
 )
-from harness.localize.search import Search
+from harness.localize.search import Search, tell_others
 from harness.records import ROLES, Divergence, Key, Record, Role, TensorDifference
 
 Logs = dict[Role, list[list[Call]]]
@@ -65,9 +65,11 @@ class NoiseSearch(Search):
         for other, (left, right) in parted.items():
             if other.step == found.step:
                 differing.setdefault(other.rank, []).append((left.digest, right.digest))
-        culprit = find_culprit(logs["reference"], logs["candidate"], differing)
+        pair = parted[found][0].digest, parted[found][1].digest
+        culprit = find_culprit(logs["reference"], logs["candidate"], differing, (found.rank, pair))
         if culprit is None:
             return first, _tell(key, found, None)
+        self.remarks += tell_others(culprit)
         log_of: Role = "reference" if culprit.candidate is None else "candidate"
         index = culprit.reference if culprit.candidate is None else culprit.candidate
         assert index is not None, "a culprit is a call of some log"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.compare.bits import ComparedBits
+from harness.compare.verdict import computation_order
 from harness.errors import BitproofError, RankError, RecordingError
 from harness.localize.blame import find_culprit
 from harness.localize.calls import Call
@@ -77,14 +78,34 @@ class Search:
         logs = {role: self._logs(role) for role in ROLES}
         differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
-        culprit = find_culprit(logs["reference"], logs["candidate"], differing)
+        pair = self._digest("reference", key), self._digest("candidate", key)
+        culprit = find_culprit(logs["reference"], logs["candidate"], differing, (key.rank, pair))
         if culprit is None:
             return first
+        self.remarks += tell_others(culprit)
+        if culprit.explains is not None and culprit.explains != (key.rank, *pair):
+            first = self._explained(key, culprit.explains)
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
         output = None
         with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
             output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
         return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
+
+    def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
+        """The record that the blamed call leads to, where it is not the first by its key; a remark has both."""
+        rank, *pair = explains
+        sides = [self.recordings[role].records for role in ROLES]
+        found = next(
+            key
+            for key in sides[0]
+            if (key.step, key.rank) == (first.step, rank)
+            and [side[key].digest for side in sides if key in side] == pair
+        )
+        self.remarks.append(
+            f"the first difference is {_tell(first)}, to which no call leads that gave another value; the one that is "
+            f"shown, {_tell(found)}, is the first that such a call leads to"
+        )
+        return Divergence(**found._asdict(), holds=held_as(*(self.recordings[role] for role in ROLES), found))
 
     def strangers(self, step: int) -> str:
         """The calls of one step whose values the reference never had, in words."""
@@ -164,6 +185,22 @@ class Search:
         return found, list(answer.digests)
 
 
+def _tell(key: Key) -> str:
+    return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+
+
+MAX_OTHERS = 10
+
+
+def tell_others(culprit: Culprit) -> list[str]:
+    """A remark on calls that are wrong, too, and know nothing of the blamed one; none where there are none."""
+    if not culprit.also:
+        return []
+    told = "; ".join(map(str, culprit.also[:MAX_OTHERS]))
+    more = f"; and {len(culprit.also) - MAX_OTHERS} more" if len(culprit.also) > MAX_OTHERS else ""
+    return [f"apart from the call to blame, other calls give another output from the same inputs: {told}{more}"]
+
+
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
     """Where the replays of a search leave what they are asked for: a side's first, or second, within its folder."""
     return folder / f"{role}.archives{number}"
@@ -184,10 +221,11 @@ def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
 
 
 def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
-    """By rank, the digests of both systems for every record of one step in which they differ."""
+    """By rank, the digests of both systems for every record of one step in which they differ, as they were computed."""
     found: dict[int, list[tuple[str, str]]] = {}
-    for key, record in candidate.records.items():
-        other = reference.records.get(key)
-        if key.step == step and other is not None and other.digest != record.digest:
-            found.setdefault(key.rank, []).append((other.digest, record.digest))
+    keys = [key for key in reference.records if key.step == step and key in candidate.records]
+    for key in sorted(keys, key=computation_order(keys)):
+        pair = reference.records[key].digest, candidate.records[key].digest
+        if pair[0] != pair[1]:
+            found.setdefault(key.rank, []).append(pair)
     return found

@@ -558,7 +558,8 @@ class Scene:
             values = {v for call in self.reference.calls[rank] for v in (*call.inputs, *call.outputs)}
             after = self.candidate.calls[rank][index + 1 :]
             if self.candidate.calls[rank][index].view and any(
-                each.operator.endswith("_") and each.inputs == self.candidate.calls[rank][index].inputs for each in after
+                each.operator.endswith("_") and each.inputs == self.candidate.calls[rank][index].inputs
+                for each in after
             ):
                 return False
             call, right = self.candidate.calls[rank][index], self.right.calls[rank][index]

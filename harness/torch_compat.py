@@ -53,9 +53,9 @@ __all__ = [
     "LazyTraceHandler",
     "OpOverload",
     "TorchDispatchMode",
-    "is_wrapper_subclass",
     "TorchLogsFormatter",
     "disable_current_modes",
+    "is_wrapper_subclass",
     "register_op_impl",
     "trace_log",
     "tree_leaves",
@@ -286,6 +286,16 @@ def base_name_of(operator: Any) -> str:
 def running_autograd_node() -> Any:
     """The autograd node that backward runs on this thread; None outside of backward."""
     return torch._C._current_autograd_node()
+
+
+def is_backward_running() -> bool:
+    """Whether autograd's engine runs on this thread, be it a node or what it calls at its end."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def group_of(boxed: Any) -> Any:
+    """The process group that an operator is given as an object of its own."""
+    return ProcessGroup.unbox(boxed)
 
 
 def last_sequence_number() -> int:

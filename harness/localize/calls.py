@@ -32,6 +32,7 @@ class Call(NamedTuple):
     `scalars` are the arguments that are numbers, words, dtypes or lists of these, by name, left-out ones as defaults.
     `peers` are the ranks that take part in a collective, in their group's order, and of what is sent the sender and the
     receiver; nothing where that is not known.
+    `micro_batch` counts from 1 where a step calls its model more than once.
     `node` and `source` name the graph's node and the user's line, where known.
     """
 
@@ -47,11 +48,13 @@ class Call(NamedTuple):
     producers: tuple[int | None, ...] = ()
     scalars: tuple[tuple[str, str], ...] = ()
     peers: tuple[int, ...] = ()
+    micro_batch: int | None = None
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"
         chunk = "" if self.place.chunk is None else f", chunk {self.place.chunk}"
-        return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk})"
+        micro_batch = "" if self.micro_batch is None else f", micro-batch {self.micro_batch}"
+        return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk}{micro_batch})"
 
 
 def maker_of(calls: Sequence[Call], index: int, position: int) -> Call | None:

@@ -79,4 +79,5 @@ def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
         source=call.source,
         rank=culprit.rank,
         ranks=", ".join(map(str, culprit.ranks)),
+        micro_batch=call.micro_batch,
     )

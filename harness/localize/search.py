@@ -105,7 +105,9 @@ class Search:
             f"the first difference is {_tell(first)}, to which no call leads that gave another value; the one that is "
             f"shown, {_tell(found)}, is the first that such a call leads to"
         )
-        return Divergence(**found._asdict(), holds=held_as(*(self.recordings[role] for role in ROLES), found))
+        return Divergence(
+            **found._asdict(), holds=held_as(self.recordings["reference"], self.recordings["candidate"], found)
+        )
 
     def strangers(self, step: int) -> str:
         """The calls of one step whose values the reference never had, in words."""

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from harness.localize.blame import find_culprit
 from harness.localize.calls import Call, Place
+from harness.localize.culprit import Culprit
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
@@ -104,10 +106,15 @@ class Trace:
 
 
 class Wrong(NamedTuple):
-    """Which operator of a program gives a wrong value, and on which ranks."""
+    """Which operator of a program is wrong, on which ranks, and what it reads there, where that is what is wrong.
+
+    One that is `left_out` gives what it reads, and no log has it.
+    """
 
     op: int
     ranks: tuple[int, ...]
+    reads: tuple[int, ...] | None = None
+    left_out: bool = False
 
 
 class Machine:
@@ -166,12 +173,22 @@ class Machine:
         return (*made, *self.writers[rank][tensor.storage])
 
     def call(self, number: int, op: Op, rank: int) -> None:
-        read = [self.tensors[rank][variable] for variable in op.reads]
+        if self.wrong is not None and self.wrong.left_out and self.is_wrong(number, rank):
+            self.bind(rank, op.gives[0], self.tensors[rank][op.reads[0]])
+            return
+        read = self.read_by(number, op, rank)
         tokens = [self.tokens(rank, tensor) for tensor in read]
         self.log(number, op, rank, read, [result_of(op, tokens)] if op.kind not in VIEWS else None)
 
+    def is_wrong(self, number: int, rank: int) -> bool:
+        return self.wrong is not None and self.wrong.op == number and rank in self.wrong.ranks
+
+    def read_by(self, number: int, op: Op, rank: int) -> list[Tensor]:
+        other = self.wrong.reads if self.wrong is not None and self.is_wrong(number, rank) else None
+        return [self.tensors[rank][variable] for variable in other or op.reads]
+
     def collective(self, number: int, op: Op, group: tuple[int, ...]) -> None:
-        read = {rank: [self.tensors[rank][variable] for variable in op.reads] for rank in group}
+        read = {rank: self.read_by(number, op, rank) for rank in group}
         tokens = {rank: self.tokens(rank, read[rank][0]) for rank in group}
         sites = [(rank, len(self.trace.calls[rank])) for rank in group]
         depends = tuple({site for rank in group for x in read[rank] for site in self.origins_of(rank, x)})
@@ -188,7 +205,7 @@ class Machine:
         producers = tuple(self.left[rank].get(key) for key in keys)
         self.trace.depends[site] = tuple({origin for tensor in read for origin in self.origins_of(rank, tensor)})
         self.trace.sites[number, rank] = site
-        is_wrong = self.wrong is not None and self.wrong.op == number and rank in self.wrong.ranks
+        is_wrong = self.wrong is not None and self.wrong.reads is None and self.is_wrong(number, rank)
         aliases: list[tuple[int, str]] = []
         if results is None:
             outputs = self.view(op, rank, read[0], site)
@@ -548,24 +565,46 @@ class Scene:
     planted: tuple[Site, ...]
     first: tuple[str, int]
     differing: dict[int, list[tuple[str, str]]]
+    way: str
 
     def is_determined(self) -> bool:
-        """Whether values tell: the reference has what the call reads, and what it should give.
+        """Whether values tell: the reference has what the call reads, and what it should give, but not what it gives.
 
         Of a view of what is written later, a log does not have who made it.
         """
         for rank, index in self.planted:
-            values = {v for call in self.reference.calls[rank] for v in (*call.inputs, *call.outputs)}
-            after = self.candidate.calls[rank][index + 1 :]
-            if self.candidate.calls[rank][index].view and any(
-                each.operator.endswith("_") and each.inputs == self.candidate.calls[rank][index].inputs
-                for each in after
+            calls = self.candidate.calls[rank]
+            if calls[index].view and any(
+                each.operator.endswith("_") and each.inputs == calls[index].inputs for each in calls[index + 1 :]
             ):
                 return False
-            call, right = self.candidate.calls[rank][index], self.right.calls[rank][index]
-            if not values.issuperset((*call.inputs, *right.outputs)):
+            values = {v for call in self.reference.calls[rank] for v in (*call.inputs, *call.outputs)}
+            right = self.right.calls[rank][index]
+            if not values.issuperset((*calls[index].inputs, *right.inputs, *right.outputs)):
+                return False
+            if self.way == "reads" and values.issuperset(calls[index].outputs):
                 return False
         return True
+
+
+def wrong_of(rng: random.Random, program: Program) -> Wrong:
+    """What to do wrong, where: give another value, or read another one that is there by then."""
+    ops = program.ops
+    number = rng.choice([n for n, op in enumerate(ops) if op.kind != "view"])  # which gives what it has
+    op = ops[number]
+    everywhere = tuple(range(program.ranks)) if op.only is None else (op.only,)
+    ranks = everywhere if rng.random() < 0.3 else (rng.choice(everywhere),)
+    if rng.random() < 0.5 or op.kind in (*VIEWS, "in_place"):
+        return Wrong(number, ranks)
+    sizes = {v: size for v, (size, _) in program.given.items()}
+    sizes |= {
+        v: size for each in ops[:number] if each.only is None for v, size in zip(each.gives, each.sizes, strict=True)
+    }
+    position = rng.randrange(len(op.reads))
+    others = [v for v, size in sizes.items() if size == sizes.get(op.reads[position]) and v not in op.reads]
+    if not others:
+        return Wrong(number, ranks)
+    return Wrong(number, ranks, (*op.reads[:position], rng.choice(others), *op.reads[position + 1 :]))
 
 
 def generate(seed: int) -> Scene | None:
@@ -573,20 +612,33 @@ def generate(seed: int) -> Scene | None:
     rng = random.Random(seed)
     program = Writer(rng).program()
     candidate = Noise(rng, program).rewritten()
-    number = rng.choice([n for n, op in enumerate(candidate.ops) if op.kind != "view"])  # which gives what it has
-    op = candidate.ops[number]
-    everywhere = tuple(range(program.ranks)) if op.only is None else (op.only,)
-    ranks = everywhere if rng.random() < 0.3 else (rng.choice(everywhere),)
+    planted = wrong_of(rng, candidate)
     origins = rng.random() < 0.8
     reference = Machine(program, origins=origins).run()
     right = Machine(candidate, origins=origins).run()
     assert right.shown == reference.shown, f"seed {seed}: the candidate's noise changes values"
-    wrong = Machine(candidate, Wrong(number, ranks), origins=origins).run()
+    wrong = Machine(candidate, planted, origins=origins).run()
     keys = [key for key in reference.shown if reference.shown[key] != wrong.shown[key]]
     if not keys:
         return None
     differing: dict[int, list[tuple[str, str]]] = {}
     for key in keys:
         differing.setdefault(key[1], []).append((reference.shown[key], wrong.shown[key]))
-    planted = tuple(wrong.sites[number, rank] for rank in ranks)
-    return Scene(seed, reference, wrong, right, planted, keys[0], differing)
+    sites = tuple(wrong.sites[planted.op, rank] for rank in planted.ranks)
+    way = "computes" if planted.reads is None else "reads"
+    return Scene(seed, reference, wrong, right, sites, keys[0], differing, way)
+
+
+def answer(scene: Scene) -> tuple[Culprit | None, str]:
+    """Whom blame finds, and what is wrong with that: "" where nothing is, "undetermined" where values cannot tell."""
+    first = scene.first[1], scene.differing[scene.first[1]][0]
+    culprit = find_culprit(scene.reference.calls, scene.candidate.calls, scene.differing, first)
+    if culprit is None:
+        return None, "finds nothing"
+    if culprit.candidate is not None:
+        site = culprit.rank, culprit.candidate
+        if site not in scene.candidate.upstream(scene.first):
+            return culprit, "blames what is not upstream"
+        if site in scene.planted:
+            return culprit, ""
+    return culprit, "blames another call" if scene.is_determined() else "undetermined"

@@ -137,6 +137,11 @@ class _Blame:
         )
 
     @cached_property
+    def known(self) -> JoinedLogs:
+        """The reference's logs."""
+        return JoinedLogs([log.reference.log for log in self.logs])
+
+    @cached_property
     def roots(self) -> set[Site]:
         """The roots of all that differs."""
         return self._roots(self.differing)
@@ -150,7 +155,7 @@ class _Blame:
         for rank, index in sorted(self.roots, key=self.joined.when):
             log, call = self.logs[rank], self.logs[rank].calls[index]
             is_told = (call.place, call.operator) == (culprit.call.place, culprit.call.operator)
-            if not is_told and log.is_proven(index):
+            if not is_told and self._is_proven((rank, index)):
                 found.setdefault((call.place, call.operator), call)
         return tuple(found.values())
 
@@ -159,7 +164,7 @@ class _Blame:
         roots, logs = self._roots(differing), self.logs
         if not roots:
             return None
-        if proven := {(rank, index) for rank, index in roots if logs[rank].is_proven(index)}:
+        if proven := {site for site in roots if self._is_proven(site)}:
             return self._first_of(proven, roots)
         packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
         computing = {(rank, index) for rank, index in roots - packing if logs[rank].calls[index].inputs}
@@ -178,6 +183,27 @@ class _Blame:
         ):  # a call too many of its operator, and the reference makes none of these
             partner = None
         return _Picked((rank, index), partner, same, roots)
+
+    def _is_proven(self, site: Site) -> bool:
+        """Whether a call gives something else than the reference's with the same inputs, on all ranks that give any."""
+        rank, index = site
+        if not self.logs[rank].is_proven(index):
+            return False
+        return len(self.joined.together(site)) == 1 or self._fed_wrong(site) == set()
+
+    def _fed_wrong(self, site: Site) -> set[Site] | None:
+        """The ranks' calls that give a collective other inputs than they do in the reference.
+
+        Which of the reference's it stands for is told by the ranks that give the same; None where none does.
+        """
+        calls = self.joined.together(site)
+        best: set[Site] | None = None
+        for rank, index in calls if len(calls) > 1 else ():
+            for partner in self.logs[rank].reference.alike(self.logs[rank].calls[index]):
+                inputs = {r: self.known.logs[r][i].inputs for r, i in self.known.together((rank, partner))}
+                other = {(r, i) for r, i in calls if inputs.get(r) != self.logs[r].calls[i].inputs}
+                best = other if best is None or len(other) < len(best) else best
+        return best
 
     def _missing_for(self, picked: _Picked) -> Culprit | None:
         """Rule 5, for what the partner of a root reads."""
@@ -252,7 +278,7 @@ class _Blame:
             ):
                 earlier = set()
             if not earlier:
-                roots.add((rank, index))
+                roots |= self._fed_wrong((rank, index)) or {(rank, index)}
             read[rank, index] = earlier
             pending += sorted(earlier - seen)
             seen |= earlier

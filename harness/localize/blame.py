@@ -169,7 +169,8 @@ class _Blame:
         packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
         computing = {(rank, index) for rank, index in roots - packing if logs[rank].calls[index].inputs}
         picked = self._first_of(computing or roots, roots)
-        return self._first_of(packing, roots) if packing and picked.reads else picked  # what was packed elsewhere
+        is_elsewhere = picked.reads and logs[picked.site[0]].reads_parts(picked.site[1])  # of what was packed there
+        return self._first_of(packing, roots) if packing and is_elsewhere else picked
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
         """The first site: what happened before the others, and of those that did not, the one on the lowest rank."""

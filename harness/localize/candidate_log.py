@@ -104,6 +104,10 @@ class CandidateLog:
         unpacked = self._unpacked[index] if self.trusts_parts else ()
         return [producer for producer in self._bad[index] if producer not in unpacked]
 
+    def reads_parts(self, index: int) -> bool:
+        """Whether a call reads right parts of a bucket."""
+        return bool(self._unpacked[index])
+
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it puts values together, or takes them apart."""
         return self.calls[index].view or name_of(self.calls[index]) in PACKING

@@ -196,7 +196,7 @@ class Machine:
             result = exchanged(op, [tokens[peer] for peer in group], turn)
             self.log(number, op, rank, read[rank], [result])
         for site in sites:
-            self.trace.depends[site] = depends
+            self.trace.depends[site] = (*depends, *sites)
 
     def log(self, number: int, op: Op, rank: int, read: Sequence[Tensor], results: list[list[int]] | None) -> None:
         site = (rank, len(self.trace.calls[rank]))

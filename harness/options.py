@@ -46,7 +46,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run cases, whatever they are. `timeout` is in seconds a case; `inject` goes into the candidate.
+    """How to run cases, whatever they are. `timeout` is in seconds a case, and `explain_timeout` what finding
+    the cause may take beside that; `inject` goes into the candidate.
 
     `collectives` says where ranks meet, `auto` where that is fastest; it changes no bit, but for `native`, which has
     NCCL add in an order of its own.
@@ -74,6 +75,7 @@ class RunOptions:
     device: DeviceRequest = "auto"
     collectives: CollectivesRequest = "auto"
     timeout: float = 600.0
+    explain_timeout: float = 600.0
     control: Literal["always", "when_different", "up_to_difference", "never"] = "always"
     inject: str | None = None
     extra_passes: tuple[str, ...] = ()

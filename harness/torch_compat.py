@@ -41,6 +41,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.torch_versions import TESTED, is_tested
@@ -56,6 +57,7 @@ __all__ = [
     "TorchDispatchMode",
     "TorchLogsFormatter",
     "disable_current_modes",
+    "is_wrapper_subclass",
     "register_op_impl",
     "trace_log",
     "tree_leaves",
@@ -286,6 +288,16 @@ def base_name_of(operator: Any) -> str:
 def running_autograd_node() -> Any:
     """The autograd node that backward runs on this thread; None outside of backward."""
     return torch._C._current_autograd_node()
+
+
+def is_backward_running() -> bool:
+    """Whether autograd's engine runs on this thread, be it a node or what it calls at its end."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def group_of(boxed: Any) -> Any:
+    """The process group that an operator is given as an object of its own."""
+    return ProcessGroup.unbox(boxed)
 
 
 def last_sequence_number() -> int:

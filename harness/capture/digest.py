@@ -170,7 +170,10 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements' bytes in row-major order, without a copy where they already lie so in host memory."""
+    """The elements' bytes in row-major order, without a copy where they already lie so in host memory.
+
+    Raises RecordingError for a tensor that has elements and no memory of its own.
+    """
     content = _octets_at(tensor)
     return memoryview(content).cast("B") if len(content) else memoryview(b"")
 
@@ -182,6 +185,8 @@ def _octets_at(tensor: torch.Tensor) -> ctypes.Array[Any]:
         return _NOTHING
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         tensor = octets(tensor).cpu()
+    if tensor.data_ptr() == 0:  # its bytes are nowhere, and reading them there would end the process
+        raise _no_bytes(f"a {type(tensor).__name__} without memory of its own")
     # Not .numpy(): it forbids the storage to be resized ever after, and FSDP frees gathered parameters that way.
     # Not through dlpack either: that takes 12 us a tensor, more than hashing most of them, and this takes one.
     content = _array_type(num_bytes).from_address(tensor.data_ptr())

@@ -16,7 +16,7 @@ HEADER_BYTES = 4096
 
 
 def pack_value(tensor: torch.Tensor) -> bytes:
-    """A dense tensor as bytes."""
+    """A dense tensor as bytes. Raises RecordingError for one that has no memory of its own."""
     header = {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
     return json.dumps(header).encode() + b"\n" + tensor_bytes(tensor)
 

@@ -20,6 +20,7 @@ from harness.cli.options import (
     Data,
     Device,
     EarlyGradAccumulation,
+    ExplainTimeout,
     ExtraPass,
     Inject,
     MeetingIn,
@@ -65,6 +66,7 @@ def _command(name: str, summary: str) -> Callable[[Look], Look]:
             timeout: Annotated[
                 float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a run.")
             ] = 600.0,
+            explain_timeout: ExplainTimeout = 600.0,
             data: Data = None,
         ) -> None:
             changes = make_changes(
@@ -81,6 +83,7 @@ def _command(name: str, summary: str) -> Callable[[Look], Look]:
                 collectives=collectives.value,
                 kept_graphs=kept_graphs_folder(no_kept_graph),
                 timeout=timeout,
+                explain_timeout=explain_timeout,
                 inject=inject,
                 extra_passes=tuple(extra_pass or ()),
             )

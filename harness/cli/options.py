@@ -65,6 +65,16 @@ def chosen_jobs(value: str) -> int | Literal["auto"]:
     return "auto" if value == "auto" else int(value)
 
 
+ExplainTimeout = Annotated[
+    float,
+    typer.Option(
+        "--explain-timeout",
+        min=1,
+        callback=check_seconds,
+        metavar="SECONDS",
+        help="Longest time to find a cause, once there is a verdict.",
+    ),
+]
 CaseName = Annotated[
     str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it, or its JSON file.")
 ]

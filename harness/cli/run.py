@@ -20,6 +20,7 @@ from harness.cli.options import (
     Device,
     EarlyGradAccumulation,
     EveryCall,
+    ExplainTimeout,
     ExtraPass,
     Inject,
     Jobs,
@@ -110,6 +111,7 @@ def run_command(
     timeout: Annotated[
         float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a case.")
     ] = 600.0,
+    explain_timeout: ExplainTimeout = 600.0,
     shard: Annotated[
         str | None, typer.Option(metavar="i/n", help="Run one of n parts of the selected cases; `merge` joins them.")
     ] = None,
@@ -149,6 +151,7 @@ def run_command(
         precompiled=precompiled,
         trust_compiled=trust_compiled,
         timeout=timeout,
+        explain_timeout=explain_timeout,
         control=_when_to_repeat(control, no_control),
         inject=inject,
         extra_passes=tuple(extra_pass or ()),

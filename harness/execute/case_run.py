@@ -16,7 +16,7 @@ from harness.compare.bits import ComparedBits
 from harness.compare.outcome import result_of, result_of_error
 from harness.compare.verdict import Comparison, Judgement, compare, judge, repeats
 from harness.disturb.stress import Stress
-from harness.errors import BitproofError
+from harness.errors import BitproofError, RankError
 from harness.execute.accounts import PreparedGraph
 from harness.execute.explain import Explainer
 from harness.execute.folders import CaseFolders
@@ -76,7 +76,8 @@ class CaseRun:
         self._begun: Begun[RunAnswer] | None = None
         self._took: dict[Arm, float] = {}
         self.options = options
-        self.deadline = time.monotonic() + options.timeout
+        self._limit = options.timeout
+        self.deadline = time.monotonic() + self._limit
         self.seconds = CaseSeconds(trace=0.0, passes={}, reference=0.0, candidate=0.0, compare=0.0)
         self.memory: dict[str, float | None] = {}
         self.graph: PreparedGraph | None = None
@@ -145,7 +146,7 @@ class CaseRun:
             logs=self.folders.logs(role),
             work=self.desk.work / f"{self.case.name}-{role}{suffix}",
             timeout=self._remaining(),
-            case_timeout=self.options.timeout,
+            case_timeout=self._limit,
             inject=self.options.inject if role == "candidate" else None,
             replay=replay,
             watch=Watch(replay=self._watches[arm], folder=archives_of(self._archives.resolve(), role))
@@ -242,6 +243,7 @@ class CaseRun:
             candidate_stress=stresses["candidate"],
             races=tuple(self.races),
         )
+        self._begin_explaining()
         explainer = Explainer(
             self.case,
             recordings,
@@ -336,8 +338,23 @@ class CaseRun:
         assert self.options.stress is not None, "only a call that asks for stress has stressed runs"
         return self.options.stress
 
+    def _begin_explaining(self) -> None:
+        """Give the search for a cause a time of its own: the verdict is there, and took what it took."""
+        self._limit = self.options.explain_timeout
+        self.deadline = time.monotonic() + self._limit
+
     def _replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
-        return self.record(role, f"replay{number}", out=folder, replay=replay).kept
+        try:
+            return self.record(role, f"replay{number}", out=folder, replay=replay).kept
+        except RankError as error:
+            if self._remaining() > 0:
+                raise
+            raise RankError(
+                f"finding the cause took longer than {self._limit:g} s",
+                found=error.what,
+                where=error.where,
+                fix="give a longer --explain-timeout",
+            ) from error
 
     def _note(self, role: Role, answer: RunAnswer) -> None:
         """Keep a run's times, and what it says of its graph."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.case import Case
 from harness.compare.verdict import Comparison, Judgement, Repeat
-from harness.errors import RankError, RecordingError
+from harness.errors import BitproofError
 from harness.localize.every_call import EveryCall
 from harness.localize.noise import NoiseSearch
 from harness.localize.search import NO_CALL, CompareBits, RunReplay, Search, UnrepeatableError
@@ -70,18 +70,20 @@ class Explainer:
         began = time.monotonic()
         try:
             return explain()
-        except (RankError, RecordingError) as error:
-            return judgement.with_error(f"a replay that looks for the cause failed:\n{error}")
+        except BitproofError as error:
+            return judgement.with_error(f"a replay that looks for the cause failed; the verdict stands:\n{error}")
         finally:
             self.seconds = time.monotonic() - began
             shutil.rmtree(self._archives, ignore_errors=True)
 
     def _with_cause(self, judgement: Judgement, first: Divergence) -> Judgement:
         """Replay both systems to find the call to blame."""
+        search = self._search(self._recordings)
         try:
-            found = self._search(self._recordings).explain(first)
+            found = search.explain(first)
         except UnrepeatableError as error:
             return self._unrepeatable(judgement, error.role, error.key)
+        self.remarks += search.remarks
         if found.call is None:
             self.remarks.append(NO_CALL)
         return replace(judgement, first_divergence=found)
@@ -118,6 +120,7 @@ class Explainer:
 
         def explain() -> Judgement:
             explained, told = search.explain_noise(first)
+            self.remarks += search.remarks
             found = replace(judgement, first_divergence=explained)
             return found.with_error(told) if told else found
 

@@ -214,7 +214,9 @@ class FaultRuns:
         except BitproofError as error:
             return None, f"the replay that looks for the cause failed: {_told(error)}"
         differing = differing_digests(self._reference, candidate, first.step)
-        culprit = find_culprit(self._logs[first.step], calls, differing)
+        key = Key(first.step, first.kind, first.name, first.rank)
+        pair = self._reference.records[key].digest, candidate.records[key].digest
+        culprit = find_culprit(self._logs[first.step], calls, differing, (first.rank, pair))
         return (call_of(culprit) if culprit else None), None
 
     def _logged(self, run: CaseRun, role: Role, step: int) -> list[list[Call]]:

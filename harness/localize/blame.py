@@ -35,75 +35,262 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from harness.errors import cut
-from harness.localize.calls import Call, maker_of
+from harness.localize.calls import Call, Place, maker_of
 from harness.localize.candidate_log import CandidateLog
 from harness.localize.culprit import Culprit, How
+from harness.localize.joined_logs import JoinedLogs, Site
 from harness.localize.reference_log import ReferenceLog
 
-Site = tuple[int, int]
-"""A rank, and a call's index in its log."""
+Pair = tuple[str, str]
+"""The digests of a tensor that differs: the reference's and the candidate's."""
 
-
-Differing = Mapping[int, Iterable[tuple[str, str]]]
-"""By rank, the digests of each tensor that differs: the reference's and the candidate's."""
+Differing = Mapping[int, Iterable[Pair]]
+"""By rank, each tensor that differs."""
 
 
 def find_culprit(
-    reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]], differing: Differing
+    reference: Sequence[Sequence[Call] | ReferenceLog],
+    candidate: Sequence[Sequence[Call]],
+    differing: Differing,
+    first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
     """Compare one step's logs, one a rank; the reference's may have been made ready, for many candidates.
 
-    None when no call explains what differs: it was changed outside of every operator.
+    Of the tensors that differ the `first` is explained, a rank's; where no call explains that, the next one that any
+    does. None when no call explains what differs: it was changed outside of every operator.
     """
     known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
     logs = [CandidateLog(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
-    picked = _pick(logs, differing)
-    missing = _missing_for(logs, picked) if picked is not None and picked.reads else None
-    if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
-        return missing
-    if picked is None or (picked.reads and _loses(logs, picked, differing)):
-        for each in logs:
-            each.trusts_parts = False
-        picked = _pick(logs, differing)
-    if picked is None:
-        return _first_missing(logs, {rank: [wanted for wanted, _ in pairs] for rank, pairs in differing.items()})
-    (first_rank, index), partner, same, roots = picked
-    log = logs[first_rank]
-    call = log.calls[index]
-    if same != "computes" and call.place.direction == "update" and (misplaced := _misplaced(logs, differing)):
-        return misplaced
-    if picked.reads and (constant := log.new_constant(index, partner)) is not None:
-        roots = {(rank, constant) for rank, each in roots if each == index}
-        index, call, partner, same = constant, log.calls[constant], None, None
-    ranks = tuple(sorted(r for r, i in roots if i == index and logs[r].has_same(i, call)))
-    if same is None and (whole := log.regrouped(call)) is not None:
-        call = call._replace(place=whole.place)
-        return Culprit(how="regroups", call=call, ranks=ranks, candidate=index, reference=None)
-    if partner is not None and same is None:
-        missing = _missing_for(logs, picked)
-        if missing is not None:
+    blame = _Blame(logs, JoinedLogs(candidate), {rank: list(pairs) for rank, pairs in differing.items()})
+    records = [(rank, pair) for rank, pairs in blame.differing.items() for pair in pairs]
+    ordered = records if first is None else [first, *(record for record in records if record != first)]
+    for rank, pair in ordered:
+        for log in logs:
+            log.trusts_parts = True
+        if (culprit := blame.explain({rank: [pair]})) is not None:
+            return replace(culprit, explains=(rank, *pair), also=blame.others(culprit))
+    return None
+
+
+@dataclass
+class _Blame:
+    """One search, of all that differs by rank."""
+
+    logs: Sequence[CandidateLog]
+    joined: JoinedLogs
+    differing: Mapping[int, Sequence[Pair]]
+
+    def explain(self, record: Differing) -> Culprit | None:
+        """The call that one record's history leads to."""
+        logs = self.logs
+        picked = self._pick(record)
+        missing = self._missing_for(picked) if picked is not None and picked.reads else None
+        if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
             return missing
-    how: How = same or ("reads" if partner is not None else "adds")
-    if call.collective and not call.outputs:
-        how = "abandons"
-    arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
-    other = log.replaced_by(call) if how == "adds" else None
-    other_place = other or (log.put_before(index) if how == "adds" else None)
-    if other_place is not None:
-        call = call._replace(place=other_place.place)
-    return Culprit(
-        how=how,
-        call=call,
-        ranks=ranks,
-        candidate=index,
-        reference=partner,
-        arguments=arguments,
-        reading=_unlike_input(log, index, partner) if partner is not None and how == "reads" else "",
-        instead_of=other.operator if other is not None else "",
-    )
+        if picked is None or (picked.reads and _loses(logs, picked, record)):
+            for each in logs:
+                each.trusts_parts = False
+            picked = self._pick(record)
+        if picked is None:
+            return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
+        (first_rank, index), partner, same, roots = picked
+        log = logs[first_rank]
+        call = log.calls[index]
+        if same != "computes" and call.place.direction == "update" and (misplaced := self._misplaced(record)):
+            return misplaced
+        if picked.reads and (constant := log.new_constant(index, partner)) is not None:
+            roots = {(rank, constant) for rank, each in roots if each == index}
+            index, call, partner, same = constant, log.calls[constant], None, None
+        turn = log.turn(index)
+        ranks = tuple(sorted({first_rank} | {r for r, i in roots | self.roots if logs[r].is_turn(i, call, turn)}))
+        at = first_rank if first_rank != ranks[0] else None
+        if same is None and (whole := log.regrouped(call)) is not None:
+            call = call._replace(place=whole.place)
+            return Culprit(how="regroups", call=call, ranks=ranks, candidate=index, reference=None, at=at)
+        if partner is not None and same is None:
+            missing = self._missing_for(picked)
+            if missing is not None:
+                return missing
+        how: How = same or ("reads" if partner is not None else "adds")
+        if call.collective and not call.outputs and not call.operator.startswith("send"):
+            how = "abandons"
+        arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
+        other = log.replaced_by(call) if how == "adds" else None
+        other_place = other or (log.put_before(index) if how == "adds" else None)
+        if other_place is not None:
+            call = call._replace(place=other_place.place)
+        return Culprit(
+            how=how,
+            call=call,
+            ranks=ranks,
+            candidate=index,
+            reference=partner,
+            arguments=arguments,
+            reading=_unlike_input(log, index, partner) if partner is not None and how == "reads" else "",
+            instead_of=other.operator if other is not None else "",
+            at=at,
+        )
+
+    @cached_property
+    def known(self) -> JoinedLogs:
+        """The reference's logs."""
+        return JoinedLogs([log.reference.log for log in self.logs])
+
+    @cached_property
+    def roots(self) -> set[Site]:
+        """The roots of all that differs."""
+        return self._roots(self.differing)
+
+    def others(self, culprit: Culprit) -> tuple[Call, ...]:
+        """Calls that give another output from the same inputs as the reference's, and are none of those that are told.
+
+        They lie at other places, or run other operators; nothing is said of a call that only may be wrong.
+        """
+        found: dict[tuple[Place, str], Call] = {}
+        for rank, index in sorted(self.roots, key=self.joined.when):
+            log, call = self.logs[rank], self.logs[rank].calls[index]
+            is_told = (call.place, call.operator) == (culprit.call.place, culprit.call.operator)
+            if not is_told and self._is_proven((rank, index)):
+                found.setdefault((call.place, call.operator), call)
+        return tuple(found.values())
+
+    def _pick(self, differing: Differing) -> _Picked | None:
+        """Rule 4. What makes a value of nothing, as `arange`, goes by numbers, which other calls may have got wrong."""
+        roots, logs = self._roots(differing), self.logs
+        if not roots:
+            return None
+        if proven := {site for site in roots if self._is_proven(site)}:
+            return self._first_of(proven, roots)
+        packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
+        computing = {(rank, index) for rank, index in roots - packing if logs[rank].calls[index].inputs}
+        picked = self._first_of(computing or roots, roots)
+        is_elsewhere = picked.reads and logs[picked.site[0]].reads_parts(picked.site[1])  # of what was packed there
+        return self._first_of(packing, roots) if packing and is_elsewhere else picked
+
+    def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
+        """The first site: what happened before the others, and of those that did not, the one on the lowest rank."""
+        rank, index = min(sites, key=self.joined.when)
+        log = self.logs[rank]
+        partner, same = log.reference.partner(log.calls[index], log.turn(index))
+        if same is None and (first := log.repeated_by(index)) is not None:
+            partner, _ = log.reference.partner(log.calls[first], log.turn(first))
+        if same is None and log.is_extra(
+            index
+        ):  # a call too many of its operator, and the reference makes none of these
+            partner = None
+        return _Picked((rank, index), partner, same, roots)
+
+    def _is_proven(self, site: Site) -> bool:
+        """Whether a call gives something else than the reference's with the same inputs, on all ranks that give any."""
+        rank, index = site
+        if not self.logs[rank].is_proven(index):
+            return False
+        return len(self.joined.together(site)) == 1 or self._fed_wrong(site) == set()
+
+    def _fed_wrong(self, site: Site) -> set[Site] | None:
+        """The ranks' calls that give a collective other inputs than they do in the reference.
+
+        Which of the reference's it stands for is told by the ranks that give the same; None where none does.
+        """
+        calls = self.joined.together(site)
+        best: set[Site] | None = None
+        for rank, index in calls if len(calls) > 1 else ():
+            for partner in self.logs[rank].reference.alike(self.logs[rank].calls[index]):
+                inputs = {r: self.known.logs[r][i].inputs for r, i in self.known.together((rank, partner))}
+                other = {(r, i) for r, i in calls if inputs.get(r) != self.logs[r].calls[i].inputs}
+                best = other if best is None or len(other) < len(best) else best
+        return best
+
+    def _missing_for(self, picked: _Picked) -> Culprit | None:
+        """Rule 5, for what the partner of a root reads."""
+        rank, index = picked.site
+        read = self.logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
+        return self._first_missing({rank: read}, index)
+
+    def _first_missing(self, wanted: Mapping[int, Iterable[str]], before: int | None = None) -> Culprit | None:
+        """Rule 5, for values that the candidate should have had, of one rank, before some call where that is known."""
+        [(rank, values)] = wanted.items()
+        log = self.logs[rank]
+        index = log.first_missing(values, before)
+        if index is None:
+            return None
+        call = log.reference.log[index]
+        others = [] if before is not None else [r for r in self.differing if r != rank and self._lacks(r, call)]
+        ranks = tuple(sorted([rank, *others]))
+        at = rank if rank != ranks[0] else None
+        for number, mine in enumerate(log.calls if call.collective else ()):
+            if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
+                return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index, at=at)
+        if (made := log.made_as(index)) is not None:  # of another value: that is what is wrong, and no call is missing
+            if (between := log.put_between(index, made)) is not None:
+                new = log.calls[between]
+                return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
+            if not log.calls[made].view and log.reference.values.issuperset(log.calls[made].inputs):
+                return Culprit(how="reads", call=log.calls[made], ranks=ranks, candidate=made, reference=index, at=at)
+        return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, at=at)
+
+    def _lacks(self, rank: int, call: Call) -> bool:
+        """Whether what differs on a rank lacks a call like this one."""
+        log = self.logs[rank]
+        index = log.first_missing(wanted for wanted, _ in self.differing[rank])
+        mine = None if index is None else log.reference.log[index]
+        return mine is not None and (mine.operator, mine.place) == (call.operator, call.place)
+
+    def _misplaced(self, differing: Differing) -> Culprit | None:
+        """Rule 6: the first call before the update that gave what a tensor should hold which holds another one's."""
+        found: list[Site] = []
+        for rank, pairs in differing.items():
+            last: dict[str, int] = {}
+            values = {wanted for wanted, has in pairs if has in self.logs[rank].reference.values}
+            for index, call in enumerate(self.logs[rank].calls):
+                if call.place.direction != "update":
+                    last |= dict.fromkeys(values.intersection(call.outputs), index)
+            found += [(rank, index) for index in last.values()]
+        if not found:
+            return None
+        rank, index = min(found, key=self.joined.when)
+        bucket = self.logs[rank].bucket_of(index)
+        if bucket is not None:  # it was packed, or unpacked, in another order
+            index = bucket
+        call = self.logs[rank].calls[index]
+        return Culprit(how="misplaces", call=call, ranks=(rank,), candidate=index, reference=None)
+
+    def _roots(self, differing: Differing) -> set[Site]:
+        """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
+        logs = self.logs
+        is_misplaced = any(has in logs[rank].reference.values for rank, pairs in differing.items() for _, has in pairs)
+        starts = [(rank, logs[rank].last_producer(has)) for rank, pairs in differing.items() for _, has in pairs]
+        pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
+        seen, roots, read = set(pending), set(), {}
+        while pending:
+            rank, index = pending.pop()
+            sites = self.joined.together((rank, index))
+            earlier = {(peer, producer) for peer, i in sites for producer in logs[peer].bad_producers(i)}
+            is_collective = logs[rank].calls[index].collective
+            if (
+                is_collective
+                and not is_misplaced
+                and all(logs[peer].only_packs(producer) for peer, producer in earlier)
+            ):
+                earlier = set()
+            if not earlier:
+                roots |= self._fed_wrong((rank, index)) or {(rank, index)}
+            read[rank, index] = earlier
+            pending += sorted(earlier - seen)
+            seen |= earlier
+        packed = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
+        for rank, index in sorted(seen - roots, key=self.joined.when):
+            if read[rank, index] <= packed:
+                if logs[rank].packs(index):
+                    packed.add((rank, index))
+                elif logs[rank].is_new(index):
+                    roots.add((rank, index))
+        return roots
 
 
 class _Picked(NamedTuple):
@@ -120,29 +307,6 @@ class _Picked(NamedTuple):
         return self.partner is not None and self.same is None
 
 
-def _pick(logs: Sequence[CandidateLog], differing: Differing) -> _Picked | None:
-    """Rule 4. What makes a value of nothing, as `arange`, goes by numbers, which other calls may have got wrong."""
-    roots = _roots(logs, differing)
-    if not roots:
-        return None
-    packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
-    computing = {(rank, index) for rank, index in roots - packing if logs[rank].calls[index].inputs}
-    picked = _first_of(computing or roots, logs, roots)
-    return _first_of(packing, logs, roots) if packing and picked.reads else picked  # what was packed in another place
-
-
-def _first_of(sites: set[Site], logs: Sequence[CandidateLog], roots: set[Site]) -> _Picked:
-    """The first site in execution order, on the lowest rank."""
-    index, rank = min((index, rank) for rank, index in sites)
-    log = logs[rank]
-    partner, same = log.reference.partner(log.calls[index], log.turn(index))
-    if same is None and (first := log.repeated_by(index)) is not None:
-        partner, _ = log.reference.partner(log.calls[first], log.turn(first))
-    if same is None and log.is_extra(index):  # a call too many of its operator, and the reference makes none of these
-        partner = None
-    return _Picked((rank, index), partner, same, roots)
-
-
 def _loses(logs: Sequence[CandidateLog], picked: _Picked, differing: Differing) -> bool:
     """Whether what first went missing is what a collective gives, though its input is there: a bucket was packed wrong.
 
@@ -155,13 +319,6 @@ def _loses(logs: Sequence[CandidateLog], picked: _Picked, differing: Differing) 
         if index is not None and logs[rank].reference.log[index].collective:
             return True
     return False
-
-
-def _missing_for(logs: Sequence[CandidateLog], picked: _Picked) -> Culprit | None:
-    """Rule 5, for what the partner of a root reads."""
-    rank, index = picked.site
-    read = logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
-    return _first_missing(logs, {rank: read}, index)
 
 
 def _unlike_arguments(call: Call, partner: Call) -> str:
@@ -190,77 +347,3 @@ def _unlike_input(log: CandidateLog, index: int, partner: int) -> str:
         made = maker_of(calls, at, position)
         told.append("what the step is given" if made is None else f"what {made} gives")
     return cut(f"{told[0]}, where the reference has {told[1]}", 300) if told[0] != told[1] else ""
-
-
-def _first_missing(
-    logs: Sequence[CandidateLog], wanted: Mapping[int, Iterable[str]], before: int | None = None
-) -> Culprit | None:
-    """Rule 5, for values that the candidate should have had, by rank, before some call where that is known."""
-    found = {rank: logs[rank].first_missing(values, before) for rank, values in wanted.items()}
-    indices = {rank: index for rank, index in found.items() if index is not None}
-    if not indices:
-        return None
-    index = min(indices.values())
-    ranks = tuple(sorted(rank for rank, other in indices.items() if other == index))
-    call = logs[ranks[0]].reference.log[index]
-    for number, mine in enumerate(logs[ranks[0]].calls if call.collective else ()):
-        if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
-            return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index)
-    log = logs[ranks[0]]
-    if (made := log.made_as(index)) is not None:  # of another value: that is what is wrong, and no call is missing
-        if (between := log.put_between(index, made)) is not None:
-            return Culprit(how="adds", call=log.calls[between], ranks=ranks, candidate=between, reference=None)
-        if not log.calls[made].view and log.reference.values.issuperset(log.calls[made].inputs):
-            return Culprit(how="reads", call=log.calls[made], ranks=ranks, candidate=made, reference=index)
-    return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index)
-
-
-def _misplaced(logs: Sequence[CandidateLog], differing: Differing) -> Culprit | None:
-    """Rule 6: the first call before the update that gave what a tensor should hold which holds another right value."""
-    found: list[tuple[int, int]] = []
-    for rank, pairs in differing.items():
-        last: dict[str, int] = {}
-        values = {wanted for wanted, has in pairs if has in logs[rank].reference.values}
-        for index, call in enumerate(logs[rank].calls):
-            if call.place.direction != "update":
-                last |= dict.fromkeys(values.intersection(call.outputs), index)
-        found += [(index, rank) for index in last.values()]
-    if not found:
-        return None
-    index, rank = min(found)
-    bucket = logs[rank].bucket_of(index)
-    if bucket is not None:  # it was packed, or unpacked, in another order
-        found, index = [(bucket, peer) for i, peer in found if i == index], bucket
-    call, ranks = logs[rank].calls[index], tuple(sorted({peer for i, peer in found if i == index}))
-    return Culprit(how="misplaces", call=call, ranks=ranks, candidate=index, reference=None)
-
-
-def _roots(logs: Sequence[CandidateLog], differing: Differing) -> set[Site]:
-    """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
-    is_misplaced = any(has in logs[rank].reference.values for rank, pairs in differing.items() for _, has in pairs)
-    starts = [(rank, log.last_producer(has)) for rank, log in enumerate(logs) for _, has in differing.get(rank, ())]
-    pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
-    seen, roots, read = set(pending), set(), {}
-    while pending:
-        rank, index = pending.pop()
-        sites = [(rank, index)]
-        if logs[rank].calls[index].collective:
-            turn, call = logs[rank].collectives.index(index), logs[rank].calls[index]
-            sites = [(r, i) for r, log in enumerate(logs) if (i := log.same_collective(turn, call)) is not None]
-        earlier = {(peer, producer) for peer, i in sites for producer in logs[peer].bad_producers(i)}
-        is_collective = logs[rank].calls[index].collective
-        if is_collective and not is_misplaced and all(logs[peer].only_packs(producer) for peer, producer in earlier):
-            earlier = set()
-        if not earlier:
-            roots.add((rank, index))
-        read[rank, index] = earlier
-        pending += sorted(earlier - seen)
-        seen |= earlier
-    packed = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
-    for rank, index in sorted(seen - roots, key=lambda site: site[1]):
-        if read[rank, index] <= packed:
-            if logs[rank].packs(index):
-                packed.add((rank, index))
-            elif logs[rank].is_new(index):
-                roots.add((rank, index))
-    return roots

@@ -6,8 +6,8 @@ nodes have the same operators. Where a call belongs is told
     by a graph's node, while a graph runs (`GraphRunner`)
     by the module hooks' stack, in eager forward
     by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
-    as "update", outside the function that computes gradients; of a system that shows no such function, after the
-        first backward, where neither backward nor a module's forward runs
+    as "update", in an optimizer's step, and outside the function that computes gradients; of a system that shows no
+        such function, after a backward, of what reads gradients where neither backward nor a module's forward runs
     by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
         that autograd does not follow: the direction is not known, and blame pairs such calls by their values
 """
@@ -19,18 +19,21 @@ import functools
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from harness import capture
-from harness.capture.digest import digest
+from harness.capture.digest import digest, plain
 from harness.errors import RecordingError
 from harness.graph import offload_operators
 from harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
@@ -41,6 +44,10 @@ from harness.localize.node_places import place_of
 from harness.localize.works import Works
 from harness.torch_compat import (
     TorchDispatchMode,
+    group_named,
+    group_of,
+    is_backward_running,
+    is_wrapper_subclass,
     last_sequence_number,
     overload_of,
     running_autograd_node,
@@ -50,7 +57,7 @@ from harness.torch_compat import (
     tree_leaves,
 )
 
-IDENTITIES = {"detach", "alias", "lift_fresh"}
+IDENTITIES = {"detach", "alias", "lift_fresh", "_wrap_tensor_autograd"}
 
 _SEEDS = {"full_like", "ones_like", "scalar_tensor", "full", "ones"}
 """Names of operators that make a gradient to begin with: called outside of every module, after forward."""
@@ -77,9 +84,7 @@ class CallRecorder(TorchDispatchMode):
         """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
         return True
 
-    def __init__(
-        self, place: Callable[[str], tuple[Place, str | None, str | None]], keep: tuple[int, int] | None
-    ) -> None:
+    def __init__(self, place: Places, keep: tuple[int, int] | None) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.kept: Tensor | None = None
@@ -92,6 +97,8 @@ class CallRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call and log it."""
+        if any(is_wrapper_subclass(each) for each in types):
+            return NotImplemented  # so a DTensor goes first, and calls operators and collectives of its local shards
         kwargs = kwargs or {}
         name = name_of(function)
         if name in UNINITIALIZED | IDENTITIES or name.startswith("_record_function") or _is_own(sys._getframe(1)):
@@ -104,7 +111,11 @@ class CallRecorder(TorchDispatchMode):
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
         scalars = _scalars(function, args, kwargs)
         result = function(*args, **kwargs)
-        place, node, source = self._place(name)
+        if any(tensor.is_meta for tensor in _tensors((args, kwargs, result))):  # a DTensor asks what shape is to come
+            return result
+        read_here = [producer for _, producers in inputs for producer in producers if producer is not None]
+        follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
+        place, node, source = self._place(name, follows)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
             result = self._works.done(result, _tensors(_written(function, args, kwargs)), len(self.calls))
         written = _written(function, args, kwargs)
@@ -128,6 +139,8 @@ class CallRecorder(TorchDispatchMode):
                     is_view(function),
                     producers,
                     scalars,
+                    _peers(function, args, kwargs) if collective else (),
+                    self._place.micro_batch_of(place),
                 )
             )
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
@@ -160,6 +173,11 @@ class CallRecorder(TorchDispatchMode):
             self._add_output(index, result)
         return result
 
+    def forget_only_micro_batch(self) -> None:
+        """Let calls say nothing of micro-batches where there is one."""
+        if all(call.micro_batch in (None, 1) for call in self.calls):
+            self.calls = [call._replace(micro_batch=None) for call in self.calls]
+
     def forget_abandoned(self) -> None:
         """Let collectives of c10d that nobody has waited for have no output, as such functional ones have none."""
         for index in self._works.abandoned():
@@ -168,7 +186,7 @@ class CallRecorder(TorchDispatchMode):
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
         if self._keep == (index, len(call.outputs)):
-            self.kept = tensor.detach().clone()
+            self.kept = plain(tensor).clone()
         value = _digest(tensor)
         self.calls[index] = call._replace(outputs=(*call.outputs, value))
         self._producers[_storage(tensor), value] = index
@@ -215,6 +233,21 @@ def _in_place_results(function: Any) -> tuple[str, ...]:
         return ()
     names = [argument.name for argument in schema_of(function).arguments]
     return tuple(name for name in names if name == "tensors" or (name.startswith("output") and "split" not in name))
+
+
+def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
+    """The ranks of a collective's group; of what is sent the sender and the receiver. Nothing where no group says."""
+    given = _given(function, args, kwargs)
+    try:
+        named = given.get("group_name")
+        group = group_named(named) if isinstance(named, str) else group_of(given["process_group"])
+        ranks = tuple(dist.get_process_group_ranks(group))
+        me = dist.get_rank()
+        if name_of(function) == "send":
+            return me, ranks[given["dst"]]
+        return (ranks[given["src"]], me) if name_of(function) == "recv_" else ranks
+    except (KeyError, RuntimeError, ValueError, TypeError):
+        return ()
 
 
 def _scalars(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
@@ -269,24 +302,36 @@ class Places:
         self.computes_gradients = False
         self._has_gradients = False
         self._is_lost = False
+        self._num_steps = 0  # of optimizers that run
+        self._micro_batches = Counter[nn.Module]()
+        self._micro_batch: int | None = None
+        self._micro_batch_at: list[int | None] = []
+        self._backward_of: int | None = None
 
-    def __call__(self, name: str) -> tuple[Place, str | None, str | None]:
-        """The place of the running call of an operator of this name, the node's name, and the user's line."""
+    def __call__(self, name: str, follows: bool = False) -> tuple[Place, str | None, str | None]:
+        """The place of the running call of an operator of this name, the node's name, and the user's line.
+
+        `follows` says that it reads what backward, or an update, has left.
+        """
         if self.node is not None:
             self._has_gradients = True
             place, source = place_of(self.node)
             return place, self.node.name, source
         line = innermost_user_line(sys._getframe(2))
         autograd_node = running_autograd_node()
-        if autograd_node is None and self._is_untold():
-            self._is_lost = True
-            return Place(None, None), None, line
-        is_outside = self._has_gradients or not self.computes_gradients
-        if autograd_node is None and is_outside and not (self._running and torch.is_grad_enabled()):
-            return Place(None, "update"), None, line
         if autograd_node is not None:
             self._has_gradients = True
             return self._backward(sequence_number_of(autograd_node)), None, line
+        if self._num_steps:
+            return Place(None, "update"), None, line
+        if self._is_untold():
+            self._is_lost = True
+            return Place(None, None), None, line
+        if is_backward_running():  # what it calls at its end
+            return Place(None, "backward"), None, line
+        is_after = self._has_gradients and (follows or not torch.is_grad_enabled())
+        if not self.computes_gradients or (is_after and not self._running):
+            return Place(None, "update"), None, line
         if name in _SEEDS and self._numbers and not self._running:
             return Place(None, "backward"), None, line
         return self._forward(), None, line
@@ -309,13 +354,21 @@ class Places:
         if not self._numbers or number > self._numbers[-1]:
             self._numbers.append(number)
             self._made_at.append(place)
+            self._micro_batch_at.append(self._micro_batch)
         return place
 
     def _backward(self, number: int) -> Place:
         """Where the forward call ran that made an autograd node of this sequence number."""
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
+        self._backward_of = self._micro_batch_at[index] if index >= 0 else None
         return made_at._replace(direction="backward")
+
+    def micro_batch_of(self, place: Place) -> int | None:
+        """How often the outermost module had been called for what is computed there; None where that says nothing."""
+        if self.node is not None or place.chunk is not None:
+            return None
+        return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -323,6 +376,8 @@ class Places:
         hooks = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(self._begin_update),
+            register_optimizer_step_post_hook(self._end_update),
         ]
         try:
             yield
@@ -331,8 +386,17 @@ class Places:
                 hook.remove()
 
     def _enter(self, module: nn.Module, _: Any) -> None:
+        if not self._running and not is_backward_running():  # where that recomputes, it is no new one
+            self._micro_batches[module] += 1
+            self._micro_batch = self._micro_batches[module]
         unknown = None if isinstance(module, GraphModule) else ""
         self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
+
+    def _begin_update(self, *_: Any) -> None:
+        self._num_steps += 1
+
+    def _end_update(self, *_: Any) -> None:
+        self._num_steps -= 1
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         self._running.pop()
@@ -379,6 +443,7 @@ def logged(system: Any, keep: tuple[int, int] | None = None) -> Iterator[CallRec
         with places.following(), recorder:
             yield recorder
         recorder.forget_abandoned()
+        recorder.forget_only_micro_batch()
     finally:
         for name, value in replaced.items():
             setattr(system, name, value)

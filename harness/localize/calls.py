@@ -30,6 +30,9 @@ class Call(NamedTuple):
     `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
     have histories of their own. None, or nothing, where that is not known.
     `scalars` are the arguments that are numbers, words, dtypes or lists of these, by name, left-out ones as defaults.
+    `peers` are the ranks that take part in a collective, in their group's order, and of what is sent the sender and the
+    receiver; nothing where that is not known.
+    `micro_batch` counts from 1 where a step calls its model more than once.
     `node` and `source` name the graph's node and the user's line, where known.
     """
 
@@ -44,11 +47,14 @@ class Call(NamedTuple):
     view: bool = False
     producers: tuple[int | None, ...] = ()
     scalars: tuple[tuple[str, str], ...] = ()
+    peers: tuple[int, ...] = ()
+    micro_batch: int | None = None
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"
         chunk = "" if self.place.chunk is None else f", chunk {self.place.chunk}"
-        return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk})"
+        micro_batch = "" if self.micro_batch is None else f", micro-batch {self.micro_batch}"
+        return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk}{micro_batch})"
 
 
 def maker_of(calls: Sequence[Call], index: int, position: int) -> Call | None:
@@ -85,4 +91,5 @@ def _call(values: list[Any]) -> Call:
         aliases=tuple(call.aliases),
         producers=tuple(call.producers),
         scalars=tuple((str(name), str(value)) for name, value in call.scalars),
+        peers=tuple(call.peers),
     )

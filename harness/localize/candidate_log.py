@@ -19,27 +19,54 @@ class CandidateLog:
     def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
         self.calls = calls
         self.reference = reference
-        self.collectives = [index for index, call in enumerate(calls) if call.collective]
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
         self.trusts_parts = True
         self._bad: list[tuple[int, ...]] = []
         self._unpacked: list[set[int]] = []
+        self._given: list[tuple[int | None, ...]] = []
         for index, call in enumerate(calls):
-            producers = call.producers or (None,) * len(call.inputs)
-            pairs = zip(call.inputs, producers, strict=True)
-            given = (self._latest.get(value) if producer is None else producer for value, producer in pairs)
-            found = [producer for producer in given if producer is not None]
+            self._given.append(self._givers(call))
+            found = [producer for producer in self._given[-1] if producer is not None]
             unpacked = {
                 i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
             }
             self._unpacked.append(unpacked)
             if self._shows_what_is_wrong(index, found):
                 self._agrees[index] = False
+            elif self._keeps_what_it_reads(call) and all(self._agrees[i] for i in found):
+                self._agrees[index] = True
             self._bad.append(tuple(i for i in found if not self._agrees[i]))
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
+
+    def _givers(self, call: Call) -> tuple[int | None, ...]:
+        """The call that gave each input: the one that left it in its memory, or the last that gave such a value.
+
+        Of a right value that no call left where it is read nobody is asked: it was there before the step.
+        """
+        producers = call.producers or (None,) * len(call.inputs)
+        right = self.reference.values if call.producers else ()
+        return tuple(
+            self._latest.get(value) if producer is None and value not in right else producer
+            for value, producer in zip(call.inputs, producers, strict=True)
+        )
+
+    def is_proven(self, index: int) -> bool:
+        """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere.
+
+        A copy needs no such call to be compared with. One call too many may well read the same, with other numbers.
+        """
+        call = self.calls[index]
+        if not call.inputs or self.reference.values.issuperset(call.outputs):
+            return False
+        if call.operator == "clone":
+            return self.reference.values.issuperset(call.inputs)
+        partner, same = self.reference.partner(call, 0)
+        if partner is None or same != "computes":
+            return False
+        return self.reference.makes(call) or not self.is_extra(index)
 
     def turn(self, index: int) -> int:
         """How many calls of the same operator at the same place came before."""
@@ -77,6 +104,10 @@ class CandidateLog:
         unpacked = self._unpacked[index] if self.trusts_parts else ()
         return [producer for producer in self._bad[index] if producer not in unpacked]
 
+    def reads_parts(self, index: int) -> bool:
+        """Whether a call reads right parts of a bucket."""
+        return bool(self._unpacked[index])
+
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it puts values together, or takes them apart."""
         return self.calls[index].view or name_of(self.calls[index]) in PACKING
@@ -100,7 +131,7 @@ class CandidateLog:
 
     def bucket_of(self, index: int) -> int | None:
         """The collective of the bucket that all of what a call reads are parts of; None where there is none."""
-        launches, pending, seen = set[int | None](), list(self.calls[index].producers), set[int | None]()
+        launches, pending, seen = set[int | None](), list(self._given[index]), set[int | None]()
         while pending:
             number = pending.pop()
             if number in seen:
@@ -109,7 +140,7 @@ class CandidateLog:
             if number is None or self.calls[number].collective or not self.packs(number):
                 launches.add(number)
             else:
-                pending += self.calls[number].producers
+                pending += self._given[number]
         launch = launches.pop() if len(launches) == 1 else None
         if launch is None or not self.calls[launch].collective:
             return None
@@ -220,6 +251,10 @@ class CandidateLog:
         turn = _alike(self.calls, call).index(readers[0])
         return call if turn < len(due) and value & set(self.reference.log[due[turn]].inputs) else None
 
+    def _keeps_what_it_reads(self, call: Call) -> bool:
+        """Whether a call copies a right value, at most into another shape: no value in it can be wrong."""
+        return call.operator == "clone" and self.reference.values.issuperset((*call.inputs, *call.outputs))
+
     def is_new(self, index: int) -> bool:
         """Whether the reference never calls such an operator there."""
         return not self.reference.calls(self.calls[index])
@@ -255,18 +290,10 @@ class CandidateLog:
         first = str(call.node).replace(RECOMPUTED, "")
         return next((number for number, known in enumerate(self.calls) if known.node == first), None)
 
-    def same_collective(self, turn: int, call: Call) -> int | None:
-        """This rank's part in a collective that another rank launched as its turn-th.
-
-        Collectives are what all ranks launch alike; a rank may make calls of its own between them.
-        """
-        index = self.collectives[turn] if turn < len(self.collectives) else None
-        return index if index is not None and self.has_same(index, call) else None
-
-    def has_same(self, index: int, call: Call) -> bool:
-        """Whether this rank made the same call at the same point of its log."""
-        mine = self.calls[index] if index < len(self.calls) else None
-        return mine is not None and (mine.place, mine.operator) == (call.place, call.operator)
+    def is_turn(self, index: int, call: Call, turn: int) -> bool:
+        """Whether a call is the turn-th of the same operator at the same place as another rank's `call`."""
+        mine = self.calls[index]
+        return (mine.place, mine.operator) == (call.place, call.operator) and self.turn(index) == turn
 
 
 def _summands(calls: Sequence[Call], wanted: Call) -> dict[str, Counter[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.localize.calls import Call
@@ -32,12 +32,14 @@ HOW_ITSELF: dict[How, str] = HOW | {
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """The call to blame, on the lowest of the `ranks` on which it differs.
+    """The call to blame, and the `ranks` on which it differs.
 
     `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
     make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
     given otherwise, `reading` of where an input comes from that the partner does not read; `instead_of` is the operator
-    of the reference's call that it stands for, whose place it then has.
+    of the reference's call that it stands for, whose place it then has. `explains` is what it leads to: a rank, and the
+    digests of both systems; `also` are other calls that give another output from the same inputs, of which it knows
+    nothing.
     """
 
     how: How
@@ -48,11 +50,14 @@ class Culprit:
     arguments: str = ""
     reading: str = ""
     instead_of: str = ""
+    at: int | None = None
+    also: tuple[Call, ...] = ()
+    explains: tuple[int, str, str] | None = field(default=None, compare=False)
 
     @property
     def rank(self) -> int:
-        """The lowest of its ranks."""
-        return self.ranks[0]
+        """The one that `candidate` and `reference` are of: the lowest, unless only another leads to what is shown."""
+        return self.ranks[0] if self.at is None else self.at
 
 
 def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
@@ -74,4 +79,5 @@ def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
         source=call.source,
         rank=culprit.rank,
         ranks=", ".join(map(str, culprit.ranks)),
+        micro_batch=call.micro_batch,
     )

@@ -24,7 +24,7 @@ from harness.localize.replay import (
     read_records,
     read_steps,
 )
-from harness.localize.search import Search
+from harness.localize.search import Search, tell_others
 from harness.records import ROLES, Divergence, Key, Record, Role, TensorDifference
 
 Logs = dict[Role, list[list[Call]]]
@@ -57,21 +57,27 @@ class NoiseSearch(Search):
             return replace(first, call=call_of(culprit)), f"{told}, which wait for every collective at once"
         found = min(parted, key=computation_order(parted))
         if key in parted and key.step == found.step:
-            first = self._with_bits(first)
+            with self._bits_may_fail("the first differing tensor", first.rank):
+                first = self._with_bits(first)
         ranks = range(self.num_ranks)
         logs: Logs = {side: [self._log_until(side, rank, found.step) for rank in ranks] for side in ROLES}
         differing: dict[int, list[tuple[str, str]]] = {}
         for other, (left, right) in parted.items():
             if other.step == found.step:
                 differing.setdefault(other.rank, []).append((left.digest, right.digest))
-        culprit = find_culprit(logs["reference"], logs["candidate"], differing)
+        pair = parted[found][0].digest, parted[found][1].digest
+        culprit = find_culprit(logs["reference"], logs["candidate"], differing, (found.rank, pair))
         if culprit is None:
             return first, _tell(key, found, None)
+        self.remarks += tell_others(culprit)
         log_of: Role = "reference" if culprit.candidate is None else "candidate"
         index = culprit.reference if culprit.candidate is None else culprit.candidate
         assert index is not None, "a culprit is a call of some log"
         step, begin = self._step_of(log_of, culprit.rank, index)
-        call = replace(call_of(culprit, HOW_ITSELF), output=self._bits_of_noise(culprit, logs, step, begin))
+        output = None
+        with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
+            output = self._bits_of_noise(culprit, logs, step, begin)
+        call = replace(call_of(culprit, HOW_ITSELF), output=output)
         return replace(first, call=call), _tell(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:

@@ -48,6 +48,19 @@ class ReferenceLog:
         directions = self._directions.get(call.operator, set())
         return bool(directions) and (call.place.direction is None or not directions.isdisjoint(_told(call)))
 
+    def alike(self, call: Call) -> list[int]:
+        """The calls of the same operator with the same inputs, by index, in the same direction and chunk."""
+        indices = self._indices.get(call.operator, ())
+        return [i for i in indices if self.log[i].inputs == call.inputs and _fits(self.log[i].place, call.place)]
+
+    def makes(self, call: Call) -> bool:
+        """Whether the reference makes this very call there, of the same inputs and numbers."""
+        indices = self._indices.get(call.operator, ())
+        return any(
+            (known.inputs, known.scalars) == (call.inputs, call.scalars) and _fits(known.place, call.place)
+            for known in map(self.log.__getitem__, indices)
+        )
+
     def producer(self, value: str) -> int | None:
         """The first call that gave a value."""
         return self._producers.get(value)

@@ -7,11 +7,13 @@ the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.compare.bits import ComparedBits
+from harness.compare.verdict import computation_order
 from harness.errors import BitproofError, RankError, RecordingError
 from harness.localize.blame import find_culprit
 from harness.localize.calls import Call
@@ -48,7 +50,7 @@ class Search:
     """One search for the cause of a first difference. `folder` is where replays leave archives.
 
     `is_logged`: what the first replays would leave is there, of runs that gave the bits of the recordings. Where bits
-    are not shown, the call alone is looked for.
+    are not shown, the call alone is looked for. `remarks` say which bits were asked for and could not be had.
     """
 
     recordings: dict[Role, Recording]
@@ -56,6 +58,7 @@ class Search:
     num_ranks: int
     run_replay: RunReplay
     compare_bits: CompareBits
+    remarks: list[str] = field(default_factory=list, kw_only=True)
     is_logged: bool = field(default=False, kw_only=True)
     shows_bits: bool = field(default=True, kw_only=True)
 
@@ -70,16 +73,41 @@ class Search:
                 raise UnrepeatableError(role, key)
         is_of_one_type = first.tensor.reference_type == first.tensor.candidate_type  # other elements have no partners
         if self.shows_bits and is_of_one_type:
-            first = self._with_bits(first)
+            with self._bits_may_fail("the first differing tensor", first.rank):
+                first = self._with_bits(first)
         logs = {role: self._logs(role) for role in ROLES}
         differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
-        culprit = find_culprit(logs["reference"], logs["candidate"], differing)
+        pair = self._digest("reference", key), self._digest("candidate", key)
+        culprit = find_culprit(logs["reference"], logs["candidate"], differing, (key.rank, pair))
         if culprit is None:
             return first
+        self.remarks += tell_others(culprit)
+        if culprit.explains is not None and culprit.explains != (key.rank, *pair):
+            first = self._explained(key, culprit.explains)
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
-        output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
+        output = None
+        with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
+            output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
         return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
+
+    def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
+        """The record that the blamed call leads to, where it is not the first by its key; a remark has both."""
+        rank, *pair = explains
+        sides = [self.recordings[role].records for role in ROLES]
+        found = next(
+            key
+            for key in sides[0]
+            if (key.step, key.rank) == (first.step, rank)
+            and [side[key].digest for side in sides if key in side] == pair
+        )
+        self.remarks.append(
+            f"the first difference is {_tell(first)}, to which no call leads that gave another value; the one that is "
+            f"shown, {_tell(found)}, is the first that such a call leads to"
+        )
+        return Divergence(
+            **found._asdict(), holds=held_as(self.recordings["reference"], self.recordings["candidate"], found)
+        )
 
     def strangers(self, step: int) -> str:
         """The calls of one step whose values the reference never had, in words."""
@@ -89,6 +117,15 @@ class Search:
             return str(find_strangers(self._logs("reference"), self._logs("candidate"), step))
         except (RankError, RecordingError) as error:
             return f"--deep: the replay of the last step failed:\n{error}"
+
+    @contextmanager
+    def _bits_may_fail(self, whose: str, rank: int) -> Iterator[None]:
+        """What is known of the cause stands, whatever becomes of the bits that would go with it."""
+        try:
+            yield
+        except BitproofError as error:
+            told = f"the bits of {whose} on rank {rank} could not be fetched; the verdict stands, and so does the cause"
+            self.remarks.append(f"{told}: {error.what}")
 
     def _with_bits(self, first: Divergence) -> Divergence:
         """`first`, with how its tensor differs in the first replays."""
@@ -150,6 +187,22 @@ class Search:
         return found, list(answer.digests)
 
 
+def _tell(key: Key) -> str:
+    return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+
+
+MAX_OTHERS = 10
+
+
+def tell_others(culprit: Culprit) -> list[str]:
+    """A remark on calls that are wrong, too, and know nothing of the blamed one; none where there are none."""
+    if not culprit.also:
+        return []
+    told = "; ".join(map(str, culprit.also[:MAX_OTHERS]))
+    more = f"; and {len(culprit.also) - MAX_OTHERS} more" if len(culprit.also) > MAX_OTHERS else ""
+    return [f"apart from the call to blame, other calls give another output from the same inputs: {told}{more}"]
+
+
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
     """Where the replays of a search leave what they are asked for: a side's first, or second, within its folder."""
     return folder / f"{role}.archives{number}"
@@ -170,10 +223,11 @@ def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
 
 
 def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
-    """By rank, the digests of both systems for every record of one step in which they differ."""
+    """By rank, the digests of both systems for every record of one step in which they differ, as they were computed."""
     found: dict[int, list[tuple[str, str]]] = {}
-    for key, record in candidate.records.items():
-        other = reference.records.get(key)
-        if key.step == step and other is not None and other.digest != record.digest:
-            found.setdefault(key.rank, []).append((other.digest, record.digest))
+    keys = [key for key in reference.records if key.step == step and key in candidate.records]
+    for key in sorted(keys, key=computation_order(keys)):
+        pair = reference.records[key].digest, candidate.records[key].digest
+        if pair[0] != pair[1]:
+            found.setdefault(key.rank, []).append(pair)
     return found

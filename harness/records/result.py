@@ -100,7 +100,7 @@ class BlamedCall:
 
     `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs, and is written
     at the line `source`; `output` says how its output differs, where that is known. `neighbours` are the calls around
-    it, in execution order.
+    it, in execution order. `micro_batch` counts from 1, where a step has several.
     """
 
     operator: str
@@ -112,6 +112,7 @@ class BlamedCall:
     source: str | None = None
     rank: int | None = None
     ranks: str | None = None
+    micro_batch: int | None = None
     output: TensorDifference | None = None
     neighbours: list[Neighbour] | None = None
 

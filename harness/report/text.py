@@ -177,8 +177,10 @@ def _blamed(call: BlamedCall | None) -> str:
 
 
 def direction_of(call: BlamedCall | Neighbour) -> str:
-    """Which way a call computes, and for which chunk: `forward, chunk 1`."""
-    return (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
+    """Which way a call computes, and for which chunk and micro-batch: `forward, chunk 1`."""
+    told = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
+    number = call.micro_batch if isinstance(call, BlamedCall) else None
+    return told + ("" if number is None else f", micro-batch {number}")
 
 
 def tell_ranks(ranks: Iterable[int]) -> str:

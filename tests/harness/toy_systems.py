@@ -110,6 +110,18 @@ class Shy(OneBitOff):
 shy = Shy
 
 
+class SlowWhenWatched(OneBitOff):
+    """As OneBitOff, but takes its time when its calls are logged."""
+
+    def plain_gradients(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        if torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+            time.sleep(600)
+        return super().plain_gradients(x)
+
+
+slow_when_watched = SlowWhenWatched
+
+
 class TenPercentOff(Toy):
     """Has a gradient that is 10 % too large, on one rank, from one step on."""
 

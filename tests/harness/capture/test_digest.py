@@ -218,6 +218,11 @@ def test_a_tensor_without_bytes_of_its_own_is_refused(make, found):
     )
 
 
+def test_the_bytes_of_a_tensor_without_memory_are_refused_and_not_read():
+    with pytest.raises(RecordingError, match="without memory"):
+        tensor_bytes(freed())
+
+
 def test_tensor_bytes_are_row_major_and_copied_only_where_they_must_be():
     dense = torch.arange(6, dtype=torch.int16).view(2, 3)
     assert bytes(tensor_bytes(dense.t())) == dense.t().contiguous().numpy().tobytes()

@@ -165,7 +165,15 @@ def test_where_calls_cannot_be_logged_second_runs_are_made_without(tmp_path):
         rf"rank \d of {TOYS}shy raised at step 2",
         found.remarks[-1],
     )
-    assert "a replay that looks for the cause failed:" in found.error and "somebody is looking" in found.error
+    told = "a replay that looks for the cause failed; the verdict stands:"
+    assert told in found.error and "somebody is looking" in found.error
+
+
+def test_finding_the_cause_has_a_time_of_its_own_and_the_verdict_stands_where_that_is_short(tmp_path):
+    found, arms = watched(toy("slow_when_watched"), tmp_path, control="never", explain_timeout=1.0)
+    assert (found.verdict, found.first_divergence.name, arms[2:]) == (Verdict.DIFFERENT, "weight", ["replay1"])
+    assert "the verdict stands:\nRankError: finding the cause took longer than 1 s" in found.error
+    assert "fix: give a longer --explain-timeout" in found.error
 
 
 def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_never_made_counts(tmp_path, one_host):

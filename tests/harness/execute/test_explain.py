@@ -48,7 +48,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         class Search:
             def __init__(self, recordings: Any, *_: Any, **__: Any) -> None:
-                pass
+                self.remarks: list[str] = []
 
             def explain(self, first: Divergence) -> Any:
                 log.append(("cause", first))
@@ -60,6 +60,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         class NoiseSearch:
             def __init__(self, *_: Any, role: str, stressed: bool) -> None:
+                self.remarks: list[str] = []
                 self.of = f"{role}{' under stress' if stressed else ''}"
 
             def explain_noise(self, first: Divergence) -> Any:
@@ -108,7 +109,7 @@ def test_a_difference_is_led_to_its_call_and_where_there_is_none_a_remark_says_s
 
 def test_a_search_that_fails_leaves_the_verdict_and_is_told(searched: Any) -> None:
     found, _, _ = searched(DIFFERENT, cause=RankError("rank 1 died"))
-    told = "a replay that looks for the cause failed:\nRankError: rank 1 died"
+    told = "a replay that looks for the cause failed; the verdict stands:\nRankError: rank 1 died"
     assert found == replace(DIFFERENT, error=told)
 
 
@@ -135,7 +136,7 @@ def test_a_replay_that_is_not_its_recording_makes_noise_of_a_difference(searched
         "its bits differ from the recorded ones"
     )
     failed, _, _ = searched(DIFFERENT, cause=unlike, noise=RankError("rank 1 died"))
-    assert failed.verdict == Verdict.NONDETERMINISTIC and failed.error.endswith("failed:\nRankError: rank 1 died")
+    assert failed.verdict == Verdict.NONDETERMINISTIC and failed.error.endswith("stands:\nRankError: rank 1 died")
     assert failed.first_divergence == replace(FIRST, between="reference against itself")
 
 

@@ -352,3 +352,39 @@ def test_what_recording_calls_is_none_of_the_systems_calls() -> None:
             digest(x.transpose(0, 1))  # not contiguous: it is copied
 
     assert [call.operator for call in calls_of(Digesting(layers()), batch())] == ["transpose.int"]
+
+
+class Accumulating:
+    """A loop over two micro-batches, with a loss outside of every module, clipping, and an optimizer."""
+
+    def __init__(self) -> None:
+        self.model = layers()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, foreach=False)
+
+    def step(self, x: Tensor) -> None:
+        total = torch.zeros(())
+        for part in x.chunk(2):
+            loss = self.model(part).exp().mean()
+            loss.backward()
+            total += loss.detach()
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(2)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.1, foreach=False)
+        self.optimizer.step()
+
+
+def test_phases_of_a_loop_with_micro_batches_come_from_what_runs() -> None:
+    calls = calls_of(Accumulating(), batch())  # type: ignore[arg-type]
+
+    def phases(operator: str) -> list[tuple[str | None, int | None]]:
+        return [(call.place.direction, call.micro_batch) for call in calls if call.operator.startswith(operator)]
+
+    assert phases("sin") == [("forward", 1), ("forward", 2)]
+    losses = [(call.place.direction, call.micro_batch) for call in calls if call.operator == "exp"]
+    assert losses == [("forward", 1), ("forward", 2)], "the loss is outside of the model"
+    assert phases("cos") == [("backward", 1), ("backward", 2)]
+    assert {direction for direction, _ in phases("ones_like")} == {"backward"}
+    assert {direction for direction, _ in phases("div_")} == {"update"}, "what reads gradients after backward"
+    assert {direction for direction, _ in phases("linalg_vector_norm")} == {"update"}, "clipping"
+    assert {direction for direction, _ in phases("add_.Tensor") if direction != "backward"} >= {"forward", "update"}

@@ -1,0 +1,644 @@
+"""Random programs on several ranks, with one wrong call whose place is known, as logs of calls. Loads no torch.
+
+A tensor is a few tokens over a storage; an operator makes new tokens of those that it reads, so every value is exact:
+a bucket that is taken apart again has the parts that were put in, and sums do not depend on the order of ranks.
+`generate` makes one program twice: as the reference runs it, and as the candidate does, whose calls are reordered,
+renamed, split, joined, bucketed and repeated, and of which one gives a wrong value.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from harness.localize.blame import find_culprit
+from harness.localize.calls import Call, Place
+from harness.localize.culprit import Culprit
+
+Site = tuple[int, int]
+"""A rank, and a call's index in its log."""
+
+ELEMENTWISE = ("neg", "exp", "silu", "tanh")
+PAIRWISE = ("add", "mul", "sub", "div")
+COMMUTATIVE = ("add", "mul")
+MASK = (1 << 61) - 1
+
+
+def mixed(*parts: int) -> int:
+    """One token of several."""
+    return hash(parts) & MASK
+
+
+def number_of(name: str) -> int:
+    """A number for an operator's name, the same in each process."""
+    return int.from_bytes(name.encode(), "big")
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator call of a program. `reads` and `gives` are variables; what is written in place is both.
+
+    `sizes` are the elements of each output; `group` has the ranks of each group of a collective, and `only` the one
+    rank that makes a call, where it is not made by all.
+    """
+
+    name: str
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+    place: Place
+    sizes: tuple[int, ...] = ()
+    kind: str = "mix"
+    scalar: int = 0
+    groups: tuple[tuple[int, ...], ...] = ()
+    only: int | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A record: a variable that is shown once `after` operators of the program have run."""
+
+    name: str
+    variable: int
+
+
+@dataclass
+class Program:
+    """Calls in order, the variables that a step is given, with their sizes, and what is shown."""
+
+    ranks: int
+    ops: list[Op]
+    given: dict[int, tuple[int, bool]]
+    shown: list[Shown]
+
+
+class Tensor(NamedTuple):
+    """A variable on a rank: which elements of which storage it shows, and in which shape."""
+
+    storage: int
+    elements: tuple[int, ...]
+    shape: int
+    made_by: Site | None
+
+
+@dataclass
+class Trace:
+    """What running a program left: logs, what is shown, and by call what it depends on."""
+
+    calls: list[list[Call]]
+    shown: dict[tuple[str, int], str] = field(default_factory=dict)
+    shown_by: dict[tuple[str, int], tuple[Site, ...]] = field(default_factory=dict)
+    depends: dict[Site, tuple[Site, ...]] = field(default_factory=dict)
+    sites: dict[tuple[int, int], Site] = field(default_factory=dict)
+    """The site of an operator of the program on a rank."""
+
+    def upstream(self, key: tuple[str, int]) -> set[Site]:
+        """Every call that a path of values leads from to what is shown."""
+        pending, seen = list(self.shown_by[key]), set[Site]()
+        while pending:
+            site = pending.pop()
+            if site not in seen:
+                seen.add(site)
+                pending += self.depends[site]
+        return seen
+
+
+class Wrong(NamedTuple):
+    """Which operator of a program is wrong, on which ranks, and what it reads there, where that is what is wrong.
+
+    One that is `left_out` gives what it reads, and no log has it.
+    """
+
+    op: int
+    ranks: tuple[int, ...]
+    reads: tuple[int, ...] | None = None
+    left_out: bool = False
+
+
+class Machine:
+    """Runs a program on all ranks in step."""
+
+    def __init__(self, program: Program, wrong: Wrong | None = None, *, origins: bool = True) -> None:
+        self.program, self.wrong, self.origins = program, wrong, origins
+        ranks = range(program.ranks)
+        self.trace = Trace([[] for _ in ranks])
+        self.stores: list[dict[int, list[int]]] = [{} for _ in ranks]
+        self.writers: list[dict[int, list[Site]]] = [{} for _ in ranks]
+        self.tensors: list[dict[int, Tensor]] = [{} for _ in ranks]
+        self.over: list[dict[int, list[int]]] = [{} for _ in ranks]
+        self.left: list[dict[tuple[int, str], int]] = [{} for _ in ranks]
+        self.fresh = 0
+        for variable, (size, is_own) in program.given.items():
+            for rank in ranks:
+                tokens = [mixed(variable, i, rank if is_own else -1) for i in range(size)]
+                self.make(rank, variable, tokens, size, None)
+
+    def run(self) -> Trace:
+        for number, op in enumerate(self.program.ops):
+            ranks = range(self.program.ranks) if op.only is None else (op.only,)
+            if op.groups:
+                for group in op.groups:
+                    self.collective(number, op, group)
+            else:
+                for rank in ranks:
+                    self.call(number, op, rank)
+        for shown in self.program.shown:
+            for rank in range(self.program.ranks):
+                key, tensor = (shown.name, rank), self.tensors[rank][shown.variable]
+                self.trace.shown[key] = self.digest(rank, tensor)
+                self.trace.shown_by[key] = self.origins_of(rank, tensor)
+        return self.trace
+
+    def make(self, rank: int, variable: int, tokens: list[int], shape: int, by: Site | None) -> None:
+        self.fresh += 1
+        self.stores[rank][self.fresh] = tokens
+        self.writers[rank][self.fresh] = [] if by is None else [by]
+        self.bind(rank, variable, Tensor(self.fresh, tuple(range(len(tokens))), shape, by))
+
+    def bind(self, rank: int, variable: int, tensor: Tensor) -> None:
+        self.tensors[rank][variable] = tensor
+        self.over[rank].setdefault(tensor.storage, []).append(variable)
+
+    def tokens(self, rank: int, tensor: Tensor) -> list[int]:
+        store = self.stores[rank][tensor.storage]
+        return [store[i] for i in tensor.elements]
+
+    def digest(self, rank: int, tensor: Tensor) -> str:
+        return f"{mixed(tensor.shape, *self.tokens(rank, tensor)):x}"
+
+    def origins_of(self, rank: int, tensor: Tensor) -> tuple[Site, ...]:
+        made = () if tensor.made_by is None else (tensor.made_by,)
+        return (*made, *self.writers[rank][tensor.storage])
+
+    def call(self, number: int, op: Op, rank: int) -> None:
+        if self.wrong is not None and self.wrong.left_out and self.is_wrong(number, rank):
+            self.bind(rank, op.gives[0], self.tensors[rank][op.reads[0]])
+            return
+        read = self.read_by(number, op, rank)
+        tokens = [self.tokens(rank, tensor) for tensor in read]
+        self.log(number, op, rank, read, [result_of(op, tokens)] if op.kind not in VIEWS else None)
+
+    def is_wrong(self, number: int, rank: int) -> bool:
+        return self.wrong is not None and self.wrong.op == number and rank in self.wrong.ranks
+
+    def read_by(self, number: int, op: Op, rank: int) -> list[Tensor]:
+        other = self.wrong.reads if self.wrong is not None and self.is_wrong(number, rank) else None
+        return [self.tensors[rank][variable] for variable in other or op.reads]
+
+    def collective(self, number: int, op: Op, group: tuple[int, ...]) -> None:
+        read = {rank: self.read_by(number, op, rank) for rank in group}
+        tokens = {rank: self.tokens(rank, read[rank][0]) for rank in group}
+        sites = [(rank, len(self.trace.calls[rank])) for rank in group]
+        depends = tuple({site for rank in group for x in read[rank] for site in self.origins_of(rank, x)})
+        for turn, rank in enumerate(group):
+            result = exchanged(op, [tokens[peer] for peer in group], turn)
+            self.log(number, op, rank, read[rank], [result])
+        for site in sites:
+            self.trace.depends[site] = (*depends, *sites)
+
+    def log(self, number: int, op: Op, rank: int, read: Sequence[Tensor], results: list[list[int]] | None) -> None:
+        site = (rank, len(self.trace.calls[rank]))
+        inputs = tuple(self.digest(rank, tensor) for tensor in read)
+        keys = zip((tensor.storage for tensor in read), inputs, strict=True)
+        producers = tuple(self.left[rank].get(key) for key in keys)
+        self.trace.depends[site] = tuple({origin for tensor in read for origin in self.origins_of(rank, tensor)})
+        self.trace.sites[number, rank] = site
+        is_wrong = self.wrong is not None and self.wrong.reads is None and self.is_wrong(number, rank)
+        aliases: list[tuple[int, str]] = []
+        if results is None:
+            outputs = self.view(op, rank, read[0], site)
+            if is_wrong:
+                for variable in op.gives:  # a view that shows other elements
+                    tensor = self.tensors[rank][variable]
+                    self.tensors[rank][variable] = tensor._replace(elements=tensor.elements[::-1], shape=tensor.shape)
+                outputs = [self.tensors[rank][variable] for variable in op.gives]
+        elif op.kind == "in_place":
+            target, [result] = read[0], results
+            if is_wrong:
+                result = [mixed(result[0], 666), *result[1:]]
+            store = self.stores[rank][target.storage]
+            for position, token in zip(target.elements, result, strict=True):
+                store[position] = token
+            self.writers[rank][target.storage].append(site)
+            others = [v for v in self.over[rank][target.storage] if v != op.reads[0]]
+            aliases = [(target.storage, self.digest(rank, self.tensors[rank][v])) for v in others]
+            self.bind(rank, op.gives[0], target._replace(made_by=site))
+            outputs = [target]
+        else:
+            [result] = results
+            if is_wrong:
+                result = [mixed(result[0], 666), *result[1:]]
+            begin, outputs = 0, []
+            for variable, size in zip(op.gives, op.sizes, strict=True):
+                self.make(rank, variable, result[begin : begin + size], size, site)
+                outputs.append(self.tensors[rank][variable])
+                begin += size
+        values = tuple(self.digest(rank, tensor) for tensor in outputs)
+        self.left[rank] |= dict.fromkeys(aliases, site[1])
+        self.left[rank] |= {(x.storage, v): site[1] for x, v in zip(outputs, values, strict=True)}
+        self.trace.calls[rank].append(
+            Call(
+                op.place,
+                op.name,
+                inputs,
+                values,
+                node=op.node,
+                collective=bool(op.groups),
+                aliases=tuple(value for _, value in aliases),
+                view=op.kind in VIEWS,
+                producers=producers if self.origins else (),
+                scalars=(("number", str(op.scalar)),) if op.scalar else (),
+                peers=next((group for group in op.groups if rank in group), ()),
+            )
+        )
+
+    def view(self, op: Op, rank: int, tensor: Tensor, site: Site) -> list[Tensor]:
+        begin, found = op.scalar if op.kind == "slice" else 0, []
+        for variable, size in zip(op.gives, op.sizes, strict=True):
+            elements = tensor.elements[begin : begin + size]
+            shape = size if op.kind != "view" else 1000 + size
+            self.bind(rank, variable, Tensor(tensor.storage, elements, shape, site))
+            found.append(self.tensors[rank][variable])
+            begin += size
+        return found
+
+
+VIEWS = ("view", "slice", "split")
+
+
+def result_of(op: Op, tokens: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens that a call gives, of all outputs in a row."""
+    code = number_of(op.name.removesuffix("_").removeprefix("my_"))
+    if op.kind in ("elementwise", "in_place"):
+        return [mixed(code, op.scalar, token) for token in tokens[0]]
+    if op.kind == "first_half":
+        return [mixed(code, token, 1) for token in tokens[0]]
+    if op.kind == "both":  # two elementwise calls in one
+        first, second = (number_of(part) for part in op.name.split("+"))
+        return [mixed(second, 0, mixed(first, 0, token)) for token in tokens[0]]
+    if op.kind == "pairwise":
+        pairs = zip(*tokens, strict=True)
+        ordered = (sorted(pair) if op.name.removeprefix("my_") in COMMUTATIVE else pair for pair in pairs)
+        return [mixed(code, op.scalar, *pair) for pair in ordered]
+    if op.kind == "cat":
+        return [token for each in tokens for token in each]
+    if op.kind == "copy":
+        return list(tokens[0])
+    everything = mixed(code, op.scalar, *(mixed(*each) for each in tokens))
+    return [mixed(everything, i) for i in range(sum(op.sizes))]
+
+
+def exchanged(op: Op, tokens: Sequence[Sequence[int]], turn: int) -> list[int]:
+    """What one rank of a group gets of a collective, by what each rank gave."""
+    ranks, size = len(tokens), len(tokens[0])
+    if op.kind == "all_reduce":
+        return [mixed(7, *sorted(column)) for column in zip(*tokens, strict=True)]
+    if op.kind == "all_gather":
+        return [token for each in tokens for token in each]
+    share = size // ranks
+    if op.kind == "reduce_scatter":
+        summed = [mixed(7, *sorted(column)) for column in zip(*tokens, strict=True)]
+        return summed[turn * share : (turn + 1) * share]
+    return [token for each in tokens for token in each[turn * share : (turn + 1) * share]]
+
+
+class Writer:
+    """Writes a random program: forward of some micro-batches and chunks, backward, and an update."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.ranks = rng.choice((2, 2, 3, 4))
+        self.ops: list[Op] = []
+        self.sizes: dict[int, int] = {}
+        self.given: dict[int, tuple[int, bool]] = {}
+        self.shown: list[Shown] = []
+        self.place = Place("layers.0", "forward")
+        self.spent: set[int] = set()
+        self.storage: dict[int, int] = {}
+        self.count = 0
+
+    def new(self, size: int, storage: int | None = None) -> int:
+        self.count += 1
+        self.sizes[self.count] = size
+        self.storage[self.count] = self.count if storage is None else storage
+        return self.count
+
+    def give(self, size: int, *, is_own: bool) -> int:
+        variable = self.new(size)
+        self.given[variable] = (size, is_own)
+        return variable
+
+    def add(self, name: str, reads: Sequence[int], sizes: Sequence[int], kind: str, **more: object) -> tuple[int, ...]:
+        base = self.storage[reads[0]] if kind in (*VIEWS, "in_place") else None
+        gives = tuple(self.new(size, base) for size in sizes)
+        place = self.place._replace(module=f"layers.{self.rng.randrange(3)}")
+        self.ops.append(Op(name, tuple(reads), gives, place, tuple(sizes), kind, **more))  # type: ignore[arg-type]
+        return gives
+
+    def program(self) -> Program:
+        rng = self.rng
+        size = self.ranks * rng.choice((1, 2))
+        weights = [self.give(size, is_own=rng.random() < 0.3) for _ in range(rng.randint(2, 4))]
+        micro_batches, num_chunks = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2))
+        gradients: list[int] | None = None
+        for _ in range(micro_batches):
+            x = self.give(size, is_own=True)
+            self.place = Place("layers.0", "forward")
+            pool = [x, *weights]
+            for chunk in range(num_chunks):
+                self.place = Place("layers.0", "forward", chunk if num_chunks > 1 else None)
+                self.stretch(pool, rng.randint(2, 5))
+            [loss] = self.add("mm", self.some(pool, 2), [size], "mix")
+            self.show("loss", loss)
+            self.place = Place("layers.0", "backward")
+            pool += [loss, self.give(size, is_own=False)]
+            self.stretch(pool, rng.randint(2, 5))
+            mine = [self.add("mm_backward", [loss, *self.some(pool, 2), w], [size], "mix")[0] for w in weights]
+            if gradients is None:
+                gradients = mine
+            else:
+                gradients = [
+                    self.add("add", [a, b], [size], "pairwise")[0] for a, b in zip(gradients, mine, strict=True)
+                ]
+        assert gradients is not None
+        gradients = [self.reduce(gradient) for gradient in gradients]
+        for gradient in gradients:
+            self.show("grad", gradient)
+        self.place = Place("layers.0", "update")
+        if rng.random() < 0.3:  # clipping: one norm of all gradients
+            [norm] = self.add("norm", gradients, [self.sizes[gradients[0]]], "mix")
+            gradients = [self.add("scale", [g, norm], [self.sizes[g]], "mix")[0] for g in gradients]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            [update] = self.add("adamw", [weight, gradient], [size], "mix", scalar=rng.randint(1, 3))
+            self.show("param", update)
+        return Program(self.ranks, self.ops, self.given, self.shown)
+
+    def show(self, kind: str, variable: int) -> None:
+        self.shown.append(Shown(f"{kind} {len(self.shown)}", variable))
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        ways: list[tuple[tuple[int, ...], ...]] = [(tuple(range(self.ranks)),)]
+        if self.ranks == 4:
+            ways += [((0, 1), (2, 3)), ((0, 2), (1, 3))]
+        return self.rng.choice(ways)
+
+    def reduce(self, gradient: int) -> int:
+        every = (tuple(range(self.ranks)),)
+        if self.rng.random() < 0.5:
+            [summed] = self.add(
+                "reduce_scatter", [gradient], [self.sizes[gradient] // self.ranks], "reduce_scatter", groups=every
+            )
+        else:
+            [summed] = self.add("all_reduce", [gradient], [self.sizes[gradient]], "all_reduce", groups=every)
+        return summed
+
+    def some(self, pool: Sequence[int], number: int) -> list[int]:
+        live = [variable for variable in pool if variable not in self.spent]
+        recent = live[-4:]
+        return [self.rng.choice(recent if self.rng.random() < 0.7 else live) for _ in range(number)]
+
+    def stretch(self, pool: list[int], length: int) -> None:
+        """Some calls, each of which reads what there is; what they give has the pool's size, or is joined to it."""
+        rng = self.rng
+        size = self.sizes[pool[0]]
+        for _ in range(length):
+            kind = rng.choice(
+                (
+                    "elementwise",
+                    "elementwise",
+                    "pairwise",
+                    "pairwise",
+                    "mix",
+                    "in_place",
+                    "halves",
+                    "view",
+                    "sum",
+                    "gather",
+                    "exchange",
+                )
+            )
+            [x] = self.some(pool, 1)
+            if kind == "elementwise":
+                pool += self.add(rng.choice(ELEMENTWISE), [x], [size], kind, scalar=rng.randrange(2))
+            elif kind == "pairwise":
+                pool += self.add(rng.choice(PAIRWISE), [x, *self.some(pool, 1)], [size], kind)
+            elif kind == "mix":
+                pool += self.add("mm", [x, *self.some(pool, 1)], [size], kind)
+            elif kind == "view":
+                [shown] = self.add("view", [x], [size], kind)
+                pool += self.add(rng.choice(ELEMENTWISE), [shown], [size], "elementwise", scalar=rng.randrange(2))
+            elif kind == "in_place" and x not in self.given:
+                [copied] = self.add("clone", [x], [size], "copy")
+                views = self.add("slice", [copied], [size - 1], "slice", scalar=1) if rng.random() < 0.3 else ()
+                pool += self.add("mul_", [copied], [size], "in_place", scalar=rng.randint(1, 2))
+                if views:
+                    [wide] = self.add("mm", [*views, pool[-1]], [size], "mix")
+                    pool.append(wide)
+                self.spent |= {copied}
+            elif kind == "halves" and size > 1:
+                parts = self.add("split", [x], [size // 2, size - size // 2], "split")
+                made = [
+                    self.add(rng.choice(ELEMENTWISE), [part], [self.sizes[part]], "elementwise")[0] for part in parts
+                ]
+                pool += self.add("cat", made, [size], "cat")
+            elif kind == "sum":
+                pool += self.add("all_reduce", [x], [size], "all_reduce", groups=self.groups())
+            elif kind == "gather":
+                groups = self.groups()
+                [gathered] = self.add("all_gather", [x], [size * len(groups[0])], "all_gather", groups=groups)
+                pool += self.add("mm", [gathered, x], [size], "mix")
+            elif kind == "exchange" and size % self.ranks == 0:
+                every = (tuple(range(self.ranks)),)
+                pool += self.add("all_to_all", [x], [size], "all_to_all", groups=every)
+
+
+class Noise:
+    """Rewrites a program into another one that gives the same values: what a candidate may do."""
+
+    def __init__(self, rng: random.Random, program: Program) -> None:
+        self.rng, self.program = rng, program
+        self.count = 1 + max((*program.given, *(v for op in program.ops for v in op.gives)))
+        self.sizes = {v: size for v, (size, _) in program.given.items()}
+        self.sizes |= {v: size for op in program.ops for v, size in zip(op.gives, op.sizes, strict=True)}
+
+    def new(self) -> int:
+        self.count += 1
+        return self.count
+
+    def rewritten(self) -> Program:
+        ops = self.bucketed(list(self.program.ops)) if self.rng.random() < 0.4 else list(self.program.ops)
+        ops = self.joined(ops) if self.rng.random() < 0.3 else ops
+        ops = [new for op in ops for new in self.split(op)]
+        return replace(self.program, ops=self.shuffled(ops))
+
+    def split(self, op: Op) -> Iterable[Op]:
+        """The same by other calls: a call in two, under another name, after a copy, with one that nobody reads."""
+        way = self.rng.random()
+        if op.kind == "elementwise" and way < 0.1:
+            yield replace(op, name=f"my_{op.name}")
+        elif op.kind in ("elementwise", "mix") and way < 0.15:
+            copied = self.new()
+            yield Op("clone", op.reads[:1], (copied,), op.place, (self.sizes[op.reads[0]],), "copy")
+            yield replace(op, reads=(copied, *op.reads[1:]))
+        elif way < 0.2 and not op.groups and op.kind == "pairwise" and op.name in COMMUTATIVE:
+            yield replace(op, reads=op.reads[::-1])
+        elif way < 0.26:
+            yield op
+            yield Op(
+                "exp",
+                op.gives[:1],
+                (self.new(),),
+                op.place,
+                op.sizes[:1],
+                "elementwise",
+                scalar=9,
+                only=self.rng.choice((None, *range(self.program.ranks))),
+            )
+        else:
+            yield op
+
+    def joined(self, ops: list[Op]) -> list[Op]:
+        """Two elementwise calls of which only the second's value is read, as one."""
+        reads = [v for op in ops for v in op.reads] + [shown.variable for shown in self.program.shown]
+        makers = {v: op for op in ops for v in op.gives}
+        for op in ops:
+            first = makers.get(op.reads[0]) if op.kind == "elementwise" and not op.scalar else None
+            if first is not None and first.kind == "elementwise" and not first.scalar and reads.count(op.reads[0]) == 1:
+                both = replace(op, name=f"{first.name}+{op.name}", reads=first.reads, kind="both")
+                return [both if each is op else each for each in ops if each is not first]
+        return ops
+
+    def bucketed(self, ops: list[Op]) -> list[Op]:
+        """Neighbouring reduces of one kind and group as one, of what a `cat` packs and a `split` takes apart."""
+        found: list[Op] = []
+        while ops:
+            run = [ops.pop(0)]
+            while (
+                ops and run[0].groups and ops[0].kind == run[0].kind == "all_reduce" and ops[0].groups == run[0].groups
+            ):
+                if ops[0].reads[0] in {v for op in run for v in op.gives}:
+                    break
+                run.append(ops.pop(0))
+            if len(run) == 1:
+                found += run
+                continue
+            sizes = tuple(op.sizes[0] for op in run)
+            packed, summed, place = self.new(), self.new(), run[0].place
+            found += [
+                Op("cat", tuple(op.reads[0] for op in run), (packed,), place, (sum(sizes),), "cat"),
+                Op("all_reduce", (packed,), (summed,), place, (sum(sizes),), "all_reduce", groups=run[0].groups),
+                Op("split", (summed,), tuple(op.gives[0] for op in run), place, sizes, "split"),
+            ]
+        return found
+
+    def shuffled(self, ops: list[Op]) -> list[Op]:
+        """Another order: collectives keep theirs, and what reads or writes one storage keeps its order."""
+        position, rng = 0, self.rng
+        root = {v: v for v in self.sizes}
+        for op in ops:
+            for v in op.gives:
+                root[v] = root.get(op.reads[0], op.reads[0]) if op.kind in (*VIEWS, "in_place") else v
+        touched = [{root.get(v, v) for v in (*op.reads, *op.gives)} for op in ops]
+        written = [{root[v] for v in op.gives} for op in ops]
+        order = list(range(len(ops)))
+        for _ in range(rng.choice((0, 3, 20))):
+            position = rng.randrange(len(order) - 1)
+            a, b = order[position], order[position + 1]
+            if ops[a].groups and ops[b].groups:
+                continue
+            if written[a] & touched[b] or written[b] & touched[a]:
+                continue
+            order[position], order[position + 1] = b, a
+        return [ops[i] for i in order]
+
+
+@dataclass
+class Scene:
+    """One program, both logs, and what is wrong: `planted` are the wrong call's sites, and `right` the run without."""
+
+    seed: int
+    reference: Trace
+    candidate: Trace
+    right: Trace
+    planted: tuple[Site, ...]
+    first: tuple[str, int]
+    differing: dict[int, list[tuple[str, str]]]
+    way: str
+
+    def is_determined(self) -> bool:
+        """Whether values tell: the reference has what the call reads, and what it should give, but not what it gives.
+
+        Of a view of what is written later, a log does not have who made it.
+        """
+        for rank, index in self.planted:
+            calls = self.candidate.calls[rank]
+            if calls[index].view and any(
+                each.operator.endswith("_") and each.inputs == calls[index].inputs for each in calls[index + 1 :]
+            ):
+                return False
+            values = {v for call in self.reference.calls[rank] for v in (*call.inputs, *call.outputs)}
+            right = self.right.calls[rank][index]
+            if not values.issuperset((*calls[index].inputs, *right.inputs, *right.outputs)):
+                return False
+            if self.way == "reads" and values.issuperset(calls[index].outputs):
+                return False
+        return True
+
+
+def wrong_of(rng: random.Random, program: Program) -> Wrong:
+    """What to do wrong, where: give another value, or read another one that is there by then."""
+    ops = program.ops
+    number = rng.choice([n for n, op in enumerate(ops) if op.kind != "view"])  # which gives what it has
+    op = ops[number]
+    everywhere = tuple(range(program.ranks)) if op.only is None else (op.only,)
+    ranks = everywhere if rng.random() < 0.3 else (rng.choice(everywhere),)
+    if rng.random() < 0.5 or op.kind in (*VIEWS, "in_place"):
+        return Wrong(number, ranks)
+    sizes = {v: size for v, (size, _) in program.given.items()}
+    sizes |= {
+        v: size for each in ops[:number] if each.only is None for v, size in zip(each.gives, each.sizes, strict=True)
+    }
+    position = rng.randrange(len(op.reads))
+    others = [v for v, size in sizes.items() if size == sizes.get(op.reads[position]) and v not in op.reads]
+    if not others:
+        return Wrong(number, ranks)
+    return Wrong(number, ranks, (*op.reads[:position], rng.choice(others), *op.reads[position + 1 :]))
+
+
+def generate(seed: int) -> Scene | None:
+    """The program of a seed; None where its wrong call reaches nothing that is shown."""
+    rng = random.Random(seed)
+    program = Writer(rng).program()
+    candidate = Noise(rng, program).rewritten()
+    planted = wrong_of(rng, candidate)
+    origins = rng.random() < 0.8
+    reference = Machine(program, origins=origins).run()
+    right = Machine(candidate, origins=origins).run()
+    assert right.shown == reference.shown, f"seed {seed}: the candidate's noise changes values"
+    wrong = Machine(candidate, planted, origins=origins).run()
+    keys = [key for key in reference.shown if reference.shown[key] != wrong.shown[key]]
+    if not keys:
+        return None
+    differing: dict[int, list[tuple[str, str]]] = {}
+    for key in keys:
+        differing.setdefault(key[1], []).append((reference.shown[key], wrong.shown[key]))
+    sites = tuple(wrong.sites[planted.op, rank] for rank in planted.ranks)
+    way = "computes" if planted.reads is None else "reads"
+    return Scene(seed, reference, wrong, right, sites, keys[0], differing, way)
+
+
+def answer(scene: Scene) -> tuple[Culprit | None, str]:
+    """Whom blame finds, and what is wrong with that: "" where nothing is, "undetermined" where values cannot tell."""
+    first = scene.first[1], scene.differing[scene.first[1]][0]
+    culprit = find_culprit(scene.reference.calls, scene.candidate.calls, scene.differing, first)
+    if culprit is None:
+        return None, "finds nothing"
+    if culprit.candidate is not None:
+        site = culprit.rank, culprit.candidate
+        if site not in scene.candidate.upstream(scene.first):
+            return culprit, "blames what is not upstream"
+        if site in scene.planted:
+            return culprit, ""
+    return culprit, "blames another call" if scene.is_determined() else "undetermined"

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from bitproof.bitwise import assert_bitwise_equal
-    from bitproof.runs import Run, assert_as_expected, cases, diff, record, run
-    from harness.case import (
+    from bitproof.harness.case import (
         AdamW,
         Batch,
         Case,
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
         Pipeline,
         Precision,
     )
-    from harness.compare.verdict import Comparison
-    from harness.errors import (
+    from bitproof.harness.compare.verdict import Comparison
+    from bitproof.harness.errors import (
         ArtifactError,
         BitproofError,
         CaseError,
@@ -45,9 +44,10 @@ if TYPE_CHECKING:
         TraceError,
         UsageError,
     )
-    from harness.machine.compiler import compiler_problem
-    from harness.records import CaseResult, Divergence, Verdict
-    from reference.parallel.mesh import Mesh
+    from bitproof.harness.machine.compiler import compiler_problem
+    from bitproof.harness.records import CaseResult, Divergence, Verdict
+    from bitproof.reference.parallel.mesh import Mesh
+    from bitproof.runs import Run, assert_as_expected, cases, diff, record, run
 
 _CASE = ("AdamW", "Batch", "Case", "Chunking", "Memory", "Model", "Parallelism", "Pipeline", "Precision")
 _ERRORS = (
@@ -66,12 +66,12 @@ _ERRORS = (
 _HOME = {
     "assert_bitwise_equal": "bitproof.bitwise",
     **dict.fromkeys(("Run", "assert_as_expected", "cases", "diff", "record", "run"), "bitproof.runs"),
-    **dict.fromkeys(_CASE, "harness.case"),
-    **dict.fromkeys(_ERRORS, "harness.errors"),
-    **dict.fromkeys(("CaseResult", "Divergence", "Verdict"), "harness.records"),
-    "Comparison": "harness.compare.verdict",
-    "Mesh": "reference.parallel.mesh",
-    "compiler_problem": "harness.machine.compiler",
+    **dict.fromkeys(_CASE, "bitproof.harness.case"),
+    **dict.fromkeys(_ERRORS, "bitproof.harness.errors"),
+    **dict.fromkeys(("CaseResult", "Divergence", "Verdict"), "bitproof.harness.records"),
+    "Comparison": "bitproof.harness.compare.verdict",
+    "Mesh": "bitproof.reference.parallel.mesh",
+    "compiler_problem": "bitproof.harness.machine.compiler",
     "__version__": "harness",
 }
 

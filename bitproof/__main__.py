@@ -10,7 +10,7 @@ def main() -> int:
     from pathlib import Path
 
     runpy.run_path(str(Path(__file__).parents[1] / "harness" / "program" / "start.py"))
-    from harness import __main__ as program
+    from bitproof.harness import __main__ as program
 
     return program.main()
 

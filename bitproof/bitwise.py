@@ -11,12 +11,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import RecordingError
+from bitproof.harness.errors import RecordingError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.compare.bits import BitDifference
+    from bitproof.harness.compare.bits import BitDifference
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _MAX_TOLD = 10
@@ -83,7 +83,7 @@ def _key_differences(actual: Mapping[Any, Any], expected: Mapping[Any, Any], at:
 
 
 def _tensor_differences(actual: Tensor, expected: Tensor, at: str) -> Iterator[str]:
-    from harness.compare.bits import bit_difference, tensor_type
+    from bitproof.harness.compare.bits import bit_difference, tensor_type
 
     layouts = [_layout(tensor) for tensor in (actual, expected)]
     if layouts[0] != layouts[1]:
@@ -121,7 +121,7 @@ def _layout(tensor: Tensor) -> str:
 
 def _local(tensor: Tensor, at: str) -> Tensor:
     """The dense tensor of this rank. Raises TypeError when there is none."""
-    from harness.capture.digest import plain
+    from bitproof.harness.capture.digest import plain
 
     try:
         return plain(tensor)

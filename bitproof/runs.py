@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bitproof import packages
-from harness.case import Case
-from harness.records import CaseResult, Divergence, Report, Verdict
+from bitproof.harness.case import Case
+from bitproof.harness.records import CaseResult, Divergence, Report, Verdict
 
 if TYPE_CHECKING:
-    from harness.compare.verdict import Comparison
-    from harness.options import OnEvent
+    from bitproof.harness.compare.verdict import Comparison
+    from bitproof.harness.options import OnEvent
 
 Device = Literal["auto", "cpu", "cuda"]
 Collectives = Literal["auto", "shared", "gloo", "native"]
@@ -53,7 +53,7 @@ class Run:
 
     def __str__(self) -> str:
         """The verdict, where the systems first part, the call to blame, what failed, and the replaying command."""
-        from harness.report.terminal import tell_case
+        from bitproof.harness.report.terminal import tell_case
 
         return "\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"])
 
@@ -63,10 +63,10 @@ def cases(expression: str | None = None) -> tuple[Case, ...]:
 
     Raises UsageError for what is no expression, or selects nothing.
     """
-    from harness.case.select import select
+    from bitproof.harness.case.select import select
 
     packages.load("cases")
-    from cases import all_cases
+    from bitproof.builtin_cases import all_cases
 
     return tuple(select(all_cases(), expression))
 
@@ -101,12 +101,12 @@ def run(
     run` do. `timeout` is in seconds. `on_event` is called with progress. Returns whatever came of it: compare
     `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before anything runs.
     """
-    from harness.commands.run import NO_RESULT, Changes, change_case, check_data, replay_options
-    from harness.compare.outcome import complete
-    from harness.execute import launch
-    from harness.options import RunOptions
-    from harness.report.status import exit_status
-    from harness.report.write import discard_if_bare, is_reporting_rank, prepare_run_dir, write_run
+    from bitproof.harness.commands.run import NO_RESULT, Changes, change_case, check_data, replay_options
+    from bitproof.harness.compare.outcome import complete
+    from bitproof.harness.execute import launch
+    from bitproof.harness.options import RunOptions
+    from bitproof.harness.report.status import exit_status
+    from bitproof.harness.report.write import discard_if_bare, is_reporting_rank, prepare_run_dir, write_run
 
     changes = Changes(
         reference=reference,
@@ -162,8 +162,8 @@ def run(
 
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
     """What a replay from the command line needs beside its options: files of the run folder, and what names them."""
-    from harness.case.case_file import case_text
-    from harness.report.text import CASE_FILE
+    from bitproof.harness.case.case_file import case_text
+    from bitproof.harness.report.text import CASE_FILE
 
     files, options = {}, []
     if names:
@@ -200,11 +200,11 @@ def record(
     `values` are patterns over step/kind/name of tensors whose values are kept beside their digests. Logs go to a run
     folder under `report_dir`. Raises UsageError for a call that is wrong and RankError when the system fails.
     """
-    from harness.capture.selection import parse_values
-    from harness.commands.record import record_to
-    from harness.commands.run import Changes, change_case
-    from harness.options import RunOptions
-    from harness.report.write import discard_if_bare, prepare_run_dir
+    from bitproof.harness.capture.selection import parse_values
+    from bitproof.harness.commands.record import record_to
+    from bitproof.harness.commands.run import Changes, change_case
+    from bitproof.harness.options import RunOptions
+    from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
 
     chosen = change_case(_find(case), Changes(steps=steps, world_size=world_size))
     options = RunOptions(
@@ -223,13 +223,13 @@ def diff(first: str | Path, second: str | Path) -> Comparison:
 
     Raises UsageError for a path that is no folder and RecordingError for a damaged recording.
     """
-    from harness.commands.record import compare_recordings
+    from bitproof.harness.commands.record import compare_recordings
 
     return compare_recordings(Path(first), Path(second))
 
 
 def _find(case: Case | str) -> Case:
     """A case, or the one of a name."""
-    from harness.commands.run import Changes, named_case
+    from bitproof.harness.commands.run import Changes, named_case
 
     return case if isinstance(case, Case) else named_case(cases(), case, Changes())

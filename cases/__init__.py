@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cases import (
+from bitproof.builtin_cases import (
     attention,
     autoplace,
     backends,
@@ -25,9 +25,9 @@ from cases import (
     trainers,
     unequal,
 )
-from harness.case import Case
-from harness.errors import CaseError, UsageError
-from harness.user_code import plugins
+from bitproof.harness.case import Case
+from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.user_code import plugins
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -88,7 +88,7 @@ def _cases_of(entry: EntryPoint) -> Iterable[Case]:
     if not isinstance(found, (list, tuple)) or not all(isinstance(case, Case) for case in found):
         raise UsageError(
             f"entry point {entry.name} of {plugins.distribution_of(entry)} brings no cases",
-            expected="a list or a tuple of harness.case.Case, or a function that returns one",
+            expected="a list or a tuple of bitproof.harness.case.Case, or a function that returns one",
             found=type(found).__name__,
             where=f"{entry.group}, {entry.value}",
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cases.chunking import moe_seq, transformer_batch, unchunked, variant
-from harness.case import Batch, Case, Model
+from bitproof.builtin_cases.chunking import moe_seq, transformer_batch, unchunked, variant
+from bitproof.harness.case import Batch, Case, Model
 
 FAMILY = "attention"
 

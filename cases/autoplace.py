@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import unchunked
-from harness.case import AUTOPLACE, Autoplace, Case, Model, Parallelism, Pipeline, Precision
+from bitproof.builtin_cases.chunking import unchunked
+from bitproof.harness.case import AUTOPLACE, Autoplace, Case, Model, Parallelism, Pipeline, Precision
 
 FAMILY = "autoplace"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import moe_batch, unchunked
-from harness.case import Batch, Model, Pipeline, Precision
+from bitproof.builtin_cases.chunking import moe_batch, unchunked
+from bitproof.harness.case import Batch, Model, Pipeline, Precision
 
 FAMILY = "backends"
 

@@ -6,8 +6,8 @@ and exact sums are the same in every order. What the order of a bucket's sums is
 
 from __future__ import annotations
 
-from cases import chunking
-from harness.case import Pipeline, Precision
+from bitproof.builtin_cases import chunking
+from bitproof.harness.case import Pipeline, Precision
 
 FAMILY = "bucketing"
 

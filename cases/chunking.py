@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.case import Batch, Case, Chunking, Model, Parallelism, Precision
+from bitproof.harness.case import Batch, Case, Chunking, Model, Parallelism, Precision
 
 FAMILY = "chunking"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
-from harness.case import Model, Parallelism
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, variant
+from bitproof.harness.case import Model, Parallelism
 
 FAMILY = "debug"
 

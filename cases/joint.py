@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import unchunked
-from harness.case import JOINT, Batch, Case, Memory, Model, Parallelism, Pipeline, Precision
+from bitproof.builtin_cases.chunking import unchunked
+from bitproof.harness.case import JOINT, Batch, Case, Memory, Model, Parallelism, Pipeline, Precision
 
 FAMILY = "joint"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cases import chunking
-from harness.case import Memory
+from bitproof.builtin_cases import chunking
+from bitproof.harness.case import Memory
 
 FAMILY = "memory"
 

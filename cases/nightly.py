@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
-from harness.case import Memory, Pipeline
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, variant
+from bitproof.harness.case import Memory, Pipeline
 
 FAMILY = "nightly"
 

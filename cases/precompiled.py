@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
-from cases.tp_ep import tp_ep_whole
-from harness.case import GRAPH, PRECOMPILED, Case, Model, Parallelism, Pipeline
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
+from bitproof.builtin_cases.tp_ep import tp_ep_whole
+from bitproof.harness.case import GRAPH, PRECOMPILED, Case, Model, Parallelism, Pipeline
 
 FAMILY = "precompiled"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import moe_batch
-from harness.case import Parallelism, Pipeline
+from bitproof.builtin_cases.chunking import moe_batch
+from bitproof.harness.case import Parallelism, Pipeline
 
 FAMILY = "process_groups"
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
-from cases.joint import joint_llama3_flex_fsdp4_tp2, joint_llama3_fsdp4_tp2
-from harness.case import Batch, Case, Model, Parallelism, Pipeline, Precision
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, variant
+from bitproof.builtin_cases.joint import joint_llama3_flex_fsdp4_tp2, joint_llama3_fsdp4_tp2
+from bitproof.harness.case import Batch, Case, Model, Parallelism, Pipeline, Precision
 
 FAMILY = "regional"
-_EAGER = "reference.compiled_attention:eager_chunked"
+_EAGER = "bitproof.reference.compiled_attention:eager_chunked"
 
 _SMALL = {"parallelism": Parallelism(world_size=2), "model": Model(layers=2, dense_layers=1)}
 _BASES = (transformer_batch, moe_batch, moe_seq)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases.chunking import moe_batch, moe_seq, transformer_batch, variant
-from harness.case import Batch, Model, Parallelism, Precision
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, variant
+from bitproof.harness.case import Batch, Model, Parallelism, Precision
 
 FAMILY = "shapes"
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from cases import all_cases
-from harness.case import Case
-from harness.case.select import asks_for
-from harness.compare.outcome import complete
-from harness.machine.devices import unmet_requirement
-from harness.options import RunOptions
-from harness.records import Report
-from harness.report import markdown
-from harness.report.status import exit_status
-from harness.report.write import prepare_run_dir, write_run
+from bitproof.builtin_cases import all_cases
+from bitproof.harness.case import Case
+from bitproof.harness.case.select import asks_for
+from bitproof.harness.compare.outcome import complete
+from bitproof.harness.machine.devices import unmet_requirement
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Report
+from bitproof.harness.report import markdown
+from bitproof.harness.report.status import exit_status
+from bitproof.harness.report.write import prepare_run_dir, write_run
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config) -> None:
     """Run the case as `bitproof run` does; skipped only where it needs a GPU that is not there and nobody named it."""
-    from harness.execute import launch
+    from bitproof.harness.execute import launch
 
     options = RunOptions()
     reason = unmet_requirement(case, options.device)

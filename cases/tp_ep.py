@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import unchunked
-from harness.case import Memory, Model, Parallelism, Pipeline
+from bitproof.builtin_cases.chunking import unchunked
+from bitproof.harness.case import Memory, Model, Parallelism, Pipeline
 
 FAMILY = "tp_ep"
 

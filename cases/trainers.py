@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.case import Batch, Case, Parallelism
+from bitproof.harness.case import Batch, Case, Parallelism
 
 FAMILY = "trainers"
-_LOOP, _COMPILED = "cases.examples.fsdp2_loop", "cases.examples.compiled"
+_LOOP, _COMPILED = "bitproof.builtin_cases.examples.fsdp2_loop", "bitproof.builtin_cases.examples.compiled"
 
 loop_checkpointed = Case(
     name="loop_checkpointed",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases.chunking import transformer_batch
-from harness.case import Chunking
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.case import Chunking
 
 FAMILY = "unequal"
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.errors import BitproofError
+from bitproof.harness.errors import BitproofError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -25,8 +25,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.case import PREPARED
-from harness.records import UNLIKE, BaselineStatus, CaseResult, Report, Verdict, required_kinds
+from bitproof.harness.case import PREPARED
+from bitproof.harness.records import UNLIKE, BaselineStatus, CaseResult, Report, Verdict, required_kinds
 
 _DECIDED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 _COMPARED = (*_DECIDED, Verdict.NONDETERMINISTIC)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from harness.records import ROLES as ROLES
-from harness.records import Event
-from harness.records import Role as Role
+from bitproof.harness.records import ROLES as ROLES
+from bitproof.harness.records import Event
+from bitproof.harness.records import Role as Role
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 CollectivesRequest = Literal["auto", "shared", "gloo", "native"]

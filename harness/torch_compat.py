@@ -44,7 +44,7 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from harness.torch_versions import TESTED, is_tested
+from bitproof.harness.torch_versions import TESTED, is_tested
 
 __all__ = [
     "FakeTensor",

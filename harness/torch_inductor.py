@@ -15,7 +15,7 @@ from unittest import mock
 from torch._guards import TracingContext, tracing
 from torch.fx import GraphModule
 
-from harness.torch_compat import FakeTensorMode
+from bitproof.harness.torch_compat import FakeTensorMode
 
 
 def compile_whole_graph(module: GraphModule, values: list[Any]) -> Callable[[list[Any]], Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness.case import Boundary, Kind, observed_modules
-from harness.torch_compat import FakeTensor, tree_leaves
-from reference.chunking import running_chunk
+from bitproof.harness.case import Boundary, Kind, observed_modules
+from bitproof.harness.torch_compat import FakeTensor, tree_leaves
+from bitproof.reference.chunking import running_chunk
 
 Observe = Callable[[Kind, str, Tensor], None]
 

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from harness.case import Chunking, pattern_of
-from harness.errors import ChunkError
-from reference.layers.document_mask import mask_mod_of
+from bitproof.harness.case import Chunking, pattern_of
+from bitproof.harness.errors import ChunkError
+from bitproof.reference.layers.document_mask import mask_mod_of
 
 Inspect = Callable[[str, nn.Module, Callable[..., Any], Mapping[str, Any]], None]
 

@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from harness.case import Case
-from harness.errors import CaseError
-from reference.parallel.mesh import Mesh
-from reference.step import Trainer, make_eager
+from bitproof.harness.case import Case
+from bitproof.harness.errors import CaseError
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer, make_eager
 
 SETTINGS: dict[str, str | int | bool | Callable[..., Any]] = {
     "compile_threads": 1,  # a pool of compiling processes would outlive the run

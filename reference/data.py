@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.case import Batch
-from harness.errors import UsageError
+from bitproof.harness.case import Batch
+from bitproof.harness.errors import UsageError
 
 PYDOC = "pydoc"
 PYDOC_LINES = "pydoc_lines"

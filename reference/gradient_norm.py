@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from reference.layers.ordered_sum import ordered_sum
-from reference.parallel.collectives import all_reduce
-from reference.parallel.fsdp import Sharding
-from reference.parallel.mesh import FSDP, TENSOR, Mesh
+from bitproof.reference.layers.ordered_sum import ordered_sum
+from bitproof.reference.parallel.collectives import all_reduce
+from bitproof.reference.parallel.fsdp import Sharding
+from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.errors import CaseError
-from reference.layers.rope import RotaryEmbedding
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.rope import RotaryEmbedding
 
 ZERO_BUFFERS = ("expert_bias", "tokens_per_expert")
 

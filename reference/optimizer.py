@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.case import AdamW
-from reference.parallel.collectives import all_reduce
-from reference.parallel.mesh import FSDP
+from bitproof.harness.case import AdamW
+from bitproof.reference.parallel.collectives import all_reduce
+from bitproof.reference.parallel.mesh import FSDP
 
 
 class ShardedAdamW:

@@ -13,22 +13,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from harness.case import Case, Kind
-from harness.errors import CaseError
-from reference.activations import Activations
-from reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
-from reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
-from reference.data import Step as StepInputs
-from reference.gradient_norm import gradient_norm
-from reference.init import spread_biases
-from reference.layers.document_mask import document_mask
-from reference.loss import cross_entropy
-from reference.models import build_model
-from reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
-from reference.parallel.expert import ExpertExchange
-from reference.parallel.fsdp import fully_shard, placement_hash, shardings_of
-from reference.parallel.mesh import EXPERT, FSDP, Mesh
-from reference.parallel.tensor import split_layers
+from bitproof.harness.case import Case, Kind
+from bitproof.harness.errors import CaseError
+from bitproof.reference.activations import Activations
+from bitproof.reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
+from bitproof.reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
+from bitproof.reference.data import Step as StepInputs
+from bitproof.reference.gradient_norm import gradient_norm
+from bitproof.reference.init import spread_biases
+from bitproof.reference.layers.document_mask import document_mask
+from bitproof.reference.loss import cross_entropy
+from bitproof.reference.models import build_model
+from bitproof.reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
+from bitproof.reference.parallel.expert import ExpertExchange
+from bitproof.reference.parallel.fsdp import fully_shard, placement_hash, shardings_of
+from bitproof.reference.parallel.mesh import EXPERT, FSDP, Mesh
+from bitproof.reference.parallel.tensor import split_layers
 
 Observe = Callable[[Kind, str, Tensor], None]
 

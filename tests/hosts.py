@@ -15,11 +15,11 @@ from typing import ClassVar, TypeVar
 import psutil
 import pytest
 
-from harness.errors import BitproofError
-from harness.execute import session
-from harness.execute.host_process import HostProcess
-from harness.execute.requests import Request
-from harness.options import OnEvent
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.execute import session
+from bitproof.harness.execute.host_process import HostProcess
+from bitproof.harness.execute.requests import Request
+from bitproof.harness.options import OnEvent
 
 A = TypeVar("A")
 

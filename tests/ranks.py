@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.case import Parallelism
-from harness.shared_memory import SharedMemory
-from reference.parallel.mesh import Mesh, join_groups, leave_groups
+from bitproof.harness.case import Parallelism
+from bitproof.harness.shared_memory import SharedMemory
+from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
 
 
 def on_ranks(parallelism: Parallelism, body: Callable[[Mesh], Any], *, collectives: str = "gloo") -> list[Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.case import Case
-from reference.models import model_config
+from bitproof.harness.case import Case
+from bitproof.reference.models import model_config
 
 
 def small(case: Case, layers: int = 1) -> Case:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from harness.cli import main
+from bitproof.harness.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "reports" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

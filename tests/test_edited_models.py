@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cases import CASES
-from harness.cli import main
+from bitproof.builtin_cases import CASES
+from bitproof.harness.cli import main
 from tests.small import small
 
 pytestmark = pytest.mark.ranks
@@ -64,7 +64,7 @@ def test_attention_written_out_in_a_module_that_is_cut_along_the_sequence_is_ref
     text = file.read_text()
     assert text.count(PLACE) == 1
     file.write_text(text.replace(PLACE, ATTENTION + PLACE))
-    command = [sys.executable, "-m", "harness", *words(sources, "moe_seq", "--reference", reference)]
+    command = [sys.executable, "-m", "bitproof", *words(sources, "moe_seq", "--reference", reference)]
     finished = subprocess.run(command, capture_output=True, cwd=sources, env=os.environ | {"PYTHONPATH": str(sources)})
     result = result_in(sources)
     assert (finished.returncode, result["verdict"]) == (3, "ERROR")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cases import CASES
-from harness.case import Case, Chunking, Memory, Model, Parallelism, Pipeline
-from harness.cli import main
-from harness.compare.verdict import RACES
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Case, Chunking, Memory, Model, Parallelism, Pipeline
+from bitproof.harness.cli import main
+from bitproof.harness.compare.verdict import RACES
 from tests.distributions import install
 from tests.small import small
 
@@ -48,7 +48,7 @@ def run(tmp_path, *arguments):
     Cases of distributions in `tmp_path` are there too.
     """
     finished = subprocess.run(
-        [sys.executable, "-m", "harness", *words(tmp_path, *arguments)],
+        [sys.executable, "-m", "bitproof", *words(tmp_path, *arguments)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -166,7 +166,7 @@ def small_with(tmp_path, extra_pass):
 
 TWO = """
 from dataclasses import replace
-from cases.chunking import moe_batch, moe_seq
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq
 from tests.small import small
 
 CASES = [replace(small(case), name="small_" + case.name, family="test") for case in (moe_batch, moe_seq)]

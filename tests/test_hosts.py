@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.errors import CaseError, RankError
-from harness.execute.host_process import HostLost
-from harness.execute.requests import MachineRequest
-from harness.execute.session import open_session
-from harness.options import RunOptions
+from bitproof.harness.errors import CaseError, RankError
+from bitproof.harness.execute.host_process import HostLost
+from bitproof.harness.execute.requests import MachineRequest
+from bitproof.harness.execute.session import open_session
+from bitproof.harness.options import RunOptions
 from tests import hosts
 
 

@@ -12,68 +12,74 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOOR = {
     "harness",
-    "harness.errors",
-    "harness.printable",
-    "harness.program.output",
-    "harness.checked",
-    "harness.case",
-    "harness.case.autoplace",
-    "harness.case.case",
-    "harness.case.observed",
-    "harness.case.patterns",
-    "harness.case.shard",
-    "harness.case.traced",
-    "harness.records",
-    "harness.records.artifact",
-    "harness.records.bisection",
-    "harness.records.comparison",
-    "harness.records.faults",
-    "harness.records.partition",
-    "harness.records.placed",
-    "harness.records.proof",
-    "harness.records.recording",
-    "harness.records.report",
-    "harness.records.result",
-    "harness.records.sensitivity",
-    "harness.ulps",
-    "harness.evidence",
-    "harness.operators",
-    "harness.operators.flights",
-    "harness.operators.rows",
-    "harness.shared_memory",
-    "harness.torch_versions",
-    "harness.torch_compat",
+    "bitproof.harness.errors",
+    "bitproof.harness.printable",
+    "bitproof.harness.program.output",
+    "bitproof.harness.checked",
+    "bitproof.harness.case",
+    "bitproof.harness.case.autoplace",
+    "bitproof.harness.case.case",
+    "bitproof.harness.case.observed",
+    "bitproof.harness.case.patterns",
+    "bitproof.harness.case.shard",
+    "bitproof.harness.case.traced",
+    "bitproof.harness.records",
+    "bitproof.harness.records.artifact",
+    "bitproof.harness.records.bisection",
+    "bitproof.harness.records.comparison",
+    "bitproof.harness.records.faults",
+    "bitproof.harness.records.partition",
+    "bitproof.harness.records.placed",
+    "bitproof.harness.records.proof",
+    "bitproof.harness.records.recording",
+    "bitproof.harness.records.report",
+    "bitproof.harness.records.result",
+    "bitproof.harness.records.sensitivity",
+    "bitproof.harness.ulps",
+    "bitproof.harness.evidence",
+    "bitproof.harness.operators",
+    "bitproof.harness.operators.flights",
+    "bitproof.harness.operators.rows",
+    "bitproof.harness.shared_memory",
+    "bitproof.harness.torch_versions",
+    "bitproof.harness.torch_compat",
 }
 
 # The house, from the ground up: a module imports from its own package and from lower floors, wherever in the file.
 FLOORS = (
     {
         "harness",
-        "harness.errors",
-        "harness.operators",
-        "harness.printable",
-        "harness.shared_memory",
-        "harness.torch_versions",
+        "bitproof.harness.errors",
+        "bitproof.harness.operators",
+        "bitproof.harness.printable",
+        "bitproof.harness.shared_memory",
+        "bitproof.harness.torch_versions",
     },
-    {"harness.checked"},
-    {"harness.case", "harness.certificate", "harness.program", "harness.torch_compat", "harness.user_code"},
-    {"harness.torch_inductor", "harness.ulps", "reference"},
-    {"harness.records"},
-    {"harness.options"},
-    {"harness.machine"},
-    {"harness.capture", "harness.evidence", "harness.graph"},
-    {"harness.disturb", "harness.placement"},
-    {"harness.compare", "harness.report", "harness.systems"},
-    {"harness.precompile"},
-    {"harness.history", "harness.localize", "harness.prove"},
-    {"harness.sensitivity"},
-    {"harness.execute"},
+    {"bitproof.harness.checked"},
+    {
+        "bitproof.harness.case",
+        "bitproof.harness.certificate",
+        "bitproof.harness.program",
+        "bitproof.harness.torch_compat",
+        "bitproof.harness.user_code",
+    },
+    {"bitproof.harness.torch_inductor", "bitproof.harness.ulps", "reference"},
+    {"bitproof.harness.records"},
+    {"bitproof.harness.options"},
+    {"bitproof.harness.machine"},
+    {"bitproof.harness.capture", "bitproof.harness.evidence", "bitproof.harness.graph"},
+    {"bitproof.harness.disturb", "bitproof.harness.placement"},
+    {"bitproof.harness.compare", "bitproof.harness.report", "bitproof.harness.systems"},
+    {"bitproof.harness.precompile"},
+    {"bitproof.harness.history", "bitproof.harness.localize", "bitproof.harness.prove"},
+    {"bitproof.harness.sensitivity"},
+    {"bitproof.harness.execute"},
     {"cases"},
-    {"harness.commands"},
-    {"harness.cli"},
+    {"bitproof.harness.commands"},
+    {"bitproof.harness.cli"},
     {"harness.__main__"},
     {"bitproof"},
-    {"cases.examples"},
+    {"bitproof.builtin_cases.examples"},
 )
 # Arrows up that are still there, as `importer -> imported`, with the reason for each.
 KNOWN: dict[str, str] = {}
@@ -88,7 +94,7 @@ MODULES = {
     for top in ("bitproof", "cases", "harness", "reference")
     for path in (ROOT / top).rglob("*.py")
 }
-PASSES = {name for name in MODULES if name.rpartition(".")[0] == "harness.graph.passes"}
+PASSES = {name for name in MODULES if name.rpartition(".")[0] == "bitproof.harness.graph.passes"}
 PACKAGES = set().union(*FLOORS)
 
 
@@ -182,7 +188,7 @@ def test_the_floor_imports_nothing_above_itself():
 
 def test_of_the_floor_one_module_alone_loads_torch():
     """`torch_compat` is torch, as all of us must see it; the rest answers at once, and where there is no torch."""
-    for name in FLOOR - {"harness.torch_compat"}:
+    for name in FLOOR - {"bitproof.harness.torch_compat"}:
         imported = {
             alias.name if isinstance(node, ast.Import) else str(node.module)
             for node in ast.walk(ast.parse(MODULES[name].read_text()))
@@ -190,7 +196,7 @@ def test_of_the_floor_one_module_alone_loads_torch():
             for alias in node.names
         }
         assert not {path for path in imported if within(path, "torch")}
-        assert "harness.torch_compat" not in imports_of(name)
+        assert "bitproof.harness.torch_compat" not in imports_of(name)
 
 
 def test_the_reference_imports_only_itself_and_the_floor():
@@ -205,7 +211,10 @@ def test_the_reference_imports_only_itself_and_the_floor():
 
 def test_the_graph_pipeline_does_not_know_the_reference():
     assert (
-        offenders(lambda name: within(name, "harness.graph"), lambda _, imported: within(imported, "reference")) == []
+        offenders(
+            lambda name: within(name, "bitproof.harness.graph"), lambda _, imported: within(imported, "reference")
+        )
+        == []
     )
 
 
@@ -214,17 +223,17 @@ def test_only_the_pipeline_imports_passes():
         owner = next((p for p in PASSES if within(imported, p)), None)
         return owner is not None and not within(name, owner)
 
-    allowed = {"harness.graph.pipeline"}
+    allowed = {"bitproof.harness.graph.pipeline"}
     assert offenders(lambda name: name not in allowed, forbidden) == []
 
 
 def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_its_groups_know_the_reference():
     allowed = {
-        "harness.execute.models",
-        "harness.execute.worker",
-        "harness.execute.gpu_checks",
-        "harness.systems.autoplace",
-        "harness.systems.graph",
+        "bitproof.harness.execute.models",
+        "bitproof.harness.execute.worker",
+        "bitproof.harness.execute.gpu_checks",
+        "bitproof.harness.systems.autoplace",
+        "bitproof.harness.systems.graph",
     }
     assert (
         offenders(
@@ -237,29 +246,29 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_its
 
 def test_reports_read_records_only():
     def forbidden(_: str, imported: str) -> bool:
-        return imported not in FLOOR and not within(imported, "harness.report")
+        return imported not in FLOOR and not within(imported, "bitproof.harness.report")
 
-    assert offenders(lambda name: within(name, "harness.report"), forbidden) == []
+    assert offenders(lambda name: within(name, "bitproof.harness.report"), forbidden) == []
 
 
 def test_nothing_imports_the_command_line():
     def is_outside(name: str) -> bool:
-        return name != "harness.__main__" and not within(name, "harness.cli")
+        return name != "harness.__main__" and not within(name, "bitproof.harness.cli")
 
-    assert offenders(is_outside, lambda _, imported: within(imported, "harness.cli")) == []
+    assert offenders(is_outside, lambda _, imported: within(imported, "bitproof.harness.cli")) == []
 
 
 def test_nothing_of_ours_imports_the_face_that_others_see():
     imports = re.compile(r"^\s*(from|import) bitproof\b", re.MULTILINE)
     ours = {name: path for name, path in MODULES.items() if not within(name, "bitproof")}
     assert {name for name, path in ours.items() if imports.search(path.read_text())} == {
-        "cases.examples.compiled",
-        "cases.examples.fsdp2_loop",
+        "bitproof.builtin_cases.examples.compiled",
+        "bitproof.builtin_cases.examples.fsdp2_loop",
     }, "the examples are written as a user would"
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("module", ["bitproof", "harness", "harness.cli", "harness.records", "cases"])
+@pytest.mark.parametrize("module", ["bitproof", "harness", "bitproof.harness.cli", "bitproof.harness.records", "cases"])
 def test_importing_loads_neither_torch_nor_pandas(module):
     heavy = {"torch", "pandas", "pyarrow", "numpy", "pydantic"}
     code = f"import sys, {module}; print(sorted({heavy} & sys.modules.keys()))"
@@ -268,5 +277,5 @@ def test_importing_loads_neither_torch_nor_pandas(module):
 
 
 def test_the_rules_see_imports():
-    assert "harness.graph.passes.chunk" in imports_of("harness.graph.pipeline")
-    assert "reference.step" in imports_of("harness.systems.graph")
+    assert "bitproof.harness.graph.passes.chunk" in imports_of("bitproof.harness.graph.pipeline")
+    assert "bitproof.reference.step" in imports_of("bitproof.harness.systems.graph")

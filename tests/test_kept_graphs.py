@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cases import CASES
+from bitproof.builtin_cases import CASES
 from tests.small import small
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
@@ -36,7 +36,7 @@ class Checkout:
 
     def run(self, *arguments: str, verdict: str = "EQUAL", **environment: str) -> dict[str, Any]:
         """One case's line in the report."""
-        command = [sys.executable, "-m", "harness", "run", "--case", "case.json", "--world-size", "2", "--steps", "1"]
+        command = [sys.executable, "-m", "bitproof", "run", "--case", "case.json", "--world-size", "2", "--steps", "1"]
         variables = {"PYTHONPATH": str(self.folder), "BITPROOF_CACHE": str(self.graphs)} | environment
         subprocess.run([*command, "--no-control", *arguments], cwd=self.folder, env=os.environ | variables, timeout=300)
         [result] = json.loads((self.folder / "reports" / "latest" / "report.json").read_text())["cases"]

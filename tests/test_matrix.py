@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.case import Case, Parallelism
-from harness.execute.launch import run_cases
-from harness.options import RunOptions
-from harness.records import CaseResult, Verdict
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Verdict
 from tests.harness.deeds import DEEDS, HOST_DEEDS, MOMENTS
 from tests.harness.execute.test_launch import nothing_left_behind
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
-from harness.history.store import read_nights
-from harness.records import Score
-from harness.report import json as report_json
+from bitproof.harness.cli import main
+from bitproof.harness.history.store import read_nights
+from bitproof.harness.records import Score
+from bitproof.harness.report import json as report_json
 from tests.workflow import SHELL, Runner, read_workflow
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ if sys.argv[1] == "run":
     made.parent.rename(folder)
     sys.exit({{"EQUAL": 0, "DIFFERENT": 1, "ERROR": 3}}[what])
 if sys.argv[1] in ("faults", "sensitivity"):
-    from harness.records import Score
+    from bitproof.harness.records import Score
     from tests.harness.reports import case, result, write_report
     folder = Path(sys.argv[sys.argv.index("--report-dir") + 1])
     what, killed = sys.argv[1], os.environ.get("KILLED", "3")
@@ -58,7 +58,7 @@ if sys.argv[1] in ("faults", "sensitivity"):
     made = write_report(folder, [result(case("measured"))], run_id=os.environ["RUN_ID"], faults=score)
     (made / "report.md").write_text("# " + what)
     sys.exit(0 if killed == "3" else 1)
-from harness.cli import main
+from bitproof.harness.cli import main
 sys.exit(main())
 """
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cases import CASES
-from harness.case import Autoplace, Batch
-from harness.case.case_file import case_text, read_case
-from harness.cli import main
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Autoplace, Batch
+from bitproof.harness.case.case_file import case_text, read_case
+from bitproof.harness.cli import main
 from tests.small import small
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from cases import CASES
-from harness.capture.recorder import Recorder
-from harness.case import Case, Model, Parallelism
-from harness.machine.determinism import set_determinism
-from harness.systems.graph import make_graph_system, prepare
-from reference.parallel import mesh as meshes
-from reference.parallel.mesh import Mesh
-from reference.step import make_eager
+from bitproof.builtin_cases import CASES
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.case import Case, Model, Parallelism
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.systems.graph import make_graph_system, prepare
+from bitproof.reference.parallel import mesh as meshes
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import make_eager
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from cases import CASES
-from harness.case.case_file import case_text
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case.case_file import case_text
 from tests.small import small
 
 pytestmark = pytest.mark.ranks
@@ -24,10 +24,10 @@ NAMES = ("harness", "reference", "cases")
 SHORT = ["--world-size", "2", "--steps", "1", "--no-control", "--device", "cpu"]
 LOOP = """
 from neighbour import NOTHING
-from cases.examples.fsdp2_loop import kept_gathered as make
+from bitproof.builtin_cases.examples.fsdp2_loop import kept_gathered as make
 
 def wait_late_too(module):
-    from cases.examples.extra_passes import wait_late
+    from bitproof.builtin_cases.examples.extra_passes import wait_late
     return wait_late(module)
 """
 
@@ -120,7 +120,7 @@ def test_in_an_empty_folder_cases_run_and_report(installed, tmp_path):
     assert done.stdout.split() == [str(installed.packages / name / "__init__.py") for name in ("harness", "cases")]
     done = installed.run("bitproof", "list", "-k", "trainers", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "loop_kept_gathered" in done.stdout
-    extra = ["--extra-pass", "cases.examples.extra_passes:wait_late"]
+    extra = ["--extra-pass", "bitproof.builtin_cases.examples.extra_passes:wait_late"]
     done = installed.run("bitproof", "run", *write_case(tmp_path), *extra, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 EQUAL" in done.stdout

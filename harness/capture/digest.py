@@ -24,10 +24,10 @@ import numpy
 import torch
 import xxhash
 
-from harness.capture.dtypes import dtype_name
-from harness.capture.leaves import hash_on_device
-from harness.capture.xxh3 import LEAF_BYTES
-from harness.errors import RecordingError
+from bitproof.harness.capture.dtypes import dtype_name
+from bitproof.harness.capture.leaves import hash_on_device
+from bitproof.harness.capture.xxh3 import LEAF_BYTES
+from bitproof.harness.errors import RecordingError
 
 ALGORITHM = "xxh3-128-tree-16KiB"
 """What a manifest says of its digests. Those of another name cannot be compared with them."""

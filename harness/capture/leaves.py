@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 import xxhash
 
-from harness.capture import xxh3
-from harness.errors import MachineError
+from bitproof.harness.capture import xxh3
+from bitproof.harness.errors import MachineError
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
 
 
 def _load_kernel() -> LeafHasher:
-    from harness.capture.xxh3_kernel import hash_leaves
+    from bitproof.harness.capture.xxh3_kernel import hash_leaves
 
     return hash_leaves
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from harness.capture.manifest import commit, environment_variables, machine
-from harness.errors import CaseError
-from harness.program.sources import OWN, own_digest
+from bitproof.harness.capture.manifest import commit, environment_variables, machine
+from bitproof.harness.errors import CaseError
+from bitproof.harness.program.sources import OWN, own_digest
 
 Facts = dict[str, str]
 """What a rank says of itself, by name."""
@@ -35,7 +35,7 @@ _MAX_TOLD = 20
 
 def facts_of_process() -> Facts:
     """What every rank that this process forks is made of: loads torch."""
-    from harness.torch_compat import build
+    from bitproof.harness.torch_compat import build
 
     known = machine()
     facts = {name: str(known[name]) for name in _MACHINE if known.get(name) is not None}

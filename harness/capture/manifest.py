@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from harness.capture.environment import environment_variables, told
-from harness.case import Case
-from harness.machine.describe import describe_machine
-from harness.machine.determinism import Readings
-from harness.machine.devices import Placement
-from harness.machine.gpus import agreed_facts, num_gpus
-from harness.program.sources import own_digest
-from harness.records import GraphIdentity, MachineFacts, Manifest, Switch, TorchCompile
+from bitproof.harness.capture.environment import environment_variables, told
+from bitproof.harness.case import Case
+from bitproof.harness.machine.describe import describe_machine
+from bitproof.harness.machine.determinism import Readings
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.machine.gpus import agreed_facts, num_gpus
+from bitproof.harness.program.sources import own_digest
+from bitproof.harness.records import GraphIdentity, MachineFacts, Manifest, Switch, TorchCompile
 
 _GIT_SECONDS = 10.0
 
@@ -47,7 +47,7 @@ def build_manifest(
     its libraries, and `gpu_environments` the variables that they read; both say nothing on a CPU, whose recordings
     stay comparable with those from before they were told. `alone` and `compiled` are the manifest's.
     """
-    from harness.capture.digest import ALGORITHM
+    from bitproof.harness.capture.digest import ALGORITHM
 
     return Manifest(
         case=case.stated(),

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.capture.digest import digest_and_constant, placements, plain
-from harness.capture.dtypes import dtype_name
-from harness.capture.selection import chooser
-from harness.capture.values import copy_value
-from harness.case import KINDS, Kind
-from harness.errors import RecordingError
-from harness.records import Key, Record
+from bitproof.harness.capture.digest import digest_and_constant, placements, plain
+from bitproof.harness.capture.dtypes import dtype_name
+from bitproof.harness.capture.selection import chooser
+from bitproof.harness.capture.values import copy_value
+from bitproof.harness.case import KINDS, Kind
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key, Record
 
 
 @dataclass

@@ -9,9 +9,9 @@ import fnmatch
 import re
 from collections.abc import Callable, Sequence
 
-from harness.case import KINDS
-from harness.errors import UsageError
-from harness.records import Key
+from bitproof.harness.case import KINDS
+from bitproof.harness.errors import UsageError
+from bitproof.harness.records import Key
 
 ALL = ("*",)
 

@@ -23,12 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from harness.capture.columns import column, values_of
-from harness.capture.selection import are_patterns
-from harness.case import KINDS
-from harness.case.bounds import MOST_STEPS_OF_RANKS
-from harness.errors import RecordingError
-from harness.records import SCHEMA, Key, Manifest, Record, Recording
+from bitproof.harness.capture.columns import column, values_of
+from bitproof.harness.capture.selection import are_patterns
+from bitproof.harness.case import KINDS
+from bitproof.harness.case.bounds import MOST_STEPS_OF_RANKS
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import SCHEMA, Key, Manifest, Record, Recording
 
 MANIFEST = "manifest.json"
 DIGESTS = "digests.parquet"

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from harness.capture.digest import tensor_bytes
-from harness.capture.dtypes import DTYPES, dtype_name
-from harness.errors import RecordingError
+from bitproof.harness.capture.digest import tensor_bytes
+from bitproof.harness.capture.dtypes import DTYPES, dtype_name
+from bitproof.harness.errors import RecordingError
 
 HEADER_BYTES = 4096
 

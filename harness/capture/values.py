@@ -17,12 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from harness.capture.digest import digest
-from harness.capture.dtypes import dtype_name
-from harness.capture.selection import name_value
-from harness.capture.store import checked_values_path
-from harness.errors import RecordingError
-from harness.records import Key, Record, Recording
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.capture.dtypes import dtype_name
+from bitproof.harness.capture.selection import name_value
+from bitproof.harness.capture.store import checked_values_path
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key, Record, Recording
 
 
 def copy_value(tensor: torch.Tensor) -> torch.Tensor:

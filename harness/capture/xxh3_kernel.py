@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.capture import xxh3
+from bitproof.harness.capture import xxh3
 
 _mix, _scramble, _fold, _avalanche = map(triton.jit, (xxh3.mix, xxh3.scramble, xxh3.fold, xxh3.avalanche))
 _UPPER_LENGTH, _LOWER_LENGTH = tl.constexpr(xxh3.UPPER_LENGTH), tl.constexpr(xxh3.LOWER_LENGTH)

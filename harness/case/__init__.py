@@ -1,8 +1,8 @@
 """A case, the value that everything starts from: its definition, its file, and how expressions select some."""
 
-from harness.case.autoplace import Autoplace, Plan, with_plan
-from harness.case.bounds import SIZES
-from harness.case.case import (
+from bitproof.harness.case.autoplace import Autoplace, Plan, with_plan
+from bitproof.harness.case.bounds import SIZES
+from bitproof.harness.case.case import (
     DIM_MULTIPLE,
     KINDS,
     USUAL_KINDS,
@@ -18,9 +18,9 @@ from harness.case.case import (
     Pipeline,
     Precision,
 )
-from harness.case.observed import Boundary, boundary_of, observed_modules
-from harness.case.patterns import pattern_of, root_of
-from harness.case.traced import AUTOPLACE, GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_unwritten
+from bitproof.harness.case.observed import Boundary, boundary_of, observed_modules
+from bitproof.harness.case.patterns import pattern_of, root_of
+from bitproof.harness.case.traced import AUTOPLACE, GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_unwritten
 
 __all__ = [
     "AUTOPLACE",

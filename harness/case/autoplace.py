@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.case.bounds import MIB
-from harness.checked import STRICT
-from harness.errors import CaseError
+from bitproof.harness.case.bounds import MIB
+from bitproof.harness.checked import STRICT
+from bitproof.harness.errors import CaseError
 
 if TYPE_CHECKING:
-    from harness.case.case import Case
+    from bitproof.harness.case.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)

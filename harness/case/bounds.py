@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import CaseError
+from bitproof.harness.errors import CaseError
 
 FLOAT32_MAX = 3.4028234663852886e38
 

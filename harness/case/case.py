@@ -13,13 +13,24 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.case.autoplace import Autoplace
-from harness.case.bounds import BETA, GIB, MOST_STEPS_OF_RANKS, RANKS, RATE, SEED, SEQUENCES, SIZES, STEPS, TOKENS
-from harness.case.observed import check_observed
-from harness.case.patterns import check_pattern, root_of
-from harness.case.traced import Pipeline, check_traced
-from harness.checked import STRICT, read
-from harness.errors import CaseError
+from bitproof.harness.case.autoplace import Autoplace
+from bitproof.harness.case.bounds import (
+    BETA,
+    GIB,
+    MOST_STEPS_OF_RANKS,
+    RANKS,
+    RATE,
+    SEED,
+    SEQUENCES,
+    SIZES,
+    STEPS,
+    TOKENS,
+)
+from bitproof.harness.case.observed import check_observed
+from bitproof.harness.case.patterns import check_pattern, root_of
+from bitproof.harness.case.traced import Pipeline, check_traced
+from bitproof.harness.checked import STRICT, read
+from bitproof.harness.errors import CaseError
 
 Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "activation"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case
-from harness.case.case import is_factory
-from harness.checked import parse
-from harness.errors import CaseError
+from bitproof.harness.case import Case
+from bitproof.harness.case.case import is_factory
+from bitproof.harness.checked import parse
+from bitproof.harness.errors import CaseError
 
 LARGEST = 1 << 20
 """Bytes. A case takes two thousand."""

@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from harness.case.patterns import fits, is_pattern, pattern_of
-from harness.case.traced import JOINT
-from harness.errors import CaseError
+from bitproof.harness.case.patterns import fits, is_pattern, pattern_of
+from bitproof.harness.case.traced import JOINT
+from bitproof.harness.errors import CaseError
 
 if TYPE_CHECKING:
-    from harness.case.case import Case
+    from bitproof.harness.case.case import Case
 
 
 class Boundary(NamedTuple):

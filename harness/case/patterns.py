@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.errors import CaseError
+from bitproof.harness.errors import CaseError
 
 _CHOSEN = re.compile(r"(\*|\w+)(\.(\*|\w+))*")
 _OBSERVED = re.compile(r"(\*\*?|\w+)(\.(\*\*?|\w+))*")

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from harness.case import Case
-from harness.errors import UsageError
+from bitproof.harness.case import Case
+from bitproof.harness.errors import UsageError
 
 Predicate = Callable[[str], bool]
 Node = Callable[[Predicate], bool]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.case.case import Case
+from bitproof.harness.case.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)

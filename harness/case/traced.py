@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.case.patterns import check_pattern
-from harness.checked import STRICT
-from harness.errors import CaseError
+from bitproof.harness.case.patterns import check_pattern
+from bitproof.harness.checked import STRICT
+from bitproof.harness.errors import CaseError
 
 if TYPE_CHECKING:
-    from harness.case.case import Case
+    from bitproof.harness.case.case import Case
 
 GRAPH, JOINT, AUTOPLACE = "graph", "joint", "autoplace"
 TRACED = (GRAPH, JOINT, AUTOPLACE)

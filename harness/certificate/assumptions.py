@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.certificate.data import Graph
+from bitproof.harness.certificate.data import Graph
 
 ASSUMPTIONS = (
     ("", "torch traces what eager runs, fake values lie as real ones do, and operators write what schemas say"),

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from harness.certificate import windows
-from harness.certificate.data import Call, Graph, Size, Tensor, Term, nodes_in
-from harness.certificate.in_flight import InFlight
-from harness.certificate.rules import Terms, require
-from harness.operators import Uninitialized, names_of_uninitialized
+from bitproof.harness.certificate import windows
+from bitproof.harness.certificate.data import Call, Graph, Size, Tensor, Term, nodes_in
+from bitproof.harness.certificate.in_flight import InFlight
+from bitproof.harness.certificate.rules import Terms, require
+from bitproof.harness.operators import Uninitialized, names_of_uninitialized
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 CAST = "aten._to_copy.default"

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from harness.certificate.assumptions import assumed
-from harness.certificate.calls import Walk
-from harness.certificate.data import Certificate
-from harness.certificate.rules import ROOTS, Terms, rejecting, require
+from bitproof.harness.certificate.assumptions import assumed
+from bitproof.harness.certificate.calls import Walk
+from bitproof.harness.certificate.data import Certificate
+from bitproof.harness.certificate.rules import ROOTS, Terms, rejecting, require
 
 SIDES = ("reference", "candidate")
 

@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor
-from harness.certificate.rules import rejecting, require
+from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor
+from bitproof.harness.certificate.rules import rejecting, require
 
 FILES = ("certificate.json", "reference.json", "candidate.json", "steps.json")
 MAIN, SUMS = FILES[0], "SHA256SUMS"

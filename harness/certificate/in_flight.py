@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from harness.certificate.data import Call, Graph
-from harness.operators import Operator, known
-from harness.operators.flights import NEVER_FREED, Flights, Race
+from bitproof.harness.certificate.data import Call, Graph
+from bitproof.harness.operators import Operator, known
+from bitproof.harness.operators.flights import NEVER_FREED, Flights, Race
 
 
 class InFlight:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 
-from harness.certificate import windows
-from harness.certificate.data import Step, Term, terms_in
-from harness.certificate.windows import Window
+from bitproof.harness.certificate import windows
+from bitproof.harness.certificate.data import Step, Term, terms_in
+from bitproof.harness.certificate.windows import Window
 
 ROOTS = ("parameter ", "input ")
 """What a proved output must read one of each: names of graphs' inputs begin with them."""

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 
 # isort: off
 # Commands are listed in the order of these imports.
-from harness.cli import listing, run, prove, check_certificate, faults, sensitivity, localize, shrink, record  # noqa: F401
-from harness.cli import precompile, report, merge, history, doctor  # noqa: F401
+from bitproof.harness.cli import listing, run, prove, check_certificate, faults, sensitivity, localize, shrink, record  # noqa: F401
+from bitproof.harness.cli import precompile, report, merge, history, doctor  # noqa: F401
 
 # isort: on
-from harness.cli.app import app
-from harness.errors import BitproofError, UsageError
-from harness.execute.transport import let_rank_0_tell
-from harness.program import interrupts, launched
-from harness.program.output import SafeStream, safe_output
-from harness.program.own_packages import claim, remark
-from harness.report.status import SUCCESS, UNJUDGED, error_status, worst
+from bitproof.harness.cli.app import app
+from bitproof.harness.errors import BitproofError, UsageError
+from bitproof.harness.execute.transport import let_rank_0_tell
+from bitproof.harness.program import interrupts, launched
+from bitproof.harness.program.output import SafeStream, safe_output
+from bitproof.harness.program.own_packages import claim, remark
+from bitproof.harness.report.status import SUCCESS, UNJUDGED, error_status, worst
 
 WRITING = (
     "run",

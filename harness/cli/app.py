@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from harness.case import Case
-from harness.case.select import select
+from bitproof.harness.case import Case
+from bitproof.harness.case.select import select
 
 app = typer.Typer(
     name="bitproof",
@@ -26,6 +26,6 @@ Expression = Annotated[
 
 def selected_cases(expression: str | None) -> list[Case]:
     """The cases that an expression selects. Imported here: a case that contradicts itself is told as an error."""
-    from cases import all_cases
+    from bitproof.builtin_cases import all_cases
 
     return list(select(all_cases(), expression))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import app
+from bitproof.harness.cli.app import app
 
 
 @app.command("check-certificate")
@@ -15,6 +15,6 @@ def check_certificate_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A certificate's folder, or one that holds several.")],
 ) -> None:
     """Check certificates, with nothing of torch and nothing of the prover."""
-    from harness.commands.check_certificate import check_certificates
+    from bitproof.harness.commands.check_certificate import check_certificates
 
     raise typer.Exit(check_certificates(folder))

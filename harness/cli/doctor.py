@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import app
-from harness.cli.options import Device, ReportDir
-from harness.report.status import SUCCESS, UNJUDGED
+from bitproof.harness.cli.app import app
+from bitproof.harness.cli.options import Device, ReportDir
+from bitproof.harness.report.status import SUCCESS, UNJUDGED
 
 
 @app.command("doctor")
@@ -23,7 +23,7 @@ def doctor_command(
     """Say what this machine can run, and why not the rest."""
     if gpu:
         raise typer.Exit(_examine_gpus(report_dir))
-    from harness.commands import doctor
+    from bitproof.harness.commands import doctor
 
     checks = []
     for check in doctor.examine(report_dir, needs_gpus=device == Device.CUDA):
@@ -35,7 +35,7 @@ def doctor_command(
 
 
 def _examine_gpus(report_dir: Path) -> int:
-    from harness.commands import doctor_gpu
+    from bitproof.harness.commands import doctor_gpu
 
     lines = []
     for line in doctor_gpu.examine_gpus(report_dir):

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import Expression, app
-from harness.cli.options import (
+from bitproof.harness.cli.app import Expression, app
+from bitproof.harness.cli.options import (
     Candidate,
     CaseFile,
     Collectives,
@@ -24,7 +24,7 @@ from harness.cli.options import (
     chosen_cases,
     make_changes,
 )
-from harness.commands.run import replay_options
+from bitproof.harness.commands.run import replay_options
 
 DEFAULT_CASES = (
     "moe_seq",
@@ -67,8 +67,8 @@ def faults_command(
     ] = 120.0,
 ) -> None:
     """Put every fault of the catalogue into cases: which are caught, and are they found where they struck?"""
-    from harness.commands.faults import Page, choose, faults, list_faults
-    from harness.options import RunOptions
+    from bitproof.harness.commands.faults import Page, choose, faults, list_faults
+    from bitproof.harness.options import RunOptions
 
     entries = choose(fault or ())
     if list_only:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import Expression, app
-from harness.history.trends import DEFINITIONS
+from bitproof.harness.cli.app import Expression, app
+from bitproof.harness.history.trends import DEFINITIONS
 
 history = typer.Typer(
     help="Keep what came of every night in an SQLite file, and show verdicts, times and flake rates.",
@@ -27,7 +27,7 @@ def add_command(
     db: Database = DEFAULT,
 ) -> None:
     """Add runs, all or none. A run that is already there changes nothing."""
-    from harness.history.store import add_runs
+    from bitproof.harness.history.store import add_runs
 
     for run_id, is_new in add_runs(db, run_dirs):
         print(f"{run_id} {'added to' if is_new else 'was already in'} {db}")
@@ -42,14 +42,14 @@ def show_command(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it, as FILE.svg or FILE.html.")] = None,
 ) -> None:
     """Show each case's verdicts, times and flake rate over nights, and when its machine or versions changed."""
-    from harness.history.show import print_trends, render_json
-    from harness.history.store import read_nights
-    from harness.history.trends import trends_of
+    from bitproof.harness.history.show import print_trends, render_json
+    from bitproof.harness.history.store import read_nights
+    from bitproof.harness.history.trends import trends_of
 
     nights = read_nights(db, last)
     trends = trends_of(nights, expression)
     if plot is not None:
-        from harness.history.plot import write_plot
+        from bitproof.harness.history.plot import write_plot
 
         write_plot(plot, nights, trends)
     if as_json:

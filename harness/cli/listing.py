@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from harness.case import Case
-from harness.cli.app import Expression, app, selected_cases
-from harness.systems.registry import BUILT_IN, registered
-from harness.user_code.plugins import describe
+from bitproof.harness.case import Case
+from bitproof.harness.cli.app import Expression, app, selected_cases
+from bitproof.harness.systems.registry import BUILT_IN, registered
+from bitproof.harness.user_code.plugins import describe
 
 
 @app.command("list")

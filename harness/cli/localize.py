@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from harness.case import Case
-from harness.cli.app import app
-from harness.cli.options import (
+from bitproof.harness.case import Case
+from bitproof.harness.cli.app import app
+from bitproof.harness.cli.options import (
     Candidate,
     CaseName,
     Collectives,
@@ -36,9 +36,9 @@ from harness.cli.options import (
     kept_graphs_folder,
     make_changes,
 )
-from harness.commands.run import replay_options
-from harness.options import RunOptions
-from harness.report.text import CASE_FILE
+from bitproof.harness.commands.run import replay_options
+from bitproof.harness.options import RunOptions
+from bitproof.harness.report.text import CASE_FILE
 
 Look = Callable[[Case, RunOptions, Path, list[str]], int]
 """Look into a case, report into a folder, and tell how to do it again; the exit status."""
@@ -97,13 +97,13 @@ def _command(name: str, summary: str) -> Callable[[Look], Look]:
 
 @_command("localize", "Run a case and tell all that is known of its first difference.")
 def _localize(case: Case, options: RunOptions, report_dir: Path, replay: list[str]) -> int:
-    from harness.commands.localize import localize
+    from bitproof.harness.commands.localize import localize
 
     return localize(case, options, report_dir, replay)
 
 
 @_command("bisect", "Find the pass that first changes a case's bits, and, of the chunk pass, the region.")
 def _bisect(case: Case, options: RunOptions, report_dir: Path, replay: list[str]) -> int:
-    from harness.commands.bisect import bisect
+    from bitproof.harness.commands.bisect import bisect
 
     return bisect(case, options, report_dir, replay)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import app
-from harness.cli.options import ReportDir
+from bitproof.harness.cli.app import app
+from bitproof.harness.cli.options import ReportDir
 
 
 @app.command("merge")
@@ -25,6 +25,6 @@ def merge_command(
 
     The score of a run of `bitproof faults` beside them goes into the report.
     """
-    from harness.commands.merge import merge
+    from bitproof.harness.commands.merge import merge
 
     raise typer.Exit(merge(run_dirs, report_dir))

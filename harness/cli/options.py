@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from harness.case import Case
-from harness.case.case_file import read_case
-from harness.cli.app import selected_cases
-from harness.commands.run import Changes, change_case, check_data, named_case
-from harness.errors import UsageError
-from harness.graph.options import SYNTAX
-from harness.program.kept import default_folder
+from bitproof.harness.case import Case
+from bitproof.harness.case.case_file import read_case
+from bitproof.harness.cli.app import selected_cases
+from bitproof.harness.commands.run import Changes, change_case, check_data, named_case
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.options import SYNTAX
+from bitproof.harness.program.kept import default_folder
 
 
 class Device(StrEnum):

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import app
-from harness.cli.options import (
+from bitproof.harness.cli.app import app
+from bitproof.harness.cli.options import (
     Candidate,
     CaseName,
     Device,
@@ -40,8 +40,8 @@ def precompile_command(
     ] = 600.0,
 ) -> None:
     """Make a case's step in one process without ranks, for `run --precompiled`."""
-    from harness.commands.precompile import precompile
-    from harness.options import RunOptions
+    from bitproof.harness.commands.precompile import precompile
+    from bitproof.harness.options import RunOptions
 
     changes = make_changes(candidate=candidate, world_size=world_size, early_grad_accumulation=early_grad_accumulation)
     options = RunOptions(device=device.value, inject=inject, timeout=timeout)

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from harness.case import Case
-from harness.case.case_file import read_case
-from harness.case.select import asks_for
-from harness.cli.app import Expression, app, selected_cases
-from harness.cli.options import Candidate, EarlyGradAccumulation, ExtraPass, Reference, WorldSize, make_changes
-from harness.commands.run import change_case
-from harness.errors import UsageError
+from bitproof.harness.case import Case
+from bitproof.harness.case.case_file import read_case
+from bitproof.harness.case.select import asks_for
+from bitproof.harness.cli.app import Expression, app, selected_cases
+from bitproof.harness.cli.options import Candidate, EarlyGradAccumulation, ExtraPass, Reference, WorldSize, make_changes
+from bitproof.harness.commands.run import change_case
+from bitproof.harness.errors import UsageError
 
 
 @app.command("prove")
@@ -58,7 +58,7 @@ def prove_command(
     )
     selected = selected_cases(expression) if case_file is None else [read_case(case_file)]
     cases = [_resized(change_case(case, changes), flavor, layers, until) for case in selected]
-    from harness.commands.prove import prove
+    from bitproof.harness.commands.prove import prove
 
     asked = case_file is not None or asks_for(expression)
     status = prove(

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from harness.capture.selection import parse_values
-from harness.cli.app import app
-from harness.cli.options import (
+from bitproof.harness.capture.selection import parse_values
+from bitproof.harness.cli.app import app
+from bitproof.harness.cli.options import (
     BaselineDir,
     CaseName,
     Collectives,
@@ -66,8 +66,8 @@ def record_command(
     ] = 600.0,
 ) -> None:
     """Record one system alone, to compare with a recording from another machine, commit or version."""
-    from harness.commands.record import Target, record
-    from harness.options import RunOptions
+    from bitproof.harness.commands.record import Target, record
+    from bitproof.harness.options import RunOptions
 
     changes = make_changes(steps=steps, world_size=world_size, data=data, observe=tuple(observe or ()))
     target = Target(out=out, baseline_dir=chosen_baseline_dir(baseline, baseline_dir), force=force)
@@ -88,6 +88,6 @@ def diff_command(
     second: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another.")],
 ) -> None:
     """Compare two recordings."""
-    from harness.commands.record import diff
+    from bitproof.harness.commands.record import diff
 
     raise typer.Exit(diff(first, second))

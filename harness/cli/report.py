@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import app
-from harness.errors import UsageError
+from bitproof.harness.cli.app import app
+from bitproof.harness.errors import UsageError
 
 
 @app.command("report")
@@ -20,8 +20,8 @@ def report_command(
     ] = "md",
 ) -> None:
     """Print a run's report again, made anew from its report.json."""
-    from harness.history.beside import read_run
-    from harness.report.write import check_format, render_as
+    from bitproof.harness.history.beside import read_run
+    from bitproof.harness.report.write import check_format, render_as
 
     check_format(format_name)
     if not run_dir.is_dir():

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from harness.case import Case
-from harness.case.case_file import read_case
-from harness.case.select import asks_for
-from harness.cli.app import Expression, app, selected_cases
-from harness.cli.options import (
+from bitproof.harness.case import Case
+from bitproof.harness.case.case_file import read_case
+from bitproof.harness.case.select import asks_for
+from bitproof.harness.cli.app import Expression, app, selected_cases
+from bitproof.harness.cli.options import (
     BaselineDir,
     Candidate,
     Collectives,
@@ -39,13 +39,13 @@ from harness.cli.options import (
     kept_graphs_folder,
     make_changes,
 )
-from harness.commands.run import change_case, replay_options, run_and_report
-from harness.commands.shard import cases_of, parse_shard
-from harness.errors import UsageError
-from harness.machine.devices import unmet_requirement
-from harness.options import Effort, RunOptions, Stress
-from harness.report.text import CASE_FILE
-from harness.systems.names import read_names
+from bitproof.harness.commands.run import change_case, replay_options, run_and_report
+from bitproof.harness.commands.shard import cases_of, parse_shard
+from bitproof.harness.errors import UsageError
+from bitproof.harness.machine.devices import unmet_requirement
+from bitproof.harness.options import Effort, RunOptions, Stress
+from bitproof.harness.report.text import CASE_FILE
+from bitproof.harness.systems.names import read_names
 
 
 @app.command("run")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import Expression, app
-from harness.cli.options import (
+from bitproof.harness.cli.app import Expression, app
+from bitproof.harness.cli.options import (
     Candidate,
     CaseFile,
     EveryCall,
@@ -23,7 +23,7 @@ from harness.cli.options import (
     kept_graphs_folder,
     make_changes,
 )
-from harness.commands.run import replay_options
+from bitproof.harness.commands.run import replay_options
 
 MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
 """Where nothing is selected."""
@@ -58,9 +58,9 @@ def sensitivity_command(
     report_dir: ReportDir = Path("reports"),
 ) -> None:
     """Make each call of a step wrong by one ULP, one at a time: which would a case's comparison see?"""
-    from harness.commands.sensitivity import sensitivity
-    from harness.options import Effort, RunOptions
-    from harness.report.text import CASE_FILE
+    from bitproof.harness.commands.sensitivity import sensitivity
+    from bitproof.harness.options import Effort, RunOptions
+    from bitproof.harness.report.text import CASE_FILE
 
     changes = make_changes(
         reference=reference, candidate=candidate, steps=steps, world_size=world_size, observe=tuple(observe or ())

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.app import app
-from harness.cli.options import (
+from bitproof.harness.cli.app import app
+from bitproof.harness.cli.options import (
     Candidate,
     CaseName,
     Collectives,
@@ -33,7 +33,7 @@ from harness.cli.options import (
     kept_graphs_folder,
     make_changes,
 )
-from harness.commands.run import Changes, replay_options
+from bitproof.harness.commands.run import Changes, replay_options
 
 
 @app.command("shrink")
@@ -59,9 +59,9 @@ def shrink_command(
     data: Data = None,
 ) -> None:
     """Make a failing case as small as it can be and still fail the same way, and write what shows it."""
-    from harness.commands.shrink import shrink_and_report
-    from harness.localize.shrink_case import Budget
-    from harness.options import RunOptions
+    from bitproof.harness.commands.shrink import shrink_and_report
+    from bitproof.harness.localize.shrink_case import Budget
+    from bitproof.harness.options import RunOptions
 
     changes = make_changes(
         reference=reference,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.certificate.check import check
-from harness.certificate.files import FILES, MAIN, read_certificate
-from harness.certificate.rules import RejectedError
-from harness.errors import UsageError
-from harness.printable import printable
+from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
+from bitproof.harness.certificate.rules import RejectedError
+from bitproof.harness.errors import UsageError
+from bitproof.harness.printable import printable
 
 ACCEPTED, LESS, REJECTED = 0, 1, 3
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import torch_versions
-from harness.machine.compiler import compiler, compiler_problem
-from harness.options import RunOptions
-from harness.records import CaseResult, Verdict
+from bitproof.harness import torch_versions
+from bitproof.harness.machine.compiler import compiler, compiler_problem
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Verdict
 
 MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
 MIN_PYTHON = (3, 11)
@@ -179,8 +179,8 @@ def run_trial() -> list[CaseResult] | str:
 
     Never on a GPU, which another run may hold for hours. Cases that outlast TRIAL_SECONDS are stopped.
     """
-    from cases import CASES
-    from harness.execute.launch import run_cases
+    from bitproof.builtin_cases import CASES
+    from bitproof.harness.execute.launch import run_cases
 
     small = []
     for case in map(CASES.__getitem__, TRIAL_CASES):
@@ -206,10 +206,10 @@ def check_ranks_code(found: str | None) -> Check:
 
 def trace_as_two_ranks() -> str | None:
     """What keeps a small step from being precompiled for all ranks, in words; None where nothing does."""
-    from cases import CASES
-    from harness.case import Parallelism
-    from harness.commands.precompile import make
-    from harness.errors import BitproofError
+    from bitproof.builtin_cases import CASES
+    from bitproof.harness.case import Parallelism
+    from bitproof.harness.commands.precompile import make
+    from bitproof.harness.errors import BitproofError
 
     case = CASES["tp_ep_whole"]
     model = replace(case.model, layers=1, dense_layers=0)

@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.case import Case
-from harness.commands.doctor import MAIN_CASES, Torch, probe_torch
-from harness.machine.determinism import ENVIRONMENT
-from harness.options import RunOptions
-from harness.records import CaseResult, Verdict
-from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
+from bitproof.harness.case import Case
+from bitproof.harness.commands.doctor import MAIN_CASES, Torch, probe_torch
+from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Verdict
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 
 Outcome = Literal["pass", "FAIL", "NOT RUN"]
 _START = Path(__file__).parents[1] / "program" / "start.py"
@@ -98,7 +98,7 @@ def run_checks(device: str, ranks: int) -> Iterator[Line]:
     One that was not told has failed.
     """
     reader, writer = os.pipe()
-    command = [sys.executable, "-P", str(_START), "harness.execute.gpu_checks", "--answers", str(writer)]
+    command = [sys.executable, "-P", str(_START), "bitproof.harness.execute.gpu_checks", "--answers", str(writer)]
     command += ["--device", device, "--ranks", str(ranks)]
     environment = os.environ | ENVIRONMENT
     left = dict.fromkeys(NAMES if ranks > 1 else ALONE)
@@ -126,7 +126,7 @@ def run_checks(device: str, ranks: int) -> Iterator[Line]:
 
 def run_cases_on(ranks: int, report_dir: Path) -> Iterator[Line]:
     """A rank that is killed, one that hangs, then the main cases, each on that many GPUs."""
-    from cases import CASES
+    from bitproof.builtin_cases import CASES
 
     main = [replace(CASES[name], parallelism=replace(CASES[name].parallelism, world_size=ranks)) for name in MAIN_CASES]
     short = replace(main[0], steps=2)
@@ -149,7 +149,7 @@ def _try(
     device: Literal["cuda", "cpu"] = "cuda",
 ) -> Line:
     """Run a case, with controls where nothing is injected; any error is a failure. On "cpu" it says nothing of GPUs."""
-    from harness.execute.launch import run_cases
+    from bitproof.harness.execute.launch import run_cases
 
     options = RunOptions(device=device, timeout=timeout, inject=inject, control="never" if inject else "always")
     folder = report_dir / f"doctor-gpu-{name.replace(' ', '-')}-{time.strftime('%Y%m%dT%H%M%S')}"

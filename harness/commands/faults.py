@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.case import Case
-from harness.compare.outcome import complete
-from harness.disturb.faults import CATALOGUE, Entry
-from harness.errors import UsageError
-from harness.execute.fault_runs import FaultRuns
-from harness.execute.launch import environment
-from harness.execute.transport import open_desk
-from harness.machine.devices import lease_gpus
-from harness.options import RunOptions
-from harness.program import interrupts
-from harness.program.sources import own_digest
-from harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
-from harness.report.faults import (
+from bitproof.harness.case import Case
+from bitproof.harness.compare.outcome import complete
+from bitproof.harness.disturb.faults import CATALOGUE, Entry
+from bitproof.harness.errors import UsageError
+from bitproof.harness.execute.fault_runs import FaultRuns
+from bitproof.harness.execute.launch import environment
+from bitproof.harness.execute.transport import open_desk
+from bitproof.harness.machine.devices import lease_gpus
+from bitproof.harness.options import RunOptions
+from bitproof.harness.program import interrupts
+from bitproof.harness.program.sources import own_digest
+from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
+from bitproof.harness.report.faults import (
     BEGIN,
     END,
     line_of,
@@ -28,9 +28,9 @@ from harness.report.faults import (
     table_into,
     tell,
 )
-from harness.report.progress import make_progress
-from harness.report.status import UNJUDGED, exit_status, faults_status
-from harness.report.write import finish_run, prepare_run_dir
+from bitproof.harness.report.progress import make_progress
+from bitproof.harness.report.status import UNJUDGED, exit_status, faults_status
+from bitproof.harness.report.write import finish_run, prepare_run_dir
 
 FAULTS_FILE = "faults.json"
 FAULTS_TABLE = "faults.md"

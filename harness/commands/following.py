@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.case import Case
-from harness.errors import BitproofError
-from harness.execute.transport import follow
-from harness.options import RunOptions
-from harness.program import interrupts
-from harness.report.status import SUCCESS, error_status
-from harness.report.write import discard_if_bare, prepare_run_dir
+from bitproof.harness.case import Case
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.execute.transport import follow
+from bitproof.harness.options import RunOptions
+from bitproof.harness.program import interrupts
+from bitproof.harness.report.status import SUCCESS, error_status
+from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
 
 
 def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:

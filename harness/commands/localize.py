@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.case import Case
-from harness.commands.run import run_and_report
-from harness.localize.bisect_passes import any_difference
-from harness.options import RunOptions
-from harness.records import Report
-from harness.report.story import render, tell_story
+from bitproof.harness.case import Case
+from bitproof.harness.commands.run import run_and_report
+from bitproof.harness.localize.bisect_passes import any_difference
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Report
+from bitproof.harness.report.story import render, tell_story
 
 LOCALIZE_FILE = "localize.json"
 

@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.commands.copying import Room, copy_file, copy_folder, opened_folder
-from harness.compare.outcome import complete
-from harness.errors import RecordingError, UsageError
-from harness.history.beside import read_run
-from harness.program import interrupts
-from harness.records import Report, Score, Shard
-from harness.report import terminal
-from harness.report.status import exit_status, worst
-from harness.report.write import prepare_run_dir, write_run
+from bitproof.harness.commands.copying import Room, copy_file, copy_folder, opened_folder
+from bitproof.harness.compare.outcome import complete
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.history.beside import read_run
+from bitproof.harness.program import interrupts
+from bitproof.harness.records import Report, Score, Shard
+from bitproof.harness.report import terminal
+from bitproof.harness.report.status import exit_status, worst
+from bitproof.harness.report.write import prepare_run_dir, write_run
 
 Reports = list[tuple[Path, Report]]
 _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")

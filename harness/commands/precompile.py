@@ -6,13 +6,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.case import PREPARED, Case
-from harness.errors import CaseError
-from harness.execute.precompiled import HOST_MARGIN
-from harness.execute.requests import PrecompileAnswer, PrecompileRequest
-from harness.execute.session import open_session
-from harness.execute.transport import refuse_torchrun
-from harness.options import RunOptions
+from bitproof.harness.case import PREPARED, Case
+from bitproof.harness.errors import CaseError
+from bitproof.harness.execute.precompiled import HOST_MARGIN
+from bitproof.harness.execute.requests import PrecompileAnswer, PrecompileRequest
+from bitproof.harness.execute.session import open_session
+from bitproof.harness.execute.transport import refuse_torchrun
+from bitproof.harness.options import RunOptions
 
 
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from harness.case import Case
-from harness.certificate.assumptions import assumed
-from harness.errors import BitproofError, UsageError
-from harness.graph.options import GraphOptions, check_extra_passes
-from harness.machine.describe import torch_version
-from harness.prove.answers import NOT_PROVED, PROVED, REFUSED
-from harness.prove.certify import certificate_of, write_certificate
-from harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
-from harness.report.proofs import LAID_OUT_OTHERWISE
-from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
+from bitproof.harness.case import Case
+from bitproof.harness.certificate.assumptions import assumed
+from bitproof.harness.errors import BitproofError, UsageError
+from bitproof.harness.graph.options import GraphOptions, check_extra_passes
+from bitproof.harness.machine.describe import torch_version
+from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
+from bitproof.harness.prove.certify import certificate_of, write_certificate
+from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
+from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 
 SHOWN_OUTPUTS = 3
 

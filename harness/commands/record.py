@@ -15,22 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.capture.selection import chooser, first_and_last_step, name_value
-from harness.capture.store import put_in_place, read_recording
-from harness.case import Case
-from harness.commands.following import follow_rank_0
-from harness.compare.baselines import file_baseline
-from harness.compare.same_case import leaf_differences
-from harness.compare.verdict import Comparison, compare, demand_substance
-from harness.errors import CaseError, RecordingError, UsageError
-from harness.execute.launch import record_system
-from harness.execute.transport import follows
-from harness.options import OnEvent, RunOptions
-from harness.program import interrupts
-from harness.records import Drift, Manifest, Recording, Verdict
-from harness.report.diff import tell_diff
-from harness.report.progress import make_progress
-from harness.report.write import discard_if_bare, prepare_run_dir
+from bitproof.harness.capture.selection import chooser, first_and_last_step, name_value
+from bitproof.harness.capture.store import put_in_place, read_recording
+from bitproof.harness.case import Case
+from bitproof.harness.commands.following import follow_rank_0
+from bitproof.harness.compare.baselines import file_baseline
+from bitproof.harness.compare.same_case import leaf_differences
+from bitproof.harness.compare.verdict import Comparison, compare, demand_substance
+from bitproof.harness.errors import CaseError, RecordingError, UsageError
+from bitproof.harness.execute.launch import record_system
+from bitproof.harness.execute.transport import follows
+from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.program import interrupts
+from bitproof.harness.records import Drift, Manifest, Recording, Verdict
+from bitproof.harness.report.diff import tell_diff
+from bitproof.harness.report.progress import make_progress
+from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
 
 STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
 
@@ -146,7 +146,7 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
     comparison = _compare(recordings, first)
     drift: list[Drift] = []
     if comparison.verdict == Verdict.DIFFERENT:
-        from harness.compare.drift import measure_drift  # loads torch
+        from bitproof.harness.compare.drift import measure_drift  # loads torch
 
         drift = measure_drift(first, second)
     differences = _manifest_differences(recordings[0].manifest, recordings[1].manifest)

@@ -17,19 +17,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from harness.case import Case
-from harness.compare.outcome import complete
-from harness.errors import BitproofError, CaseError, UsageError
-from harness.machine.devices import unmet_requirement
-from harness.program import interrupts
-from harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
-from harness.report import proofs, terminal
-from harness.report.progress import Progress, make_progress
-from harness.report.status import error_status, exit_status, worst
-from harness.report.write import discard_if_bare, finish_run, is_reporting_rank, prepare_run_dir, warm_up
+from bitproof.harness.case import Case
+from bitproof.harness.compare.outcome import complete
+from bitproof.harness.errors import BitproofError, CaseError, UsageError
+from bitproof.harness.machine.devices import unmet_requirement
+from bitproof.harness.program import interrupts
+from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
+from bitproof.harness.report import proofs, terminal
+from bitproof.harness.report.progress import Progress, make_progress
+from bitproof.harness.report.status import error_status, exit_status, worst
+from bitproof.harness.report.write import discard_if_bare, finish_run, is_reporting_rank, prepare_run_dir, warm_up
 
 if TYPE_CHECKING:
-    from harness.options import RunOptions
+    from bitproof.harness.options import RunOptions
 
 INTERRUPTED = "interrupted before this case was finished"
 NO_RESULT = "the launcher gave no result for this case"
@@ -151,11 +151,11 @@ def run_and_report(
     anything is run or written.
     """
     if prove_first:
-        from harness.execute.transport import refuse_torchrun
+        from bitproof.harness.execute.transport import refuse_torchrun
 
         refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")
     if options.sensitivity is not None:
-        from harness.execute.transport import refuse_torchrun
+        from bitproof.harness.execute.transport import refuse_torchrun
 
         refuse_torchrun("sensitivity", "is no work for many ranks: it replays them all in one process")
     with interrupts.raising(), interrupts.held():
@@ -186,7 +186,7 @@ def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
     """Say what will go side by side, and what that takes; a call that is wrong is refused later, with its report."""
-    from harness.execute.lanes import plan_lanes
+    from bitproof.harness.execute.lanes import plan_lanes
 
     with suppress(UsageError):
         plan = plan_lanes(cases, options)
@@ -196,7 +196,7 @@ def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
 
 def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool, prove_first: bool) -> Progressing:
     """Run the cases until they end, fail or are interrupted."""
-    from harness.execute import launch
+    from bitproof.harness.execute import launch
 
     state = Progressing()
     try:
@@ -228,7 +228,7 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
 
 def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Progressing) -> None:
     """Prove the cases, and tell what is equal whatever the data, and what may differ, before any rank starts."""
-    from harness.execute.ahead import Task, prove_ahead
+    from bitproof.harness.execute.ahead import Task, prove_ahead
 
     task = Task(cases=tuple(cases), extra_passes=options.extra_passes)
     with _closing(prove_ahead(task, run_dir / "logs" / "prove.log", options.timeout)) as outcomes:

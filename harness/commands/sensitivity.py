@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.case import Case
-from harness.commands.run import run_and_report
-from harness.options import RunOptions
-from harness.records import CaseResult, Report
-from harness.report import sensitivity as told
-from harness.report.status import UNJUDGED, worst
+from bitproof.harness.case import Case
+from bitproof.harness.commands.run import run_and_report
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Report
+from bitproof.harness.report import sensitivity as told
+from bitproof.harness.report.status import UNJUDGED, worst
 
 
 def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:

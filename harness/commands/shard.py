@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.case import Case
-from harness.errors import UsageError
-from harness.records import Shard
+from bitproof.harness.case import Case
+from bitproof.harness.errors import UsageError
+from bitproof.harness.records import Shard
 
 # Tracing a case and starting its ranks takes about as long as this many steps: 63 cases of 5 steps took 15
 # minutes where 20 steps took 32 s.

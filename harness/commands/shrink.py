@@ -18,28 +18,28 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
-from harness.case import Case
-from harness.case.case_file import case_text
-from harness.compare.outcome import complete
-from harness.errors import BitproofError, RecordingError
-from harness.execute.case_run import CaseRun
-from harness.execute.lanes import plan_lanes
-from harness.execute.launch import environment
-from harness.execute.requests import Request, SizesRequest, StandaloneRequest
-from harness.execute.session import Desk, Session
-from harness.execute.transport import open_desk, refuse_torchrun
-from harness.execute.tries import Tries
-from harness.localize.shrink_case import FEWEST_RANKS, Budget, Symptom, Trial, differences, shrink, symptom_of
-from harness.machine.devices import Placement, lease_gpus
-from harness.machine.room import num_at_once, num_in_memory
-from harness.options import OnEvent, RunOptions
-from harness.program import interrupts
-from harness.records import CaseResult, Report, Verdict
-from harness.report.progress import make_progress
-from harness.report.shrunk import tell_head, tell_shrunk
-from harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
-from harness.report.text import CASE_FILE
-from harness.report.write import finish_run, prepare_run_dir, write_atomically
+from bitproof.harness.case import Case
+from bitproof.harness.case.case_file import case_text
+from bitproof.harness.compare.outcome import complete
+from bitproof.harness.errors import BitproofError, RecordingError
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.lanes import plan_lanes
+from bitproof.harness.execute.launch import environment
+from bitproof.harness.execute.requests import Request, SizesRequest, StandaloneRequest
+from bitproof.harness.execute.session import Desk, Session
+from bitproof.harness.execute.transport import open_desk, refuse_torchrun
+from bitproof.harness.execute.tries import Tries
+from bitproof.harness.localize.shrink_case import FEWEST_RANKS, Budget, Symptom, Trial, differences, shrink, symptom_of
+from bitproof.harness.machine.devices import Placement, lease_gpus
+from bitproof.harness.machine.room import num_at_once, num_in_memory
+from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.program import interrupts
+from bitproof.harness.records import CaseResult, Report, Verdict
+from bitproof.harness.report.progress import make_progress
+from bitproof.harness.report.shrunk import tell_head, tell_shrunk
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
+from bitproof.harness.report.text import CASE_FILE
+from bitproof.harness.report.write import finish_run, prepare_run_dir, write_atomically
 
 FOLDER = "shrunk"
 A = TypeVar("A")

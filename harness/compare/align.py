@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from harness.records import Key, Record
+from bitproof.harness.records import Key, Record
 
 NUM_NAMED = 5
 

@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.capture.store import put_in_place, read_manifest, read_recording
-from harness.case import Case
-from harness.compare.same_case import LABELS, in_todays_form, leaf_differences
-from harness.compare.verdict import compare
-from harness.errors import BitproofError, RecordingError, UsageError, cut
-from harness.records import (
+from bitproof.harness.capture.store import put_in_place, read_manifest, read_recording
+from bitproof.harness.case import Case
+from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_differences
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import BitproofError, RecordingError, UsageError, cut
+from bitproof.harness.records import (
     BaselineResult,
     BaselineStatus,
     CaseResult,

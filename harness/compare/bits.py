@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.errors import RecordingError
-from harness.records import BUCKETS
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import BUCKETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,7 +183,7 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
     """Both tensors' bytes, at most SLICE elements at a time: the first element's number, and uint8 of shape
     [elements, bytes an element] twice, on the reference's device. So a GPU's tensor is never fetched whole.
     """
-    from harness.capture.digest import octets
+    from bitproof.harness.capture.digest import octets
 
     size, rows = reference.element_size(), (octets(reference.detach()), octets(candidate.detach()))
     for start in range(0, reference.numel(), SLICE):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.errors import RecordingError
-from harness.records import Manifest, Recording
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Manifest, Recording
 
 Calls = Mapping[str, int]
 

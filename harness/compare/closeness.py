@@ -21,13 +21,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.capture.selection import name_value
-from harness.capture.store import checked_values_path, read_recording
-from harness.capture.values import Values, open_values
-from harness.compare.bits import bits_equal, is_unlike, name_counts, tensor_type, ulp_counts
-from harness.compare.verdict import computation_order
-from harness.errors import RecordingError
-from harness.records import Closeness, Key, Recording
+from bitproof.harness.capture.selection import name_value
+from bitproof.harness.capture.store import checked_values_path, read_recording
+from bitproof.harness.capture.values import Values, open_values
+from bitproof.harness.compare.bits import bits_equal, is_unlike, name_counts, tensor_type, ulp_counts
+from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from harness.capture.selection import name_value
-from harness.capture.store import read_recording
-from harness.capture.values import open_values_of
-from harness.compare.bits import bit_difference, tensor_type, ulp_counts
-from harness.compare.verdict import computation_order
-from harness.errors import RecordingError
-from harness.records import BUCKETS, Drift, Key, Record, Recording
+from bitproof.harness.capture.selection import name_value
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.values import open_values_of
+from bitproof.harness.compare.bits import bit_difference, tensor_type, ulp_counts
+from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 
 
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from harness.case import Case
-from harness.compare.verdict import Judgement
-from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, MachineError, RankError, RecordingError, bounded
-from harness.evidence import contradiction
-from harness.records import CaseResult, Verdict
+from bitproof.harness.case import Case
+from bitproof.harness.compare.verdict import Judgement
+from bitproof.harness.errors import (
+    MAX_FACT,
+    MAX_TRACEBACK,
+    BitproofError,
+    MachineError,
+    RankError,
+    RecordingError,
+    bounded,
+)
+from bitproof.harness.evidence import contradiction
+from bitproof.harness.records import CaseResult, Verdict
 
 MAX_ERROR = 2 * MAX_TRACEBACK
 """Characters of a result's error: what was told, a traceback, and what a search for the cause adds."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.case import Case
-from harness.errors import CaseError
-from harness.records import Recording
+from bitproof.harness.case import Case
+from bitproof.harness.errors import CaseError
+from bitproof.harness.records import Recording
 
 # What may differ between the cases of two comparable recordings: names and expectations move no bit.
 LABELS = (

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.case import Case, Kind
-from harness.records import REQUIRED_KINDS, Key, Manifest, Record, TorchCompile, required_kinds
+from bitproof.harness.case import Case, Kind
+from bitproof.harness.records import REQUIRED_KINDS, Key, Manifest, Record, TorchCompile, required_kinds
 
 _NUM_NAMED = 3
 _CONTENTS = {"nan": "all NaN", "inf": "all infinite or NaN", "zero": "all zeros"}

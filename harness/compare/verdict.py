@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from harness.case import KINDS, Case, Kind, boundary_of
-from harness.compare.align import NUM_NAMED, Alignment, align
-from harness.compare.chunked import unlike_chunks
-from harness.compare.same_case import contradictions, unlike_digests
-from harness.compare.vacuity import compiled_runs, vacuous_runs, vacuous_steps, vacuous_tensors
-from harness.records import (
+from bitproof.harness.case import KINDS, Case, Kind, boundary_of
+from bitproof.harness.compare.align import NUM_NAMED, Alignment, align
+from bitproof.harness.compare.chunked import unlike_chunks
+from bitproof.harness.compare.same_case import contradictions, unlike_digests
+from bitproof.harness.compare.vacuity import compiled_runs, vacuous_runs, vacuous_steps, vacuous_tensors
+from bitproof.harness.records import (
     MAX_DIFFERING,
     Closeness,
     Comparison,

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from harness.options import Stress
+from bitproof.harness.options import Stress
 
 if TYPE_CHECKING:
     import torch
@@ -41,10 +41,10 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
     if stress is None:
         yield
         return
-    from harness.graph.offload_operators import COPIES
-    from harness.graph.operators import COLLECTIVE_NAMESPACES, row_of
-    from harness.operators import Uninitialized
-    from harness.torch_compat import TorchDispatchMode
+    from bitproof.harness.graph.offload_operators import COPIES
+    from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, row_of
+    from bitproof.harness.operators import Uninitialized
+    from bitproof.harness.torch_compat import TorchDispatchMode
 
     on_cuda = device is not None and device.type == "cuda"
     chance, longest = random.Random(f"{stress.seed}/{rank}"), stress.longest_sleep
@@ -86,7 +86,7 @@ def _sleep(seconds: float, device: torch.device | None) -> None:
     if device is None or device.type != "cuda":
         time.sleep(seconds)
         return
-    from harness.torch_compat import sleep_on_stream
+    from bitproof.harness.torch_compat import sleep_on_stream
 
     sleep_on_stream(int(seconds * CYCLES_A_SECOND))
 
@@ -95,7 +95,7 @@ def _delay_copies(seconds: float, device: torch.device | None) -> None:
     """Let copies to host memory and back be late: what does not wait for them reads what was there before."""
     import torch
 
-    from harness.graph.offload_operators import copy_stream
+    from bitproof.harness.graph.offload_operators import copy_stream
 
     assert device is not None, "there are no such copies elsewhere"
     with torch.cuda.stream(copy_stream(device)):

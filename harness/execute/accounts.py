@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import RankError
-from harness.execute.failures import Failure, error_of_failure, error_of_hang
-from harness.records import Artifact, MachineFacts, PassReport, Switch, TorchCompile
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute.failures import Failure, error_of_failure, error_of_hang
+from bitproof.harness.records import Artifact, MachineFacts, PassReport, Switch, TorchCompile
 
 if TYPE_CHECKING:
-    from harness.systems.graph import GraphProgram
+    from bitproof.harness.systems.graph import GraphProgram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class PreparedGraph:
         """What is told of a program; None when there is none."""
         if program is None:
             return None
-        from harness.graph.uncompared import count_uncompared
+        from bitproof.harness.graph.uncompared import count_uncompared
 
         uncompared, calls = count_uncompared(program.module)
         return PreparedGraph(

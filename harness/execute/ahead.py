@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.case import Case
-from harness.execute.apart import Lost, answer_all, answers_apart
-from harness.records import ProofOutcome, ProofVerdict
+from bitproof.harness.case import Case
+from bitproof.harness.execute.apart import Lost, answer_all, answers_apart
+from bitproof.harness.records import ProofOutcome, ProofVerdict
 
 MOST_NAMED = 200
 """How many outputs that are not proved an outcome names."""
@@ -32,7 +32,7 @@ class Task:
 def prove_ahead(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
     """An outcome for each case, in order, each within `timeout` seconds; later ones are not tried after one that is
     not in time. Closing the iterator ends the process."""
-    found = answers_apart("harness.execute.ahead", task, ProofOutcome, len(task.cases), log, timeout)
+    found = answers_apart("bitproof.harness.execute.ahead", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:
         for answer in answers:
             if isinstance(answer, Lost):
@@ -48,11 +48,11 @@ def main() -> None:
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
     """What a proof says of a case. Terms are not computed: the run that follows compares bits."""
-    from harness.certificate.assumptions import assumed
-    from harness.errors import BitproofError
-    from harness.graph.options import GraphOptions
-    from harness.prove.answers import NOT_PROVED, PROVED, REFUSED
-    from harness.prove.prove import prove_case
+    from bitproof.harness.certificate.assumptions import assumed
+    from bitproof.harness.errors import BitproofError
+    from bitproof.harness.graph.options import GraphOptions
+    from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
+    from bitproof.harness.prove.prove import prove_case
 
     began = time.perf_counter()
     try:

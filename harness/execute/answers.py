@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, assert_never, cast
 
-from harness.capture.made_of import facts_of_process
-from harness.capture.manifest import build_manifest
-from harness.capture.store import join_parts
-from harness.compare.bits import ComparedBits
-from harness.compare.chunked import agreed_by_ranks
-from harness.errors import RankError, RecordingError
-from harness.execute.accounts import Done, End, PreparedGraph
-from harness.execute.models import model_sizes
-from harness.execute.precompiled import precompile_step, read_precompiled
-from harness.execute.programs import write_standalone
-from harness.execute.requests import (
+from bitproof.harness.capture.made_of import facts_of_process
+from bitproof.harness.capture.manifest import build_manifest
+from bitproof.harness.capture.store import join_parts
+from bitproof.harness.compare.bits import ComparedBits
+from bitproof.harness.compare.chunked import agreed_by_ranks
+from bitproof.harness.errors import RankError, RecordingError
+from bitproof.harness.execute.accounts import Done, End, PreparedGraph
+from bitproof.harness.execute.models import model_sizes
+from bitproof.harness.execute.precompiled import precompile_step, read_precompiled
+from bitproof.harness.execute.programs import write_standalone
+from bitproof.harness.execute.requests import (
     ARCHIVE,
     VALUES,
     AnyRequest,
@@ -50,15 +50,15 @@ from harness.execute.requests import (
     StepAnswer,
     StepRequest,
 )
-from harness.execute.runs import Runner
-from harness.execute.stage import Place, Send, Stage
-from harness.graph.options import GraphOptions
-from harness.localize.replay import archive_of, read_value
-from harness.machine.determinism import first_changed, set_determinism, tell_changes
-from harness.machine.gpus import num_gpus
-from harness.options import OnEvent
-from harness.program.sources import Installation
-from harness.records import Closeness, GraphIdentity, PassSettings
+from bitproof.harness.execute.runs import Runner
+from bitproof.harness.execute.stage import Place, Send, Stage
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.localize.replay import archive_of, read_value
+from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
+from bitproof.harness.machine.gpus import num_gpus
+from bitproof.harness.options import OnEvent
+from bitproof.harness.program.sources import Installation
+from bitproof.harness.records import Closeness, GraphIdentity, PassSettings
 
 A = TypeVar("A")
 
@@ -175,7 +175,7 @@ class Answerer:
         """The model is traced for it: that takes a stage."""
 
         def answer(asked: AnyRequest, send: Send, hangup: int) -> PlaceAnswer:
-            from harness.systems.autoplace import place
+            from bitproof.harness.systems.autoplace import place
 
             set_determinism(request.case.seed)
             plan, placed = place(request.case)
@@ -301,22 +301,22 @@ def keep_archives(folder: Path, archives: list[Path]) -> None:
 
 def measure_closeness(request: ClosenessRequest) -> Closeness:
     """How close the values of two recordings are."""
-    from harness.compare.closeness import measure
+    from bitproof.harness.compare.closeness import measure
 
     return measure(request.reference, request.candidate, request.bound, step=request.step)
 
 
 def find_drift(request: DriftRequest) -> DriftAnswer:
     """The tensors in which two recordings differ, as `harness.compare.drift` tells them."""
-    from harness.compare.drift import measure_drift
+    from bitproof.harness.compare.drift import measure_drift
 
     return DriftAnswer(drift=measure_drift(request.reference, request.candidate))
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:
     """How two values differ that the replays of both systems left under `name`: None for other dtypes or shapes."""
-    from harness.capture.digest import digest
-    from harness.compare.bits import bit_difference, tensor_type
+    from bitproof.harness.capture.digest import digest
+    from bitproof.harness.compare.bits import bit_difference, tensor_type
 
     reference, candidate = (read_value(file, request.name) for file in (request.reference, request.candidate))
     same_type = tensor_type(reference) == tensor_type(candidate)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.execute import wire
+from bitproof.harness.execute import wire
 
 _START = str(Path(__file__).parents[1] / "program" / "start.py")
 

@@ -9,29 +9,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from harness.capture.store import read_recording
-from harness.case import PREPARED, Case, with_plan
-from harness.compare.baselines import values_to_keep
-from harness.compare.bits import ComparedBits
-from harness.compare.outcome import result_of, result_of_error
-from harness.compare.verdict import Comparison, Judgement, compare, judge, repeats
-from harness.disturb.stress import Stress
-from harness.errors import BitproofError, RankError
-from harness.execute.accounts import PreparedGraph
-from harness.execute.explain import Explainer
-from harness.execute.folders import CaseFolders
-from harness.execute.precompiled import PrecompiledStep
-from harness.execute.profile import join_profiles
-from harness.execute.requests import BitsRequest, ClosenessRequest, PlaceRequest, Request, RunAnswer, RunRequest
-from harness.execute.session import Desk, Session
-from harness.execute.side_by_side import Arm, Begun, begun, groups_of
-from harness.graph.options import GraphOptions
-from harness.localize.every_call import EveryCall, told_uncompared
-from harness.localize.replay import Replay, Watch
-from harness.localize.search import archives_of
-from harness.machine.devices import Placement
-from harness.options import ROLES, OnEvent, Role, RunOptions
-from harness.records import (
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.case import PREPARED, Case, with_plan
+from bitproof.harness.compare.baselines import values_to_keep
+from bitproof.harness.compare.bits import ComparedBits
+from bitproof.harness.compare.outcome import result_of, result_of_error
+from bitproof.harness.compare.verdict import Comparison, Judgement, compare, judge, repeats
+from bitproof.harness.disturb.stress import Stress
+from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.execute.accounts import PreparedGraph
+from bitproof.harness.execute.explain import Explainer
+from bitproof.harness.execute.folders import CaseFolders
+from bitproof.harness.execute.precompiled import PrecompiledStep
+from bitproof.harness.execute.profile import join_profiles
+from bitproof.harness.execute.requests import (
+    BitsRequest,
+    ClosenessRequest,
+    PlaceRequest,
+    Request,
+    RunAnswer,
+    RunRequest,
+)
+from bitproof.harness.execute.session import Desk, Session
+from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.localize.every_call import EveryCall, told_uncompared
+from bitproof.harness.localize.replay import Replay, Watch
+from bitproof.harness.localize.search import archives_of
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
+from bitproof.harness.records import (
     CaseResult,
     CaseSeconds,
     Closeness,

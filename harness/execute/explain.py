@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from harness.case import Case
-from harness.compare.verdict import Comparison, Judgement, Repeat
-from harness.errors import BitproofError
-from harness.localize.every_call import EveryCall
-from harness.localize.noise import NoiseSearch
-from harness.localize.search import NO_CALL, CompareBits, RunReplay, Search, UnrepeatableError
-from harness.options import Role, RunOptions
-from harness.records import Divergence, Key, Recording, Verdict
+from bitproof.harness.case import Case
+from bitproof.harness.compare.verdict import Comparison, Judgement, Repeat
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.localize.every_call import EveryCall
+from bitproof.harness.localize.noise import NoiseSearch
+from bitproof.harness.localize.search import NO_CALL, CompareBits, RunReplay, Search, UnrepeatableError
+from bitproof.harness.options import Role, RunOptions
+from bitproof.harness.records import Divergence, Key, Recording, Verdict
 
 
 class Explainer:

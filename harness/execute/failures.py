@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import errors
-from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, CaseError, RankError, bounded
+from bitproof.harness import errors
+from bitproof.harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, CaseError, RankError, bounded
 
 # What gloo, NCCL, torch's stores and `harness.shared_memory` say when a peer went away.
 _LOST_PEER = re.compile(

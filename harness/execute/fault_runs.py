@@ -18,24 +18,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.capture.store import read_recording
-from harness.case import Case
-from harness.compare.verdict import compare, demand_substance
-from harness.disturb.faults import Entry, Site
-from harness.errors import BitproofError, RankError, UsageError
-from harness.execute.case_run import CaseRun
-from harness.execute.process import cpu_of_descendants
-from harness.execute.requests import RunAnswer
-from harness.execute.session import Desk
-from harness.localize.blame import find_culprit
-from harness.localize.calls import Call
-from harness.localize.culprit import call_of
-from harness.localize.reference_log import ReferenceLog
-from harness.localize.replay import Replay, archive_of, read_log, read_records
-from harness.localize.search import differing_digests, held_as
-from harness.machine.devices import Placement
-from harness.options import OnEvent, RunOptions
-from harness.records import (
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.case import Case
+from bitproof.harness.compare.verdict import compare, demand_substance
+from bitproof.harness.disturb.faults import Entry, Site
+from bitproof.harness.errors import BitproofError, RankError, UsageError
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.process import cpu_of_descendants
+from bitproof.harness.execute.requests import RunAnswer
+from bitproof.harness.execute.session import Desk
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.culprit import call_of
+from bitproof.harness.localize.reference_log import ReferenceLog
+from bitproof.harness.localize.replay import Replay, archive_of, read_log, read_records
+from bitproof.harness.localize.search import differing_digests, held_as
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.records import (
     BlamedCall,
     CaseResult,
     Comparison,

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.case import TRACED, Case
-from harness.options import ROLES, Role
+from bitproof.harness.case import TRACED, Case
+from bitproof.harness.options import ROLES, Role
 
 
 @dataclass(frozen=True)

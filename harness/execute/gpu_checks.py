@@ -1,6 +1,6 @@
 """What GPUs must do before a case is run on them, each check in processes of its own, that end with it.
 
-    python -m harness.execute.gpu_checks --device cuda --ranks 8 --answers FD
+    python -m bitproof.harness.execute.gpu_checks --device cuda --ranks 8 --answers FD
 
 tells a JSON line a check: its name, whether it passed, and what was found. A check that crashes, raises or outlasts its
 time has failed, and the others still run. Every check also runs on a CPU, over gloo, so that it can be seen to fail
@@ -27,14 +27,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.capture.digest import digest
-from harness.case import Parallelism
-from harness.execute.process import die_with_parent
-from harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD, copy_stream
-from harness.graph.operators import name_of
-from harness.machine.determinism import set_determinism
-from harness.machine.nccl import pin_nccl
-from harness.torch_compat import TorchDispatchMode, sleep_on_stream
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.case import Parallelism
+from bitproof.harness.execute.process import die_with_parent
+from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD, copy_stream
+from bitproof.harness.graph.operators import name_of
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.machine.nccl import pin_nccl
+from bitproof.harness.torch_compat import TorchDispatchMode, sleep_on_stream
 
 SECONDS = 180.0
 MIN_SHARE_OF_BANDWIDTH = 0.05
@@ -311,9 +311,9 @@ def check_native_sums(setting: Setting, rank: int) -> Answer:
 
 
 def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
-    from reference.parallel.collectives import all_gather, reduce_scatter
-    from reference.parallel.mesh import FSDP
-    from reference.parallel.rank_order_group import sum_in_rank_order
+    from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
+    from bitproof.reference.parallel.mesh import FSDP
+    from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
     device, ranks, wrong, count = setting.device_of(rank), setting.ranks, [], 0
     generator = torch.Generator().manual_seed(rank)
@@ -344,8 +344,8 @@ def sizes(max_bytes: int) -> list[int]:
 
 def check_all_to_all(setting: Setting, rank: int) -> Answer:
     """Every row arrives where it was sent, in order, of uneven and of empty parts."""
-    from reference.parallel.collectives import all_to_all
-    from reference.parallel.mesh import FSDP
+    from bitproof.reference.parallel.collectives import all_to_all
+    from bitproof.reference.parallel.mesh import FSDP
 
     device, ranks, rounds, wrong = setting.device_of(rank), setting.ranks, 20, 0
     generator = torch.Generator().manual_seed(0)  # one for all: each knows what the others send
@@ -399,7 +399,7 @@ def _on_a_rank(check: Callable[[Setting, int], Answer], setting: Setting, store:
 def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, int], Answer]) -> Answer:
     from torch.distributed import FileStore
 
-    from reference.parallel.mesh import Mesh, join_groups, leave_groups
+    from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
 
     native = check is check_native_sums
     device, backend = setting.device_of(rank), "gloo" if setting.device == "cpu" else "nccl"

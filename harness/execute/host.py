@@ -1,4 +1,4 @@
-"""The host: the one process that imports torch, from which all others are forked. `python -m harness.execute.host`.
+"""The host: the one process that imports torch, from which all others are forked. `python -m bitproof.harness.execute.host`.
 
 It never runs autograd, never traces, never loads a user's code and never touches a device, so that whatever is forked
 from it finds torch as it was imported: ranks, and stages, which make programs (`execute/runs.py`, `execute/stage.py`).
@@ -25,15 +25,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from harness.capture.store import warm_up
-from harness.execute import wire
-from harness.execute.answers import Answerer
-from harness.execute.failures import Problem
-from harness.execute.process import adopt_orphans, die_with_parent, end_children, keep_private
-from harness.execute.requests import REQUESTS, Request
-from harness.execute.worker import preload
-from harness.machine.determinism import set_determinism
-from harness.program.sources import installation
+from bitproof.harness.capture.store import warm_up
+from bitproof.harness.execute import wire
+from bitproof.harness.execute.answers import Answerer
+from bitproof.harness.execute.failures import Problem
+from bitproof.harness.execute.process import adopt_orphans, die_with_parent, end_children, keep_private
+from bitproof.harness.execute.requests import REQUESTS, Request
+from bitproof.harness.execute.worker import preload
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.program.sources import installation
 
 _LAST_MOMENT = 0.3  # seconds
 _NEW_OBJECTS = 50_000
@@ -73,7 +73,7 @@ def serve(options: argparse.Namespace) -> None:
     faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.WARNING)
     logging.getLogger().setLevel(logging.WARNING)
-    logging.getLogger("harness").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    logging.getLogger("bitproof").setLevel(logging.DEBUG if options.verbose else logging.INFO)
 
     def send(message: Any) -> None:
         content = memoryview(wire.write(message))

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
-from harness.errors import RankError
-from harness.execute import wire
-from harness.execute.failures import Problem, signal_name, tail
-from harness.execute.requests import Request
-from harness.machine.determinism import ENVIRONMENT
-from harness.options import OnEvent
-from harness.records import Event
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute import wire
+from bitproof.harness.execute.failures import Problem, signal_name, tail
+from bitproof.harness.execute.requests import Request
+from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.options import OnEvent
+from bitproof.harness.records import Event
 
 A = TypeVar("A")
 
@@ -57,7 +57,7 @@ class HostProcess:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
-        command = [sys.executable, "-P", _START, "harness.execute.host", "--answers", str(writer)]
+        command = [sys.executable, "-P", _START, "bitproof.harness.execute.host", "--answers", str(writer)]
         command += ["--verbose"] if verbose else []
         command += ["--temporary", str(temporary)] if temporary else []
         command += ["--parent", str(os.getpid())]

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from harness.execute.models import EAGER, expert_sizes
+from bitproof.harness.execute.models import EAGER, expert_sizes
 
 if TYPE_CHECKING:
-    from harness.execute.requests import RunRequest
+    from bitproof.harness.execute.requests import RunRequest
 
 _MOST_ROWS = 128
 """Experts of the cases that run every night rarely get more at once."""

@@ -14,17 +14,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from harness.case import Case
-from harness.errors import UsageError
-from harness.execute.host_process import Abandoned
-from harness.execute.session import Session
-from harness.execute.side_by_side import groups_of
-from harness.execute.transport import is_torchrun
-from harness.machine.describe import gpu_models
-from harness.machine.devices import Placement
-from harness.machine.room import HOST_BYTES, RANK_BYTES, cores_for_runs, free_memory, num_at_once, num_in_memory
-from harness.options import OnEvent, RunOptions
-from harness.records import CaseResult, Event
+from bitproof.harness.case import Case
+from bitproof.harness.errors import UsageError
+from bitproof.harness.execute.host_process import Abandoned
+from bitproof.harness.execute.session import Session
+from bitproof.harness.execute.side_by_side import groups_of
+from bitproof.harness.execute.transport import is_torchrun
+from bitproof.harness.machine.describe import gpu_models
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.machine.room import (
+    HOST_BYTES,
+    RANK_BYTES,
+    cores_for_runs,
+    free_memory,
+    num_at_once,
+    num_in_memory,
+)
+from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.records import CaseResult, Event
 
 Judge = Callable[[Case, Placement, Sequence[Session], OnEvent], CaseResult]
 

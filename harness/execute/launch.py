@@ -11,21 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from harness.case import Case
-from harness.disturb.faults import check_fault, parse_fault
-from harness.errors import CaseError
-from harness.execute.lanes import Lanes, Plan, plan_lanes
-from harness.execute.precompiled import check_precompiled
-from harness.execute.requests import DriftRequest
-from harness.execute.sensing import Sensing, sense_apart
-from harness.execute.session import Session
-from harness.execute.transport import follow, follows, open_desk
-from harness.graph.options import check_extra_passes
-from harness.machine.describe import describe_machine
-from harness.machine.devices import Placement, lease_gpus
-from harness.options import DeviceRequest, OnEvent, RunOptions
-from harness.records import CaseResult, Drift
-from harness.systems.registry import BUILT_IN, check_system
+from bitproof.harness.case import Case
+from bitproof.harness.disturb.faults import check_fault, parse_fault
+from bitproof.harness.errors import CaseError
+from bitproof.harness.execute.lanes import Lanes, Plan, plan_lanes
+from bitproof.harness.execute.precompiled import check_precompiled
+from bitproof.harness.execute.requests import DriftRequest
+from bitproof.harness.execute.sensing import Sensing, sense_apart
+from bitproof.harness.execute.session import Session
+from bitproof.harness.execute.transport import follow, follows, open_desk
+from bitproof.harness.graph.options import check_extra_passes
+from bitproof.harness.machine.describe import describe_machine
+from bitproof.harness.machine.devices import Placement, lease_gpus
+from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
+from bitproof.harness.records import CaseResult, Drift
+from bitproof.harness.systems.registry import BUILT_IN, check_system
 
 _DRIFT_TIMEOUT = 300.0  # seconds, of the values of two recordings
 
@@ -84,7 +84,7 @@ def record_system(
     with open_desk([case], Path(run_dir), options) as desk:
         placement = desk.place(case)
         with lease_gpus(placement, case.parallelism.world_size):
-            from harness.execute.case_run import CaseRun  # while the host imports torch
+            from bitproof.harness.execute.case_run import CaseRun  # while the host imports torch
 
             run = CaseRun(replace(case, reference=system), placement, desk, options, on_event)
             run.record("reference", "first", out=Path(out))
@@ -108,9 +108,9 @@ def _run_cases(
         lanes = None if plan.is_sequential else Lanes(cast(Session, desk), plan)
         yield None
         # While the host imports torch, this process loads what it needs later.
-        from harness.capture.store import warm_up_checks
-        from harness.compare.baselines import hold_against_baselines
-        from harness.execute.case_run import CaseRun
+        from bitproof.harness.capture.store import warm_up_checks
+        from bitproof.harness.compare.baselines import hold_against_baselines
+        from bitproof.harness.execute.case_run import CaseRun
 
         warm_up_checks()
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from harness.execute import wire
+from bitproof.harness.execute import wire
 
 SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""

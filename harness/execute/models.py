@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import functools
 
-from harness.case import PREPARED, Case
-from harness.systems.graph_key import step_part
-from harness.systems.registry import BUILT_IN
+from bitproof.harness.case import PREPARED, Case
+from bitproof.harness.systems.graph_key import step_part
+from bitproof.harness.systems.registry import BUILT_IN
 
 EAGER = tuple(system for system in BUILT_IN if system not in PREPARED)
 
 
 def model_sizes(case: Case) -> dict[str, int]:
     """The sizes of the case's model, by the names of `harness.case.SIZES`."""
-    from reference.models import model_config
-    from reference.models.sizes import sizes_of
+    from bitproof.reference.models import model_config
+    from bitproof.reference.models.sizes import sizes_of
 
     return sizes_of(model_config(case.model))
 
 
 def expert_sizes(case: Case) -> tuple[int, int] | None:
     """The model dim and the hidden dim of the experts of the case's model; None where it has none."""
-    from reference.models import model_config
+    from bitproof.reference.models import model_config
 
     config = model_config(case.model)
     return (config.dim, config.moe.hidden_dim) if hasattr(config, "moe") else None
@@ -41,7 +41,7 @@ def _build(case: Case) -> None:
     """Build the first rank's part of a model, without values: what is wrong with it is so on every rank."""
     import torch
 
-    from reference.parallel.mesh import Mesh
-    from reference.step import build_sharded_model
+    from bitproof.reference.parallel.mesh import Mesh
+    from bitproof.reference.step import build_sharded_model
 
     build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))

@@ -10,21 +10,21 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from harness.case import GRAPH, PRECOMPILED, PREPARED, Case, refuse_unwritten
-from harness.errors import CaseError, UsageError
-from harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder, StepRequest
-from harness.execute.transport import refuse_torchrun
-from harness.machine.determinism import set_determinism
-from harness.records import Event
+from bitproof.harness.case import GRAPH, PRECOMPILED, PREPARED, Case, refuse_unwritten
+from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder, StepRequest
+from bitproof.harness.execute.transport import refuse_torchrun
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.records import Event
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
 
-    from harness.execute.session import Desk
-    from harness.machine.devices import Placement
-    from harness.options import OnEvent, Role, RunOptions
+    from bitproof.harness.execute.session import Desk
+    from bitproof.harness.machine.devices import Placement
+    from bitproof.harness.options import OnEvent, Role, RunOptions
 
 
 HOST_MARGIN = 15.0
@@ -136,7 +136,7 @@ def _refuse_passes(options: RunOptions, candidates: list[str]) -> None:
 
 def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
     """The program of a precompiled step. Nothing is traced, no pass runs. Raises ArtifactError for one to refuse."""
-    from harness.precompile.artifact import read_program
+    from bitproof.harness.precompile.artifact import read_program
 
     return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
 
@@ -145,7 +145,7 @@ def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) ->
     """Precompile a case's step. Raises what `harness.precompile.artifact.precompile` does."""
     import torch
 
-    from harness.precompile.artifact import precompile
+    from bitproof.harness.precompile.artifact import precompile
 
     set_determinism(request.case.seed)
     device = torch.device(request.device)

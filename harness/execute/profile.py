@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.case import Kind
+from bitproof.harness.case import Kind
 
 if TYPE_CHECKING:
     import torch

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.case import GRAPH, PREPARED, Case
-from harness.disturb.faults import CATALOGUE, Fault, Named
-from harness.graph.options import GraphOptions
-from harness.machine.determinism import set_determinism
+from bitproof.harness.case import GRAPH, PREPARED, Case
+from bitproof.harness.disturb.faults import CATALOGUE, Fault, Named
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.machine.determinism import set_determinism
 
 if TYPE_CHECKING:
     import torch
 
-    from harness.graph.groups import Partition
-    from harness.localize.standalone import Written
+    from bitproof.harness.graph.groups import Partition
+    from bitproof.harness.localize.standalone import Written
 
 
 def needs_program(system: str) -> bool:
@@ -40,7 +40,7 @@ def prepare_program(
     """
     import torch
 
-    from harness.systems.graph import prepare
+    from bitproof.harness.systems.graph import prepare
 
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
@@ -61,7 +61,7 @@ def struck(program: Any, fault: Fault | None, case: Case) -> Any:
     entry = CATALOGUE[fault.name] if isinstance(fault, Named) else None
     if entry is None or entry.edit is None or program is None:
         return program
-    from harness.systems.graph import strike_program
+    from bitproof.harness.systems.graph import strike_program
 
     return strike_program(program, entry, case)
 
@@ -73,8 +73,8 @@ def write_standalone(case: Case, options: GraphOptions, step: int, head: str) ->
     """
     import torch
 
-    from harness.localize.standalone import Scene, Side, write_standalone
-    from harness.systems.graph import rank_order_group_source, read_inputs, step_graph
+    from bitproof.harness.localize.standalone import Scene, Side, write_standalone
+    from bitproof.harness.systems.graph import rank_order_group_source, read_inputs, step_graph
 
     tokens = read_inputs(case, step)
     sides: dict[str, Side] = {}

@@ -21,8 +21,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from harness.execute import wire
-from harness.execute.accounts import (
+from bitproof.harness.execute import wire
+from bitproof.harness.execute.accounts import (
     ACCOUNTS,
     Account,
     Done,
@@ -33,7 +33,7 @@ from harness.execute.accounts import (
     StepBegan,
     StepsEnded,
 )
-from harness.execute.failures import (
+from bitproof.harness.execute.failures import (
     Failure,
     blame,
     failure_of_exception,
@@ -42,7 +42,7 @@ from harness.execute.failures import (
     log_name,
     stack_of,
 )
-from harness.execute.process import (
+from bitproof.harness.execute.process import (
     children,
     close_private,
     die_with_parent,
@@ -51,13 +51,13 @@ from harness.execute.process import (
     keep_to_one_core,
     redirect_output,
 )
-from harness.execute.profile import profiled
-from harness.execute.requests import Seats
-from harness.execute.worker import Job, run_rank
-from harness.options import OnEvent
-from harness.program.launched import FORKED
-from harness.records import Event
-from harness.shared_memory import Board, SharedMemory
+from bitproof.harness.execute.profile import profiled
+from bitproof.harness.execute.requests import Seats
+from bitproof.harness.execute.worker import Job, run_rank
+from bitproof.harness.options import OnEvent
+from bitproof.harness.program.launched import FORKED
+from bitproof.harness.records import Event
+from bitproof.harness.shared_memory import Board, SharedMemory
 
 if TYPE_CHECKING:
     from torch.distributed import Store

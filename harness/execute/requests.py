@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from harness.capture.selection import ALL
-from harness.case import Case, Plan
-from harness.compare.bits import ComparedBits
-from harness.disturb.stress import Stress
-from harness.execute.accounts import End, PreparedGraph
-from harness.graph.options import GraphOptions
-from harness.localize.replay import Replay, Watch
-from harness.machine.devices import Placement
-from harness.records import Artifact, Closeness, Drift, Placed
-from harness.systems.graph_key import traced_part
+from bitproof.harness.capture.selection import ALL
+from bitproof.harness.case import Case, Plan
+from bitproof.harness.compare.bits import ComparedBits
+from bitproof.harness.disturb.stress import Stress
+from bitproof.harness.execute.accounts import End, PreparedGraph
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.localize.replay import Replay, Watch
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.records import Artifact, Closeness, Drift, Placed
+from bitproof.harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
 

@@ -15,31 +15,31 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults import CATALOGUE, Named, parse_fault
-from harness.errors import RankError, UsageError
-from harness.execute.accounts import End
-from harness.execute.kernels import make_kernels
-from harness.execute.models import check_model
-from harness.execute.precompiled import read_precompiled
-from harness.execute.process import num_cores
-from harness.execute.programs import needs_program, options_of_rank, struck
-from harness.execute.ranks import Ranks
-from harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
-from harness.execute.stage import Place, Send, Stage
-from harness.execute.worker import Job
-from harness.machine.determinism import set_determinism
-from harness.options import OnEvent
-from harness.program.sources import Installation
-from harness.records import Event
-from harness.systems.graph_key import Shelf, shelf_of, step_part
-from harness.systems.registry import BUILT_IN
+from bitproof.harness.disturb.faults import CATALOGUE, Named, parse_fault
+from bitproof.harness.errors import RankError, UsageError
+from bitproof.harness.execute.accounts import End
+from bitproof.harness.execute.kernels import make_kernels
+from bitproof.harness.execute.models import check_model
+from bitproof.harness.execute.precompiled import read_precompiled
+from bitproof.harness.execute.process import num_cores
+from bitproof.harness.execute.programs import needs_program, options_of_rank, struck
+from bitproof.harness.execute.ranks import Ranks
+from bitproof.harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
+from bitproof.harness.execute.stage import Place, Send, Stage
+from bitproof.harness.execute.worker import Job
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.options import OnEvent
+from bitproof.harness.program.sources import Installation
+from bitproof.harness.records import Event
+from bitproof.harness.systems.graph_key import Shelf, shelf_of, step_part
+from bitproof.harness.systems.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.case import Case
-    from harness.graph.options import GraphOptions
-    from harness.systems.graph import GraphProgram, TracedStep
+    from bitproof.harness.case import Case
+    from bitproof.harness.graph.options import GraphOptions
+    from bitproof.harness.systems.graph import GraphProgram, TracedStep
 
 
 class Runner:
@@ -248,7 +248,7 @@ class Finisher:
         options = options_of_rank(run.graph_options, seats.ranks[0])
         program = finish_program(self._traced, run.case, options, lambda place: send(Place(place)))
         if self._shelf is not None:
-            from harness.systems.kept_graph import keep_program
+            from bitproof.harness.systems.kept_graph import keep_program
 
             keep_program(self._shelf, program)
         send(Event(event="prepared"))
@@ -262,7 +262,7 @@ def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedS
     """
     import torch
 
-    from harness.systems.graph import trace
+    from bitproof.harness.systems.graph import trace
 
     return trace(case, torch.device("cpu"), enter, system)
 
@@ -271,7 +271,7 @@ def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter:
     """Run the graph passes over what was traced: once in a process, as they write into it."""
     import torch
 
-    from harness.systems.graph import finish
+    from bitproof.harness.systems.graph import finish
 
     return finish(traced, case, torch.device("cpu"), options, enter)
 
@@ -279,7 +279,7 @@ def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter:
 def _read(shelf: Shelf | None) -> GraphProgram | None:
     if shelf is None:
         return None
-    from harness.systems.kept_graph import read_program
+    from bitproof.harness.systems.kept_graph import read_program
 
     return read_program(shelf)
 

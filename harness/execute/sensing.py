@@ -21,18 +21,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.case import Case
-from harness.errors import BitproofError, RankError
-from harness.execute import wire
-from harness.execute.apart import Lost, answer_all, answers_apart
-from harness.execute.process import die_with_parent, num_cores
-from harness.options import Effort
-from harness.records import Sensitivity
+from bitproof.harness.case import Case
+from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.execute import wire
+from bitproof.harness.execute.apart import Lost, answer_all, answers_apart
+from bitproof.harness.execute.process import die_with_parent, num_cores
+from bitproof.harness.options import Effort
+from bitproof.harness.records import Sensitivity
 
 if TYPE_CHECKING:
-    from harness.sensitivity.examine import Finding
-    from harness.sensitivity.measure import Steps
-    from harness.sensitivity.spread import Fate
+    from bitproof.harness.sensitivity.examine import Finding
+    from bitproof.harness.sensitivity.measure import Steps
+    from bitproof.harness.sensitivity.spread import Fate
 
 MARGIN = 300.0
 """Seconds that tracing, the replay of steps and the last calls may take beyond the time for calls."""
@@ -61,7 +61,7 @@ def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
     timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
-    found = answers_apart("harness.execute.sensing", task, Sensitivity, 1, log, timeout)
+    found = answers_apart("bitproof.harness.execute.sensing", task, Sensitivity, 1, log, timeout)
     with contextlib.closing(found) as answers:
         answer = next(answers)
     return Sensitivity(reason=answer.reason) if isinstance(answer, Lost) else answer
@@ -74,10 +74,10 @@ def main() -> None:
 
 def outcome_of(task: Sensing) -> Sensitivity:
     """What one case's compared tensors see; why nothing was measured, where it cannot be."""
-    from harness.capture.store import read_recording
-    from harness.graph.options import GraphOptions
-    from harness.machine.determinism import set_determinism
-    from harness.sensitivity.measure import Steps, why_not
+    from bitproof.harness.capture.store import read_recording
+    from bitproof.harness.graph.options import GraphOptions
+    from bitproof.harness.machine.determinism import set_determinism
+    from bitproof.harness.sensitivity.measure import Steps, why_not
 
     began = time.monotonic()
     if (reason := why_not(task.case)) is not None:
@@ -148,8 +148,8 @@ class _Search:
 
     def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[Finding]:
         """What the processes find, as they do. Raises RankError where one of them dies."""
-        from harness.sensitivity.examine import Examiner
-        from harness.sensitivity.spread import Compared
+        from bitproof.harness.sensitivity.examine import Examiner
+        from bitproof.harness.sensitivity.spread import Compared
 
         seed = f"{self._task.case.seed} {self._steps.step}"
         program, ranks, packing = self._steps.program, self._steps.ranks, self._task.packing
@@ -170,7 +170,7 @@ class _Search:
 
     def outcome(self) -> Sensitivity:
         """All of it, summed up."""
-        from harness.sensitivity.summary import summed_up
+        from bitproof.harness.sensitivity.summary import summed_up
 
         found = summed_up(self._steps.program, self._found, self._at_once)
         return replace(
@@ -187,7 +187,7 @@ def _unseen_formulas(found: Finding) -> list[str]:
 
 def _forked(shares: Sequence[Callable[[], Iterator[Finding]]]) -> Iterator[Finding]:
     """What forked processes yield, a share each, in the order in which it comes. Raises RankError where one dies."""
-    from harness.sensitivity.examine import Finding
+    from bitproof.harness.sensitivity.examine import Finding
 
     readers = {_fork(share): b"" for share in shares}
     try:
@@ -241,7 +241,7 @@ def _end(pid: int, reader: int) -> None:
 
 def isolated(run: Callable[[], Fate]) -> Fate:
     """What a forked process says of an error's fate; a crash of it is a failure that a run would see."""
-    from harness.sensitivity.spread import FAILURE, Fate
+    from bitproof.harness.sensitivity.spread import FAILURE, Fate
 
     reader, writer = os.pipe()
     parent, pid = os.getpid(), os.fork()

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from harness.case import Case
-from harness.errors import RankError
-from harness.execute.host_process import Abandoned, HostLost, HostProcess
-from harness.execute.requests import MachineRequest, Request
-from harness.machine.devices import Placement, place
-from harness.options import OnEvent, RunOptions
-from harness.program import interrupts
-from harness.records import CaseResult
+from bitproof.harness.case import Case
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
+from bitproof.harness.execute.requests import MachineRequest, Request
+from bitproof.harness.machine.devices import Placement, place
+from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.program import interrupts
+from bitproof.harness.records import CaseResult
 
 START_TIMEOUT = 120.0
 

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from harness.case import PREPARED, Case
-from harness.execute.session import Session
-from harness.options import ROLES, Role, RunOptions
-from harness.systems.registry import BUILT_IN
+from bitproof.harness.case import PREPARED, Case
+from bitproof.harness.execute.session import Session
+from bitproof.harness.options import ROLES, Role, RunOptions
+from bitproof.harness.systems.registry import BUILT_IN
 
 A = TypeVar("A")
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from harness.errors import RankError
-from harness.execute import wire
-from harness.execute.failures import Problem, log_name, stack_of, tail, tell_exit
-from harness.execute.process import (
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute import wire
+from bitproof.harness.execute.failures import Problem, log_name, stack_of, tail, tell_exit
+from bitproof.harness.execute.process import (
     adopt_orphans,
     close_kept,
     close_private,
@@ -34,9 +34,9 @@ from harness.execute.process import (
     keep_short,
     redirect_output,
 )
-from harness.execute.requests import REQUESTS, AnyRequest, Request
-from harness.options import OnEvent
-from harness.records import Event
+from bitproof.harness.execute.requests import REQUESTS, AnyRequest, Request
+from bitproof.harness.options import OnEvent
+from bitproof.harness.records import Event
 
 A = TypeVar("A")
 

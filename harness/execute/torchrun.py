@@ -29,15 +29,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from harness.capture.made_of import Facts, differences, tell_ranks
-from harness.case import Case
-from harness.errors import BitproofError, CaseError, RankError
-from harness.execute import wire
-from harness.execute.accounts import End
-from harness.execute.failures import Failure, Problem, blame, error_of_hang
-from harness.execute.host_process import Abandoned, HostLost, HostProcess
-from harness.execute.links import Line, Links
-from harness.execute.requests import (
+from bitproof.harness.capture.made_of import Facts, differences, tell_ranks
+from bitproof.harness.case import Case
+from bitproof.harness.errors import BitproofError, CaseError, RankError
+from bitproof.harness.execute import wire
+from bitproof.harness.execute.accounts import End
+from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
+from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
+from bitproof.harness.execute.links import Line, Links
+from bitproof.harness.execute.requests import (
     ARCHIVE,
     VALUES,
     MachineRequest,
@@ -49,16 +49,16 @@ from harness.execute.requests import (
     SeatedRunRequest,
     Seats,
 )
-from harness.execute.transport import do_not_wait_for_rank_0
-from harness.machine.determinism import ENVIRONMENT
-from harness.machine.devices import Placement, place
-from harness.options import OnEvent
-from harness.program import interrupts
-from harness.program.own_packages import search_path
-from harness.records import CaseResult
+from bitproof.harness.execute.transport import do_not_wait_for_rank_0
+from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.machine.devices import Placement, place
+from bitproof.harness.options import OnEvent
+from bitproof.harness.program import interrupts
+from bitproof.harness.program.own_packages import search_path
+from bitproof.harness.records import CaseResult
 
 if TYPE_CHECKING:
-    from harness.options import RunOptions
+    from bitproof.harness.options import RunOptions
 
 # After a case's time is up, how long a host may take to say how its rank failed, and rank 0 waits for the others.
 _HOST_MARGIN = 15.0
@@ -479,7 +479,7 @@ class Team:
             raise error
 
     def _run_all(self, request: RunRequest, on_event: OnEvent) -> RunAnswer:
-        from harness.execute.answers import finish_run
+        from bitproof.harness.execute.answers import finish_run
 
         if self._lost is not None:
             raise self._lost

@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import UsageError
-from harness.program import interrupts, launched
+from bitproof.harness.errors import UsageError
+from bitproof.harness.program import interrupts, launched
 
 if TYPE_CHECKING:
-    from harness.case import Case
-    from harness.execute.session import Desk
-    from harness.options import RunOptions
-    from harness.records import CaseResult
+    from bitproof.harness.case import Case
+    from bitproof.harness.execute.session import Desk
+    from bitproof.harness.options import RunOptions
+    from bitproof.harness.records import CaseResult
 
 # How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
 _PATIENCE = 20.0
@@ -46,11 +46,11 @@ def open_desk(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Abst
     """
     refuse_copies()
     if is_torchrun():
-        from harness.execute.torchrun import check_world_size, open_team
+        from bitproof.harness.execute.torchrun import check_world_size, open_team
 
         check_world_size(cases)
         return open_team(run_dir, options)
-    from harness.execute.session import open_session
+    from bitproof.harness.execute.session import open_session
 
     return open_session(run_dir, options)
 
@@ -60,7 +60,7 @@ def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterato
 
     Raises CaseError when a case has another world size than torchrun, at once, and what ended rank 0.
     """
-    from harness.execute.torchrun import check_world_size, follow_rank_0
+    from bitproof.harness.execute.torchrun import check_world_size, follow_rank_0
 
     check_world_size(cases)
     return follow_rank_0(run_dir, options)

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from harness.execute.session import Session
+from bitproof.harness.execute.session import Session
 
 T = TypeVar("T", bound=Hashable)
 A = TypeVar("A")

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from harness.records import TorchCompile
-from harness.torch_compat import collectives_by_group, compile_counters, compiled_calls_told, messages_told
+from bitproof.harness.records import TorchCompile
+from bitproof.harness.torch_compat import collectives_by_group, compile_counters, compiled_calls_told, messages_told
 
 _SHOWN = 160  # characters of a reason of torch's
 

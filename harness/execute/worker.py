@@ -14,39 +14,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.capture.made_of import Differences, Facts, differences, facts_of_rank
-from harness.capture.recorder import Recorder
-from harness.capture.store import write_part
-from harness.capture.values import write_values
-from harness.case import PREPARED, Case, Kind
-from harness.disturb.faults import Fault, Injector
-from harness.disturb.stress import Stress, stressed
-from harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
-from harness.execute.precompiled import read_precompiled
-from harness.execute.profile import phase, showing_digests
-from harness.execute.programs import needs_program, options_of_rank, prepare_program, struck
-from harness.execute.requests import ARCHIVE, VALUES
-from harness.graph.options import GraphOptions
-from harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
-from harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
-from harness.machine.devices import Placement
-from harness.machine.gpus import read_gpu_environment, read_gpu_facts
-from harness.machine.nccl import pin_nccl
-from harness.systems.graph_key import Shelf
-from harness.systems.registry import BUILT_IN, load_factory
+from bitproof.harness.capture.made_of import Differences, Facts, differences, facts_of_rank
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.capture.store import write_part
+from bitproof.harness.capture.values import write_values
+from bitproof.harness.case import PREPARED, Case, Kind
+from bitproof.harness.disturb.faults import Fault, Injector
+from bitproof.harness.disturb.stress import Stress, stressed
+from bitproof.harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
+from bitproof.harness.execute.precompiled import read_precompiled
+from bitproof.harness.execute.profile import phase, showing_digests
+from bitproof.harness.execute.programs import needs_program, options_of_rank, prepare_program, struck
+from bitproof.harness.execute.requests import ARCHIVE, VALUES
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
+from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.machine.gpus import read_gpu_environment, read_gpu_facts
+from bitproof.harness.machine.nccl import pin_nccl
+from bitproof.harness.systems.graph_key import Shelf
+from bitproof.harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
-    from harness.execute.requests import StepFolder
-    from harness.shared_memory import Board, SharedMemory
-    from reference.parallel.mesh import Mesh
+    from bitproof.harness.execute.requests import StepFolder
+    from bitproof.harness.shared_memory import Board, SharedMemory
+    from bitproof.reference.parallel.mesh import Mesh
 
     Observe = Callable[[Kind, str, torch.Tensor], None]
 
 Tell = Callable[[Account], None]
-logger = logging.getLogger("harness")
+logger = logging.getLogger("bitproof")
 
 
 class System(Protocol):
@@ -137,10 +137,10 @@ def run_rank(
     """
     import torch.distributed as dist
 
-    from harness.capture.digest import digest
-    from harness.execute.witness import Witness
-    from harness.systems.user_system import UserSystem
-    from reference.parallel.mesh import Mesh, collectives_in_memory, join_groups, leave_groups
+    from bitproof.harness.capture.digest import digest
+    from bitproof.harness.execute.witness import Witness
+    from bitproof.harness.systems.user_system import UserSystem
+    from bitproof.reference.parallel.mesh import Mesh, collectives_in_memory, join_groups, leave_groups
 
     determinism = set_determinism(
         job.case.seed,
@@ -286,8 +286,8 @@ def _write(job: Job, recorder: Recorder, remains: Remains) -> None:
 
 def _watch_step(replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains) -> None:
     """Take a step that is watched, and keep what the replay asks for."""
-    from harness.localize.call_log import logged
-    from harness.torch_compat import disable_current_modes
+    from bitproof.harness.localize.call_log import logged
+    from bitproof.harness.torch_compat import disable_current_modes
 
     def observe(kind: Kind, name: str, tensor: torch.Tensor) -> None:
         with disable_current_modes():  # what recording calls is none of the system's calls
@@ -309,10 +309,10 @@ def preload() -> None:
     """
     import pydoc_data.topics  # noqa: F401
 
-    import harness.graph.mixing
-    import harness.systems.user_system  # noqa: F401
-    import reference.step  # noqa: F401
-    from harness.torch_compat import import_tracing
+    import bitproof.harness.graph.mixing
+    import bitproof.harness.systems.user_system  # noqa: F401
+    import bitproof.reference.step  # noqa: F401
+    from bitproof.harness.torch_compat import import_tracing
 
     import_tracing()
 
@@ -322,7 +322,7 @@ def _disturbance(injector: Injector) -> Any:
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
         return None
-    from reference.parallel.other_order_group import OtherOrderGroup
+    from bitproof.reference.parallel.other_order_group import OtherOrderGroup
 
     return lambda group: OtherOrderGroup(group, order, lambda: injector.step >= fault.step, injector.fire)
 
@@ -333,15 +333,15 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
     Raises UsageError for one that cannot be loaded or takes no steps.
     """
     if job.system in PREPARED:
-        from harness.systems.graph import make_graph_system
+        from bitproof.harness.systems.graph import make_graph_system
 
         return make_graph_system(job.case, mesh, mesh.device, program, injector.wrap)
     if job.system in BUILT_IN:
-        from reference.step import make_eager
+        from bitproof.reference.step import make_eager
 
         check = _mixing_check(job.case) if looks_for_mixing else None
         return make_eager(job.case, mesh, mesh.device, job.system == "eager_chunked", injector.wrap, check)
-    from harness.systems.user_system import UserSystem
+    from bitproof.harness.systems.user_system import UserSystem
 
     factory = load_factory(job.system)
     made = factory.make(job.case, mesh)
@@ -360,8 +360,8 @@ def checks_mixing(job: Job, rank: int) -> bool:
 
 def _mixing_check(case: Case) -> Any:
     """What refuses chunked modules that mix rows; one rank's verdict is every rank's, as all run the same modules."""
-    from harness.graph.mixing import MixingCheck
-    from reference.chunking import DIM_INDEX
+    from bitproof.harness.graph.mixing import MixingCheck
+    from bitproof.reference.chunking import DIM_INDEX
 
     assert case.chunking is not None, "Case refuses eager_chunked without chunking"
     return MixingCheck(case.chunking.dim, DIM_INDEX[case.chunking.dim])

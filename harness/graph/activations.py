@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 from torch.fx import Graph, Node
 
-from harness.case import root_of
-from harness.graph.halves import half_of
-from harness.graph.origin import origin_of
+from bitproof.harness.case import root_of
+from bitproof.harness.graph.halves import half_of
+from bitproof.harness.graph.origin import origin_of
 
 Tag = Literal["save", "recompute", "offload"]
 

@@ -39,15 +39,21 @@ from unittest import mock
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from harness.errors import BitproofError, MachineError, PassError
-from harness.graph.generated_code import hash_generated
-from harness.graph.halves import divide, run_halves
-from harness.graph.operators import ATTENTION, operator_name
-from harness.graph.regions import marked_by
-from harness.graph.symbols import SYMBOLIC_SCALARS
-from harness.machine.compiler import compiler_problem
-from harness.torch_compat import HigherOrderOperator, group_of_size, register_group, symbolic_graph, unregister_group
-from harness.torch_inductor import (
+from bitproof.harness.errors import BitproofError, MachineError, PassError
+from bitproof.harness.graph.generated_code import hash_generated
+from bitproof.harness.graph.halves import divide, run_halves
+from bitproof.harness.graph.operators import ATTENTION, operator_name
+from bitproof.harness.graph.regions import marked_by
+from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS
+from bitproof.harness.machine.compiler import compiler_problem
+from bitproof.harness.torch_compat import (
+    HigherOrderOperator,
+    group_of_size,
+    register_group,
+    symbolic_graph,
+    unregister_group,
+)
+from bitproof.harness.torch_inductor import (
     compile_whole_graph,
     compiling,
     inductor_settings,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.case import Chunking, Memory, Pipeline
-from harness.graph.groups import GroupTable
-from harness.graph.trace import ChunkSymbol, Guard
+from bitproof.harness.case import Chunking, Memory, Pipeline
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.trace import ChunkSymbol, Guard
 
 
 @dataclass(frozen=True)

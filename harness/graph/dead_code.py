@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import GraphModule
 
-from harness.graph import operators
+from bitproof.harness.graph import operators
 
 
 def drop_dead_code(module: GraphModule) -> None:

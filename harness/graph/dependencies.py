@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from harness.graph import operators
+from bitproof.harness.graph import operators
 
 
 def dependencies(graph: Graph) -> dict[Node, set[Node]]:

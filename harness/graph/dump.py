@@ -26,10 +26,10 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.graph import symbols
-from harness.graph.origin import origin_of
-from harness.graph.writer import CHUNK_KEY
-from harness.torch_compat import LazyTraceHandler, OpOverload, TorchLogsFormatter, trace_artifact, trace_log
+from bitproof.harness.graph import symbols
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.torch_compat import LazyTraceHandler, OpOverload, TorchLogsFormatter, trace_artifact, trace_log
 
 
 class GraphDump:

@@ -25,12 +25,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from harness.errors import TraceError
-from harness.graph import operators
-from harness.graph.fake_mode import step_fake_mode
-from harness.graph.origin import META_KEY, Origin, OriginRecorder
-from harness.graph.runtime_checks import written_checks
-from harness.graph.trace import (
+from bitproof.harness.errors import TraceError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder
+from bitproof.harness.graph.runtime_checks import written_checks
+from bitproof.harness.graph.trace import (
     ChunkSymbol,
     JointGraph,
     LossFunction,
@@ -38,7 +38,7 @@ from harness.graph.trace import (
     keeping_state,
     refuse_opaque_nested_graphs,
 )
-from harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, storage_key, swapped_state
+from bitproof.harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, storage_key, swapped_state
 
 SEED_KEY = "seed"
 """Where a call's metadata says that it makes what backward starts from."""

@@ -26,16 +26,16 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
-from harness.errors import PassError, UsageError
-from harness.graph.context import PassContext
-from harness.graph.observation import hand_on_lost_marks, marked_nodes
-from harness.graph.options import PassSpec
-from harness.graph.origin import META_KEY, UNKNOWN
-from harness.graph.verify import verify_order
-from harness.graph.writer import layout_key
-from harness.program.own_packages import fix_of_clash
-from harness.torch_compat import FakeTensor, FakeTensorMode
-from harness.user_code.user_file import run_file
+from bitproof.harness.errors import PassError, UsageError
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.observation import hand_on_lost_marks, marked_nodes
+from bitproof.harness.graph.options import PassSpec
+from bitproof.harness.graph.origin import META_KEY, UNKNOWN
+from bitproof.harness.graph.verify import verify_order
+from bitproof.harness.graph.writer import layout_key
+from bitproof.harness.program.own_packages import fix_of_clash
+from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode
+from bitproof.harness.user_code.user_file import run_file
 
 
 class ExtraPass:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.torch_compat import FakeTensorMode, OpOverload, register_op_impl
+from bitproof.harness.torch_compat import FakeTensorMode, OpOverload, register_op_impl
 
 
 def _is_grouped_mm(operator: OpOverload) -> bool:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from harness.graph import fake_kernels as fake_kernels  # what torch's fake tensors lack
-from harness.graph import symbols
-from harness.torch_compat import FakeTensorMode, promise
+from bitproof.harness.graph import fake_kernels as fake_kernels  # what torch's fake tensors lack
+from bitproof.harness.graph import symbols
+from bitproof.harness.torch_compat import FakeTensorMode, promise
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True) -> FakeTensorMode:

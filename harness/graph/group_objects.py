@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from harness.errors import PassError
-from harness.graph import operators
-from harness.graph.groups import GroupTable, Partition
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.groups import GroupTable, Partition
 
 
 def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.errors import PassError
+from bitproof.harness.errors import PassError
 
 Partition = tuple[tuple[int, ...], ...]
 

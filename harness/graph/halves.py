@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch.fx import Graph, GraphModule, Node
 
-from harness.graph.origin import origin_of
+from bitproof.harness.graph.origin import origin_of
 
 Half = Literal["forward", "backward"]
 

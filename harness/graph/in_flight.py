@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.graph import operators
-from harness.operators import Launch, Operator, Wait
-from harness.operators.flights import NEVER_FREED, Flights
-from harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket, schema_of, storage_key
+from bitproof.harness.graph import operators
+from bitproof.harness.operators import Launch, Operator, Wait
+from bitproof.harness.operators.flights import NEVER_FREED, Flights
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket, schema_of, storage_key
 
 MOST_TOLD = 3
 

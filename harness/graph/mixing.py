@@ -25,12 +25,12 @@ import sympy
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from harness.errors import ChunkError
-from harness.graph import operators, symbols
-from harness.graph.mixing_rules import Call, Rows, rule_of
-from harness.graph.origin import origin_of
-from harness.graph.trace import trace_forward
-from harness.torch_compat import disable_current_modes
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.mixing_rules import Call, Rows, rule_of
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.trace import trace_forward
+from bitproof.harness.torch_compat import disable_current_modes
 
 _PLACES = {"arange", "linspace", "range"}
 """Operators that count places: within a chunk, places of the chunk."""

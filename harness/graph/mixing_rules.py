@@ -17,8 +17,8 @@ import sympy
 import torch
 from torch.fx import Node
 
-from harness.graph import operators, symbols
-from harness.torch_compat import schema_of
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.torch_compat import schema_of
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.case import Boundary, Chunking, Kind, observed_modules
-from harness.errors import PassError, TraceError
-from harness.graph import symbols
-from harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN
-from harness.graph.writer import CHUNK_KEY
-from harness.torch_compat import disable_current_modes, traced_node, tree_leaves
+from bitproof.harness.case import Boundary, Chunking, Kind, observed_modules
+from bitproof.harness.errors import PassError, TraceError
+from bitproof.harness.graph import symbols
+from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.torch_compat import disable_current_modes, traced_node, tree_leaves
 
 Observe = Callable[[Kind, str, Tensor], None]
 

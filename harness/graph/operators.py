@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.operators import Operator, Uninitialized, known, names_of_uninitialized
-from harness.torch_compat import FakeTensor, OpOverloadPacket, schema_of
+from bitproof.harness.operators import Operator, Uninitialized, known, names_of_uninitialized
+from bitproof.harness.torch_compat import FakeTensor, OpOverloadPacket, schema_of
 
 aten = torch.ops.aten
 

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.case import TRACED, Case
-from harness.errors import CaseError, UsageError
-from harness.user_code.user_file import file_of
+from bitproof.harness.case import TRACED, Case
+from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.user_code.user_file import file_of
 
 SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")

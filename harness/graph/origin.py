@@ -26,8 +26,8 @@ from torch import nn
 from torch.fx import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-import harness
-from harness.torch_compat import last_sequence_number, sequence_number_of
+from bitproof import harness
+from bitproof.harness.torch_compat import last_sequence_number, sequence_number_of
 
 Direction = Literal["forward", "backward"]
 

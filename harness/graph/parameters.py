@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from harness.graph import operators
+from bitproof.harness.graph import operators
 
 aten = torch.ops.aten
 

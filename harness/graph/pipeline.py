@@ -16,28 +16,28 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from harness.case import Chunking, Memory
-from harness.errors import BitproofError, CaseError
-from harness.graph.collector import collector_paused
-from harness.graph.context import PassContext
-from harness.graph.extra_pass import ExtraPass
-from harness.graph.operators import operator_name
-from harness.graph.passes.bucket import bucket
-from harness.graph.passes.chunk import chunk
-from harness.graph.passes.clean_up import clean_up
-from harness.graph.passes.concretize_symbols import concretize_symbols
-from harness.graph.passes.isolate_gathers import isolate_gathers
-from harness.graph.passes.isolate_process_groups import isolate_process_groups
-from harness.graph.passes.measure_memory import measure_memory
-from harness.graph.passes.offload import offload
-from harness.graph.passes.overlap import overlap
-from harness.graph.passes.partition import partition
-from harness.graph.passes.rematerialize import rematerialize
-from harness.graph.passes.tag_memory import tag_memory
-from harness.graph.stages import OPEN, RESOLVED, Stage
-from harness.graph.verify import Facts
-from harness.machine.determinism import keeping_switches
-from harness.records import PassReport
+from bitproof.harness.case import Chunking, Memory
+from bitproof.harness.errors import BitproofError, CaseError
+from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.extra_pass import ExtraPass
+from bitproof.harness.graph.operators import operator_name
+from bitproof.harness.graph.passes.bucket import bucket
+from bitproof.harness.graph.passes.chunk import chunk
+from bitproof.harness.graph.passes.clean_up import clean_up
+from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
+from bitproof.harness.graph.passes.isolate_gathers import isolate_gathers
+from bitproof.harness.graph.passes.isolate_process_groups import isolate_process_groups
+from bitproof.harness.graph.passes.measure_memory import measure_memory
+from bitproof.harness.graph.passes.offload import offload
+from bitproof.harness.graph.passes.overlap import overlap
+from bitproof.harness.graph.passes.partition import partition
+from bitproof.harness.graph.passes.rematerialize import rematerialize
+from bitproof.harness.graph.passes.tag_memory import tag_memory
+from bitproof.harness.graph.stages import OPEN, RESOLVED, Stage
+from bitproof.harness.graph.verify import Facts
+from bitproof.harness.machine.determinism import keeping_switches
+from bitproof.harness.records import PassReport
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from harness.errors import BitproofError
-from harness.graph.observation import observed
-from harness.graph.origin import META_KEY, Origin
-from harness.graph.writer import CHUNK_KEY
-from harness.torch_compat import HigherOrderOperator, OpOverload
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.graph.observation import observed
+from bitproof.harness.graph.origin import META_KEY, Origin
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 
 Json = Any
 """What `json` writes and reads as it is: None, bool, int, float, str, and lists and dicts of them."""

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from harness.case import root_of
-from harness.graph import operators
-from harness.graph.origin import RECOMPUTED_KEY, origin_of
-from harness.graph.parameters import parameters_of
-from harness.graph.writer import CHUNK_KEY
+from bitproof.harness.case import root_of
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.origin import RECOMPUTED_KEY, origin_of
+from bitproof.harness.graph.parameters import parameters_of
+from bitproof.harness.graph.writer import CHUNK_KEY
 
 RegionOf = Callable[[Node], str | None]
 

@@ -25,10 +25,10 @@ import torch
 import typing_extensions
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from harness.errors import TraceError
-from harness.graph import symbols
-from harness.graph.origin import user_line
-from harness.torch_compat import Check, checks_replaced
+from bitproof.harness.errors import TraceError
+from bitproof.harness.graph import symbols
+from bitproof.harness.graph.origin import user_line
+from bitproof.harness.torch_compat import Check, checks_replaced
 
 _WRAPPERS = {torch.__file__, typing_extensions.__file__}
 """The files of `torch._check` and its kin, some of which are wrapped as deprecated."""

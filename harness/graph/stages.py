@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
-from harness.graph import verify
-from harness.graph.trace import ChunkSymbol
-from harness.graph.verify import Change, Facts, Rule
+from bitproof.harness.graph import verify
+from bitproof.harness.graph.trace import ChunkSymbol
+from bitproof.harness.graph.verify import Change, Facts, Rule
 
 
 @dataclass(frozen=True)

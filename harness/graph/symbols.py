@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.errors import ChunkError
-from harness.torch_compat import has_open_sizes
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.torch_compat import has_open_sizes
 
 SYMBOLIC_SCALARS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -114,7 +114,7 @@ def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, act
 
 def source_of(node: Node) -> str:
     """A node's module, direction and source line, for an error's `came from`."""
-    from harness.graph.origin import origin_of
+    from bitproof.harness.graph.origin import origin_of
 
     origin = origin_of(node)
     return f"{origin}, {origin.source}" if origin.source else str(origin)

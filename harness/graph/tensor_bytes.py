@@ -13,8 +13,8 @@ import sympy
 import torch
 from torch.fx import Graph, Node
 
-from harness.graph import operators, symbols
-from harness.graph.trace import ChunkSymbol
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.trace import ChunkSymbol
 
 MIB = 2**20
 

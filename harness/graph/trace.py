@@ -30,13 +30,13 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 
-from harness.errors import CaseError, TraceError
-from harness.graph import operators, symbols
-from harness.graph.fake_mode import step_fake_mode
-from harness.graph.observation import marking
-from harness.graph.origin import OriginRecorder, user_line
-from harness.graph.runtime_checks import written_checks
-from harness.torch_compat import (
+from bitproof.harness.errors import CaseError, TraceError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.observation import marking
+from bitproof.harness.graph.origin import OriginRecorder, user_line
+from bitproof.harness.graph.runtime_checks import written_checks
+from bitproof.harness.torch_compat import (
     FakeTensor,
     FakeTensorMode,
     lazily_compiled,

@@ -9,7 +9,7 @@ import operator
 
 from torch.fx import GraphModule, Node
 
-from harness.graph.observation import observed
+from bitproof.harness.graph.observation import observed
 
 
 def count_uncompared(module: GraphModule) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import sympy
 from torch.fx import Graph, GraphModule, Node
 
-from harness.errors import PassError
-from harness.graph import operators, symbols
-from harness.graph.origin import META_KEY
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.origin import META_KEY
 
 _NONE: set[sympy.Symbol] = set()
 _KINDS = ("placeholder", "get_attr", "call_function", "output")

@@ -17,10 +17,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
-from harness.graph import operators, symbols
-from harness.graph.fake_mode import step_fake_mode
-from harness.graph.origin import META_KEY, Origin
-from harness.torch_compat import FakeTensor, LazyGraphModule, forget_memos
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.origin import META_KEY, Origin
+from bitproof.harness.torch_compat import FakeTensor, LazyGraphModule, forget_memos
 
 CHUNK_KEY = "chunk"
 """Where a node's metadata says which chunk (0 or 1) it computes; absent on what is computed once."""

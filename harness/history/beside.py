@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.capture.store import MANIFEST, read_manifest, read_recording
-from harness.compare.verdict import compare
-from harness.errors import RecordingError
-from harness.records import CaseResult, Report, Verdict
-from harness.report import json as report_json
+from bitproof.harness.capture.store import MANIFEST, read_manifest, read_recording
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import CaseResult, Report, Verdict
+from bitproof.harness.report import json as report_json
 
 _JUDGED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 

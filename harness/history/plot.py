@@ -6,13 +6,13 @@ import html
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.errors import UsageError
-from harness.history.show import SLOW
-from harness.history.store import Night, Outcome
-from harness.history.trends import DEFINITIONS, Change, Trend, changes_of
-from harness.printable import printable
-from harness.records import Verdict
-from harness.report.write import write_atomically
+from bitproof.harness.errors import UsageError
+from bitproof.harness.history.show import SLOW
+from bitproof.harness.history.store import Night, Outcome
+from bitproof.harness.history.trends import DEFINITIONS, Change, Trend, changes_of
+from bitproof.harness.printable import printable
+from bitproof.harness.records import Verdict
+from bitproof.harness.report.write import write_atomically
 
 # Pale where all is as expected, so that what is not stands out; a letter, as colours alone do not reach everybody.
 GOOD, GOOD_CLOSE, TEXT, SOFT = "#cdebd3", "#cfe8ef", "#22303c", "#6b7885"

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TextIO
 
-from harness.history.store import Night
-from harness.history.trends import DEFINITIONS, Trend, changes_of, scores_of
-from harness.report.faults import headline
+from bitproof.harness.history.store import Night
+from bitproof.harness.history.trends import DEFINITIONS, Trend, changes_of, scores_of
+from bitproof.harness.report.faults import headline
 
 SLOW = 1.25
 
 
 def print_trends(nights: Sequence[Night], trends: Sequence[Trend], stream: TextIO | None = None) -> None:
     """Print a row a case, then what changed of the machine, and what the columns mean."""
-    from harness.report.console import SafeConsole
+    from bitproof.harness.report.console import SafeConsole
 
     console = SafeConsole(stream)
     first, last = nights[0], nights[-1]

@@ -19,11 +19,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.checked import parse, read
-from harness.errors import RecordingError, UsageError
-from harness.history.beside import read_run
-from harness.records import CaseResult, Report, Score, Verdict
-from harness.report import text
+from bitproof.harness.checked import parse, read
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.history.beside import read_run
+from bitproof.harness.records import CaseResult, Report, Score, Verdict
+from bitproof.harness.report import text
 
 SCHEMA = 2
 PATIENCE_SECONDS = 30.0

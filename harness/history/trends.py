@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.case.select import compile_expression
-from harness.errors import UsageError
-from harness.history.store import Night, Outcome
-from harness.printable import one_line
-from harness.records import Score, Verdict
-from harness.report import text
+from bitproof.harness.case.select import compile_expression
+from bitproof.harness.errors import UsageError
+from bitproof.harness.history.store import Night, Outcome
+from bitproof.harness.printable import one_line
+from bitproof.harness.records import Score, Verdict
+from bitproof.harness.report import text
 
 DEFINITIONS = {
     "since": "the first night of the current result",

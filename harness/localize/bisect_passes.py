@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from harness.case import TRACED, Case, Chunking
-from harness.compare.verdict import compare
-from harness.errors import BitproofError, CaseError, RecordingError
-from harness.options import Role, RunOptions
-from harness.records import TRACE, Bisection, CaseResult, Probe, Recording, Verdict
-from harness.systems.registry import BUILT_IN
+from bitproof.harness.case import TRACED, Case, Chunking
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import BitproofError, CaseError, RecordingError
+from bitproof.harness.options import Role, RunOptions
+from bitproof.harness.records import TRACE, Bisection, CaseResult, Probe, Recording, Verdict
+from bitproof.harness.systems.registry import BUILT_IN
 
 CHUNK = "chunk"
 

@@ -39,12 +39,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from harness.errors import cut
-from harness.localize.calls import Call, Place, maker_of
-from harness.localize.candidate_log import CandidateLog
-from harness.localize.culprit import Culprit, How
-from harness.localize.joined_logs import JoinedLogs, Site
-from harness.localize.reference_log import ReferenceLog
+from bitproof.harness.errors import cut
+from bitproof.harness.localize.calls import Call, Place, maker_of
+from bitproof.harness.localize.candidate_log import CandidateLog
+from bitproof.harness.localize.culprit import Culprit, How
+from bitproof.harness.localize.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.reference_log import ReferenceLog
 
 Pair = tuple[str, str]
 """The digests of a tensor that differs: the reference's and the candidate's."""

@@ -32,17 +32,17 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from harness import capture
-from harness.capture.digest import digest, plain
-from harness.errors import RecordingError
-from harness.graph import offload_operators
-from harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
-from harness.graph.origin import innermost_user_line
-from harness.localize.calls import Call, Place
-from harness.localize.lanes import lane, num_lanes
-from harness.localize.node_places import place_of
-from harness.localize.works import Works
-from harness.torch_compat import (
+from bitproof.harness import capture
+from bitproof.harness.capture.digest import digest, plain
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.graph import offload_operators
+from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
+from bitproof.harness.graph.origin import innermost_user_line
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.lanes import lane, num_lanes
+from bitproof.harness.localize.node_places import place_of
+from bitproof.harness.localize.works import Works
+from bitproof.harness.torch_compat import (
     TorchDispatchMode,
     group_named,
     group_of,

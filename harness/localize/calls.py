@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from harness.errors import RecordingError
+from bitproof.harness.errors import RecordingError
 
 
 class Place(NamedTuple):

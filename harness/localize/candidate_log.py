@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from harness.localize.calls import Call
-from harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
-from harness.localize.reference_log import COMMUTATIVE, ReferenceLog
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
+from bitproof.harness.localize.reference_log import COMMUTATIVE, ReferenceLog
 
 RECOMPUTED = "_recomputed"
 """Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.localize.calls import Call
-from harness.records import BlamedCall
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.records import BlamedCall
 
 How = Literal["computes", "reads", "exchanges", "regroups", "adds", "lacks", "abandons", "misplaces"]
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.case import Case, Kind
-from harness.compare.verdict import Judgement
-from harness.errors import RankError, RecordingError
-from harness.localize.calls import Call
-from harness.localize.culprit import HOW
-from harness.localize.reference_log import ReferenceLog
-from harness.localize.replay import Replay, archive_of, read_log, read_records, read_steps
-from harness.localize.strangers import listed, look_at, summed_up, told_packing
-from harness.records import (
+from bitproof.harness.case import Case, Kind
+from bitproof.harness.compare.verdict import Judgement
+from bitproof.harness.errors import RankError, RecordingError
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.culprit import HOW
+from bitproof.harness.localize.reference_log import ReferenceLog
+from bitproof.harness.localize.replay import Replay, archive_of, read_log, read_records, read_steps
+from bitproof.harness.localize.strangers import listed, look_at, summed_up, told_packing
+from bitproof.harness.records import (
     MAX_DIFFERING,
     ROLES,
     BlamedCall,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from harness.localize.calls import Call
-from harness.localize.packing import name_of
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.packing import name_of
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""

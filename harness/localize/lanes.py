@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.graph.operators import name_of, written_names
-from harness.torch_compat import schema_of
+from bitproof.harness.graph.operators import name_of, written_names
+from bitproof.harness.torch_compat import schema_of
 
 _PREFIXES = ("_foreach_", "_fused_")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.localize.calls import Call
-from harness.localize.culprit import Culprit
-from harness.localize.reference_log import ReferenceLog
-from harness.records import Neighbour
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.reference_log import ReferenceLog
+from bitproof.harness.records import Neighbour
 
 NUM_NEIGHBOURS = 3
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from harness.errors import UsageError
-from harness.graph.operators import written_arguments
-from harness.graph.origin import META_KEY, UNKNOWN, Origin
-from harness.graph.writer import CHUNK_KEY
-from harness.localize.calls import Place
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.operators import written_arguments
+from bitproof.harness.graph.origin import META_KEY, UNKNOWN, Origin
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.localize.calls import Place
 
 FOREIGN_KEY = "bitproof"
 _DIRECTIONS = ("forward", "backward", "update")

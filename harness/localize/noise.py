@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.compare.verdict import computation_order
-from harness.localize.blame import find_culprit
-from harness.localize.calls import Call
-from harness.localize.culprit import HOW_ITSELF, Culprit, call_of
-from harness.localize.replay import (
+from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.culprit import HOW_ITSELF, Culprit, call_of
+from bitproof.harness.localize.replay import (
     OUTPUT,
     OutputSite,
     Replay,
@@ -24,8 +24,8 @@ from harness.localize.replay import (
     read_records,
     read_steps,
 )
-from harness.localize.search import Search, tell_others
-from harness.records import ROLES, Divergence, Key, Record, Role, TensorDifference
+from bitproof.harness.localize.search import Search, tell_others
+from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, TensorDifference
 
 Logs = dict[Role, list[list[Call]]]
 

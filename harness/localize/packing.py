@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.localize.calls import Call
+from bitproof.harness.localize.calls import Call
 
 _ORDER_KEEPING = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze"}
 

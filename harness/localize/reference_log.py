@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
-from harness.localize.calls import Call, Place
+from bitproof.harness.localize.calls import Call, Place
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum"}
 """Operators whose result does not depend on which of two tensors comes first."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.errors import RecordingError
-from harness.localize.calls import Call, calls_from_text, calls_to_text
-from harness.records import Key, Record
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.localize.calls import Call, calls_from_text, calls_to_text
+from bitproof.harness.records import Key, Record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +90,7 @@ def archive_of(folder: Path, rank: int) -> Path:
 
 def write_archive(path: Path, remains: Remains) -> None:
     """Write one rank's archive; it appears whole or not at all."""
-    from harness.capture.value import pack_value
+    from bitproof.harness.capture.value import pack_value
 
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
@@ -127,7 +127,7 @@ def read_records(path: Path) -> dict[Key, Record]:
 
 def read_value(path: Path, name: str) -> Tensor:
     """A value in an archive. Raises RecordingError when it is missing or damaged."""
-    from harness.capture.value import unpack_value
+    from bitproof.harness.capture.value import unpack_value
 
     return unpack_value(_read(path, name), f"{path}, {name},")
 

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.compare.bits import ComparedBits
-from harness.compare.verdict import computation_order
-from harness.errors import BitproofError, RankError, RecordingError
-from harness.localize.blame import find_culprit
-from harness.localize.calls import Call
-from harness.localize.culprit import Culprit, call_of
-from harness.localize.neighbours import neighbours_of
-from harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
-from harness.localize.strangers import find_strangers
-from harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
+from bitproof.harness.compare.bits import ComparedBits
+from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.errors import BitproofError, RankError, RecordingError
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.culprit import Culprit, call_of
+from bitproof.harness.localize.neighbours import neighbours_of
+from bitproof.harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
+from bitproof.harness.localize.strangers import find_strangers
+from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
 """Compare what archives, one of each side, hold under a name."""

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from harness.case import DIM_MULTIPLE, Case, Parallelism
-from harness.disturb.faults import check_fault, parse_fault
-from harness.errors import UsageError
-from harness.graph.options import check_extra_passes
-from harness.localize.culprit import HOW
-from harness.records import CaseResult, Verdict
-from harness.systems.registry import BUILT_IN
+from bitproof.harness.case import DIM_MULTIPLE, Case, Parallelism
+from bitproof.harness.disturb.faults import check_fault, parse_fault
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.options import check_extra_passes
+from bitproof.harness.localize.culprit import HOW
+from bitproof.harness.records import CaseResult, Verdict
+from bitproof.harness.systems.registry import BUILT_IN
 
 FEWEST_RANKS = 2
 """On one rank no collective moves anything: what is left there is no longer a distributed step."""

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.localize.calls import Call
-from harness.localize.packing import PACKING
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.packing import PACKING
 
 MAX_TOLD = 20
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
-from harness.torch_compat import tree_map_only
+from bitproof.harness.torch_compat import tree_map_only
 
 
 class Works:

@@ -9,8 +9,8 @@ import platform
 import re
 from pathlib import Path
 
-from harness import __version__
-from harness.records import MachineFacts
+from bitproof.harness import __version__
+from bitproof.harness.records import MachineFacts
 
 _PACKAGES = ("torch", "numpy", "triton", "xxhash", "pyarrow")
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import PassError
-from harness.records import Switch
+from bitproof.harness.errors import PassError
+from bitproof.harness.records import Switch
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.case import Case
-from harness.errors import CaseError
-from harness.machine.describe import gpu_models
-from harness.options import CollectivesRequest
-from harness.shared_memory import is_supported
+from bitproof.harness.case import Case
+from bitproof.harness.errors import CaseError
+from bitproof.harness.machine.describe import gpu_models
+from bitproof.harness.options import CollectivesRequest
+from bitproof.harness.shared_memory import is_supported
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.records import MachineFacts
+from bitproof.harness.records import MachineFacts
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def num_gpus() -> int:
     """GPUs that torch can use. This process does not touch them, nor may it: it is forked from."""
     import torch
 
-    from harness.torch_compat import count_gpus_by_driver
+    from bitproof.harness.torch_compat import count_gpus_by_driver
 
     if torch.version.cuda is None:
         return 0

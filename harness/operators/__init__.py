@@ -3,6 +3,15 @@
 `known(name)` gives a row; `flights` follows what operators launch until something waits for it.
 """
 
-from harness.operators.rows import ROWS, Launch, Operator, Uninitialized, Wait, Work, known, names_of_uninitialized
+from bitproof.harness.operators.rows import (
+    ROWS,
+    Launch,
+    Operator,
+    Uninitialized,
+    Wait,
+    Work,
+    known,
+    names_of_uninitialized,
+)
 
 __all__ = ["ROWS", "Launch", "Operator", "Uninitialized", "Wait", "Work", "known", "names_of_uninitialized"]

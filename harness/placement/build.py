@@ -33,11 +33,11 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from harness.graph.operators import is_view
-from harness.graph.origin import origin_of
-from harness.graph.trace import StepGraph
-from harness.placement.program import Choice, Matrix, Program
-from harness.placement.strategies import (
+from bitproof.harness.graph.operators import is_view
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.placement.program import Choice, Matrix, Program
+from bitproof.harness.placement.strategies import (
     PARTIAL,
     REPLICATED,
     Strategy,

@@ -20,8 +20,8 @@ from types import ModuleType
 
 import numpy as np
 
-from harness.errors import MachineError, PlacementError
-from harness.placement.program import Program, Taken
+from bitproof.harness.errors import MachineError, PlacementError
+from bitproof.harness.placement.program import Program, Taken
 
 TIE = 1e-6
 """Microseconds by which a choice is dearer than the one listed before it."""

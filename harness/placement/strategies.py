@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from harness.torch_compat import sharding_rules, tree_leaves, tree_map_only
+from bitproof.harness.torch_compat import sharding_rules, tree_leaves, tree_map_only
 
 REPLICATED, PARTIAL = "R", "P"
 BY_HEADS = "S1"

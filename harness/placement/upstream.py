@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from importlib.machinery import PathFinder
 
-from harness.errors import MachineError
+from bitproof.harness.errors import MachineError
 
 NAME = "autoparallel"
 _OWN_MODULES = ("api", "optimize_sharding")

@@ -25,19 +25,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule
 
-from harness.case import Case, refuse_unwritten
-from harness.disturb.faults import CATALOGUE
-from harness.disturb.faults.strike import strike
-from harness.errors import ArtifactError, BitproofError, UsageError
-from harness.graph.allowed import ALLOWED
-from harness.graph.collector import collector_paused
-from harness.graph.plain import UnkeptError, refuse_operators
-from harness.precompile import compiled, file
-from harness.precompile.fingerprint import Fields, digest_of, fingerprint_of, refuse_other
-from harness.program.sources import own_digest, read_sources, runs_its_text
-from harness.records import Artifact
-from harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash, finish, trace
-from harness.systems.kept_graph import program_of, written
+from bitproof.harness.case import Case, refuse_unwritten
+from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.errors import ArtifactError, BitproofError, UsageError
+from bitproof.harness.graph.allowed import ALLOWED
+from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.plain import UnkeptError, refuse_operators
+from bitproof.harness.precompile import compiled, file
+from bitproof.harness.precompile.fingerprint import Fields, digest_of, fingerprint_of, refuse_other
+from bitproof.harness.program.sources import own_digest, read_sources, runs_its_text
+from bitproof.harness.records import Artifact
+from bitproof.harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash, finish, trace
+from bitproof.harness.systems.kept_graph import program_of, written
 
 Enter = Callable[[str], None]
 

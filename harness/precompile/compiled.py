@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from harness.case import Case
-from harness.errors import ArtifactError, CaseError
-from harness.graph.backends import Compiled, CompiledHalves, load_compiled
-from harness.precompile import file
-from harness.records import PassReport
-from harness.torch_inductor import WouldCompileError, generated_module
+from bitproof.harness.case import Case
+from bitproof.harness.errors import ArtifactError, CaseError
+from bitproof.harness.graph.backends import Compiled, CompiledHalves, load_compiled
+from bitproof.harness.precompile import file
+from bitproof.harness.records import PassReport
+from bitproof.harness.torch_inductor import WouldCompileError, generated_module
 
 _KEPT = (".py", ".so")
 _PATH = re.compile(r"[a-z0-9]{2}/[\w.]+\.(py|so)")

@@ -23,7 +23,7 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.errors import ArtifactError
+from bitproof.harness.errors import ArtifactError
 
 NAME = "step.bitproof"
 COMPILED = "compiled.bitproof"

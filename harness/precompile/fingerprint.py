@@ -29,17 +29,17 @@ from typing import Any
 
 import torch
 
-from harness.capture.environment import environment_of_keys
-from harness.case import Case
-from harness.compare.same_case import leaf_differences
-from harness.errors import ArtifactError
-from harness.graph.pipeline import Row
-from harness.machine.compiler import compiled_for
-from harness.machine.determinism import read_switches
-from harness.program.sources import own_digest
-from harness.systems.graph import column_of
-from harness.systems.graph_key import traced_part
-from harness.torch_compat import build
+from bitproof.harness.capture.environment import environment_of_keys
+from bitproof.harness.case import Case
+from bitproof.harness.compare.same_case import leaf_differences
+from bitproof.harness.errors import ArtifactError
+from bitproof.harness.graph.pipeline import Row
+from bitproof.harness.machine.compiler import compiled_for
+from bitproof.harness.machine.determinism import read_switches
+from bitproof.harness.program.sources import own_digest
+from bitproof.harness.systems.graph import column_of
+from bitproof.harness.systems.graph_key import traced_part
+from bitproof.harness.torch_compat import build
 
 FORM = 2
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, cast
 
-from harness.printable import printable
+from bitproof.harness.printable import printable
 
 _LEADING_COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _BRACKETED_COMMAND = re.compile(r"##(?=\w*\[)")

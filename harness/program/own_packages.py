@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from harness.program import text_loader
-from harness.program.text_loader import by_text
+from bitproof.harness.program import text_loader
+from bitproof.harness.program.text_loader import by_text
 
 NAMES = ("harness", "reference", "cases")
 ROOT = Path(__file__).parents[2]

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from harness.program import text_loader
-from harness.program.own_packages import ROOT
-from harness.program.text_loader import TextLoader
+from bitproof.harness.program import text_loader
+from bitproof.harness.program.own_packages import ROOT
+from bitproof.harness.program.text_loader import TextLoader
 
 OWN = ("harness", "reference")
 """Our packages that graphs are made by. A case is data, whoever made it."""
@@ -113,7 +113,7 @@ def note(loaded: Iterable[str] | None = None) -> None:
     A process that has `loaded` some of it, such as one that put something else in its place, vouches for nothing.
     """
     global _at_start
-    known = ("harness", "harness.program", *(f"harness.program.{name}" for name in _FIRST))
+    known = ("harness", "bitproof.harness.program", *(f"bitproof.harness.program.{name}" for name in _FIRST))
     if not any(name.partition(".")[0] in (*OWN, "torch") and name not in known for name in loaded or sys.modules):
         _at_start = time.time(), read_sources()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 def _run_text(name: str) -> None:
     """Make a module of a file beside this one, by its text: it is what decides how all others are loaded."""
     file = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"harness.program.{name}", file)
+    spec = importlib.util.spec_from_file_location(f"bitproof.harness.program.{name}", file)
     assert spec is not None, "it is Python"
     if spec.name not in sys.modules:
         sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
@@ -26,7 +26,7 @@ def _run_text(name: str) -> None:
 
 _run_text("text_loader")
 _run_text("own_packages")
-from harness.program.own_packages import claim  # noqa: E402 (harness itself imports nothing)
+from bitproof.harness.program.own_packages import claim  # noqa: E402 (harness itself imports nothing)
 
 claim()  # here, so that processes which `multiprocessing` spawns from ours do it too
 
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     gc.disable()  # until the module enables it: what it imports is no garbage, and looking takes a sixth of the time
     if not os.environ.get("PYTHONSAFEPATH"):
         sys.path.insert(0, os.getcwd())  # a user's modules, as for `python -m`
-    from harness.program import sources
+    from bitproof.harness.program import sources
 
     sources.note()
     importlib.import_module(sys.argv.pop(1)).main()

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.graph.operators import written_names
-from harness.prove import operators as known
-from harness.prove.windows import row_major
-from harness.torch_compat import OpOverload, storage_key
+from bitproof.harness.graph.operators import written_names
+from bitproof.harness.prove import operators as known
+from bitproof.harness.prove.windows import row_major
+from bitproof.harness.torch_compat import OpOverload, storage_key
 
 ROWS, INNER, ANY = LAYOUTS = ("rows", "inner-rows", "any-layout")
 """Layouts of all tensors that an operator reads: row-major; with a last dim whose elements follow one another; any."""

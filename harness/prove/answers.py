@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.certificate.data import Graph, Tensor, terms_in
-from harness.prove.canonical import Canonicalizer
-from harness.prove.explain import Finding, explain, row_splits
-from harness.prove.export import RefusedError
-from harness.prove.rules import RULES
-from harness.prove.terms import Rule, Table
+from bitproof.harness.certificate.data import Graph, Tensor, terms_in
+from bitproof.harness.prove.canonical import Canonicalizer
+from bitproof.harness.prove.explain import Finding, explain, row_splits
+from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.rules import RULES
+from bitproof.harness.prove.terms import Rule, Table
 
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 

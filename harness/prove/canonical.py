@@ -18,15 +18,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from harness.certificate.check import SIDES
-from harness.certificate.data import Call, Graph, Size, Tensor, Term
-from harness.prove import operators
-from harness.prove.export import RefusedError, refuse
-from harness.prove.layouts import alignment_of, expanded, is_contiguous, shows, windows_of
-from harness.prove.memory import Memory
-from harness.prove.sizes import Symbols, symbols_in
-from harness.prove.terms import Table
-from harness.prove.windows import whole
+from bitproof.harness.certificate.check import SIDES
+from bitproof.harness.certificate.data import Call, Graph, Size, Tensor, Term
+from bitproof.harness.prove import operators
+from bitproof.harness.prove.export import RefusedError, refuse
+from bitproof.harness.prove.layouts import alignment_of, expanded, is_contiguous, shows, windows_of
+from bitproof.harness.prove.memory import Memory
+from bitproof.harness.prove.sizes import Symbols, symbols_in
+from bitproof.harness.prove.terms import Table
+from bitproof.harness.prove.windows import whole
 
 Arguments = Mapping[str, Any]
 

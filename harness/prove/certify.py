@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.certificate.assumptions import assumed
-from harness.certificate.check import check_calls
-from harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor, terms_in
-from harness.certificate.files import MAIN, SUMS, sums_of
-from harness.certificate.rules import Terms, cat_of_neighbours, rejecting
-from harness.machine.describe import torch_version
-from harness.prove.answers import Proof
+from bitproof.harness.certificate.assumptions import assumed
+from bitproof.harness.certificate.check import check_calls
+from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor, terms_in
+from bitproof.harness.certificate.files import MAIN, SUMS, sums_of
+from bitproof.harness.certificate.rules import Terms, cat_of_neighbours, rejecting
+from bitproof.harness.machine.describe import torch_version
+from bitproof.harness.prove.answers import Proof
 
 
 def certificate_of(case: str, proof: Proof) -> Certificate:

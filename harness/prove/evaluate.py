@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.certificate.data import Term, terms_in
-from harness.graph import operators as graph_operators
-from harness.graph.groups import Partition
-from harness.graph.symbols import source_of
-from harness.prove.export import RefusedError
-from harness.prove.terms import Table
-from harness.prove.windows import row_major
+from bitproof.harness.certificate.data import Term, terms_in
+from bitproof.harness.graph import operators as graph_operators
+from bitproof.harness.graph.groups import Partition
+from bitproof.harness.graph.symbols import source_of
+from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.terms import Table
+from bitproof.harness.prove.windows import row_major
 
 Values = dict[str, object]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import GraphModule
 
-from harness.torch_compat import rewrites_code
+from bitproof.harness.torch_compat import rewrites_code
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 

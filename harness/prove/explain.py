@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.certificate.data import Call, Tensor
-from harness.prove import operators
-from harness.prove.canonical import Canonicalizer
-from harness.prove.export import Place
-from harness.prove.layouts import shows
-from harness.prove.terms import Table
+from bitproof.harness.certificate.data import Call, Tensor
+from bitproof.harness.prove import operators
+from bitproof.harness.prove.canonical import Canonicalizer
+from bitproof.harness.prove.export import Place
+from bitproof.harness.prove.layouts import shows
+from bitproof.harness.prove.terms import Table
 
 _MOST = 3
 _ADD = "aten.add.Tensor"

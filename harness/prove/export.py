@@ -20,19 +20,19 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
-from harness.certificate import data
-from harness.certificate.data import Call, Graph, nodes_in
-from harness.errors import BitproofError
-from harness.graph import operators, symbols
-from harness.graph.fake_mode import step_fake_mode
-from harness.graph.groups import GroupTable
-from harness.graph.origin import origin_of
-from harness.graph.writer import CHUNK_KEY
-from harness.prove import admitted
-from harness.prove import operators as known
-from harness.prove.executed import runs_otherwise
-from harness.prove.layouts import shows
-from harness.torch_compat import (
+from bitproof.harness.certificate import data
+from bitproof.harness.certificate.data import Call, Graph, nodes_in
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.prove import admitted
+from bitproof.harness.prove import operators as known
+from bitproof.harness.prove.executed import runs_otherwise
+from bitproof.harness.prove.layouts import shows
+from bitproof.harness.torch_compat import (
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,

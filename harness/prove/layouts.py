@@ -6,9 +6,9 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-from harness.certificate.data import Call, Tensor
-from harness.prove.operators import RESHAPES, SPLIT
-from harness.prove.windows import Window, row_major, whole, window
+from bitproof.harness.certificate.data import Call, Tensor
+from bitproof.harness.prove.operators import RESHAPES, SPLIT
+from bitproof.harness.prove.windows import Window, row_major, whole, window
 
 LINE = 64
 """Bytes to which memory is aligned where it is allocated, and beyond which no kernel asks."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.certificate.data import Call, Graph, Tensor, nodes_in
-from harness.certificate.in_flight import InFlight
-from harness.operators.flights import Race
-from harness.prove import operators
-from harness.prove.export import refuse
-from harness.prove.layouts import overlaps
+from bitproof.harness.certificate.data import Call, Graph, Tensor, nodes_in
+from bitproof.harness.certificate.in_flight import InFlight
+from bitproof.harness.operators.flights import Race
+from bitproof.harness.prove import operators
+from bitproof.harness.prove.export import refuse
+from bitproof.harness.prove.layouts import overlaps
 
 
 class Memory:

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from harness.certificate import data
-from harness.graph.symbols import source_of
-from harness.prove.export import RefusedError
+from bitproof.harness.certificate import data
+from bitproof.harness.graph.symbols import source_of
+from bitproof.harness.prove.export import RefusedError
 
 
 class Layouts:

@@ -7,7 +7,7 @@ import operator
 
 import torch
 
-from harness.operators import ROWS, Uninitialized, names_of_uninitialized
+from bitproof.harness.operators import ROWS, Uninitialized, names_of_uninitialized
 
 FLOATS = {"float64", "float32", "bfloat16", "float16"}
 """Real dtypes in which one operation is one rounding."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from harness.case import GRAPH, PRECOMPILED, Case
-from harness.graph.groups import GroupTable
-from harness.graph.trace import StepGraph
-from harness.precompile.artifact import precompile, read_program
-from harness.systems.graph import graph_of_program
+from bitproof.harness.case import GRAPH, PRECOMPILED, Case
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.precompile.artifact import precompile, read_program
+from bitproof.harness.systems.graph import graph_of_program
 
 
 def precompiled_step(

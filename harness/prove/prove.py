@@ -23,21 +23,21 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import PRECOMPILED, PREPARED, Case
-from harness.certificate.data import Graph
-from harness.graph.collector import collector_paused
-from harness.graph.groups import GroupTable
-from harness.graph.options import GraphOptions
-from harness.graph.trace import StepGraph
-from harness.machine.determinism import set_determinism
-from harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
-from harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
-from harness.prove.export import RefusedError, export_graph
-from harness.prove.observed import Layouts
-from harness.prove.precompiled import precompiled_step
-from harness.prove.terms import Rule
-from harness.systems.autoplace import placed_case
-from harness.systems.graph import read_inputs, step_graph
+from bitproof.harness.case import PRECOMPILED, PREPARED, Case
+from bitproof.harness.certificate.data import Graph
+from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
+from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
+from bitproof.harness.prove.export import RefusedError, export_graph
+from bitproof.harness.prove.observed import Layouts
+from bitproof.harness.prove.precompiled import precompiled_step
+from bitproof.harness.prove.terms import Rule
+from bitproof.harness.systems.autoplace import placed_case
+from bitproof.harness.systems.graph import read_inputs, step_graph
 
 MOST_ELEMENTS = 20_000_000
 """Elements of a step's parameters beyond which terms are not computed."""

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 
-from harness.certificate.data import Term
-from harness.prove.operators import COMMUTING
-from harness.prove.terms import Rule, Table
-from harness.prove.windows import Window, coalesced, composed, cut, joined, row_major, whole
+from bitproof.harness.certificate.data import Term
+from bitproof.harness.prove.operators import COMMUTING
+from bitproof.harness.prove.terms import Rule, Table
+from bitproof.harness.prove.windows import Window, coalesced, composed, cut, joined, row_major, whole
 
 # -- views: which elements are shown ------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.certificate.data import Call, Size, Tensor
-from harness.prove.export import RefusedError, refuse
-from harness.prove.terms import Table
+from bitproof.harness.certificate.data import Call, Size, Tensor
+from bitproof.harness.prove.export import RefusedError, refuse
+from bitproof.harness.prove.terms import Table
 
 
 class Symbols:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from harness.certificate.data import Step, Term, terms_in
-from harness.prove.windows import Window, whole, window
+from bitproof.harness.certificate.data import Step, Term, terms_in
+from bitproof.harness.prove.windows import Window, whole, window
 
 Hint = tuple[object, ...]
 

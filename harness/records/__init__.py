@@ -3,29 +3,29 @@
 Everything here can be written as JSON and read back; nothing here imports torch.
 """
 
-from harness.case.shard import (
+from bitproof.harness.case.shard import (
     Shard,
 )
-from harness.records.artifact import Artifact
-from harness.records.bisection import (
+from bitproof.harness.records.artifact import Artifact
+from bitproof.harness.records.bisection import (
     TRACE,
     Bisection,
     Probe,
 )
-from harness.records.comparison import Comparison
-from harness.records.faults import (
+from bitproof.harness.records.comparison import Comparison
+from bitproof.harness.records.faults import (
     FaultOutcome,
     FaultsFound,
     FaultStatus,
     Score,
 )
-from harness.records.partition import Partition
-from harness.records.placed import Placed, PlacedTensor
-from harness.records.proof import (
+from bitproof.harness.records.partition import Partition
+from bitproof.harness.records.placed import Placed, PlacedTensor
+from bitproof.harness.records.proof import (
     ProofOutcome,
     ProofVerdict,
 )
-from harness.records.recording import (
+from bitproof.harness.records.recording import (
     REQUIRED_KINDS,
     ROLES,
     GraphIdentity,
@@ -40,8 +40,8 @@ from harness.records.recording import (
     TorchCompile,
     required_kinds,
 )
-from harness.records.report import Report
-from harness.records.result import (
+from bitproof.harness.records.report import Report
+from bitproof.harness.records.result import (
     MAX_DIFFERING,
     SCHEMA,
     BaselineResult,
@@ -65,7 +65,7 @@ from harness.records.result import (
     group_keys,
     zero_counts,
 )
-from harness.records.sensitivity import (
+from bitproof.harness.records.sensitivity import (
     FormulaRow,
     Sensitivity,
     SensitivityRow,
@@ -73,7 +73,7 @@ from harness.records.sensitivity import (
     by_direction,
     wilson,
 )
-from harness.ulps import (
+from bitproof.harness.ulps import (
     BUCKETS,
     UNLIKE,
     Count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.records.result import CaseResult, Divergence, Verdict
+from bitproof.harness.records.result import CaseResult, Divergence, Verdict
 
 TRACE = "trace"
 """What the empty prefix is called."""

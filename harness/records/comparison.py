@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.case import Kind
-from harness.records.result import Differing, Divergence, Verdict, zero_counts
+from bitproof.harness.case import Kind
+from bitproof.harness.records.result import Differing, Divergence, Verdict, zero_counts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from harness.checked import GROWING
-from harness.errors import UsageError
-from harness.records.result import BlamedCall, Verdict
-from harness.ulps import Count
+from bitproof.harness.checked import GROWING
+from bitproof.harness.errors import UsageError
+from bitproof.harness.records.result import BlamedCall, Verdict
+from bitproof.harness.ulps import Count
 
 FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "unjudged"]
 """A fault is killed or survives, an equivalent is equal or flagged; some struck nothing, or could not be judged."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from harness.checked import GROWING
-from harness.ulps import Count
+from bitproof.harness.checked import GROWING
+from bitproof.harness.ulps import Count
 
 
 class ProofVerdict(enum.StrEnum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from harness.case import Case, Kind
-from harness.checked import GROWING, read
-from harness.errors import RecordingError
+from bitproof.harness.case import Case, Kind
+from bitproof.harness.checked import GROWING, read
+from bitproof.harness.errors import RecordingError
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, ...] = ("reference", "candidate")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.case import Case
-from harness.case.shard import Shard
-from harness.records.faults import Score
-from harness.records.result import CaseResult
+from bitproof.harness.case import Case
+from bitproof.harness.case.shard import Shard
+from bitproof.harness.records.faults import Score
+from bitproof.harness.records.result import CaseResult
 
 
 @dataclass(kw_only=True)

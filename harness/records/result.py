@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
-from harness.case import KINDS, USUAL_KINDS, Case, Kind
-from harness.checked import GROWING, That
-from harness.records.artifact import Artifact
-from harness.records.partition import Partition
-from harness.records.placed import Placed
-from harness.records.proof import ProofOutcome
-from harness.records.recording import ROLES, Key, Role
-from harness.records.sensitivity import Sensitivity
-from harness.ulps import Count, Histogram
+from bitproof.harness.case import KINDS, USUAL_KINDS, Case, Kind
+from bitproof.harness.checked import GROWING, That
+from bitproof.harness.records.artifact import Artifact
+from bitproof.harness.records.partition import Partition
+from bitproof.harness.records.placed import Placed
+from bitproof.harness.records.proof import ProofOutcome
+from bitproof.harness.records.recording import ROLES, Key, Role
+from bitproof.harness.records.sensitivity import Sensitivity
+from bitproof.harness.ulps import Count, Histogram
 
 SCHEMA = 1
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.checked import GROWING
-from harness.ulps import Count
+from bitproof.harness.checked import GROWING
+from bitproof.harness.ulps import Count
 
 Z = 1.959963984540054
 """How many standard deviations to either side hold 95% of a normal distribution."""

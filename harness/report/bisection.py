@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.records import SCHEMA, TRACE, Bisection
-from harness.report.json import divergence_to_dict
-from harness.report.text import CASE_FILE, blame, locate
+from bitproof.harness.records import SCHEMA, TRACE, Bisection
+from bitproof.harness.report.json import divergence_to_dict
+from bitproof.harness.report.text import CASE_FILE, blame, locate
 
 
 def tell_probes(found: Bisection) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from harness.program.output import shown, styled
+from bitproof.harness.program.output import shown, styled
 
 PIPE_WIDTH = 200
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.records import Comparison, Drift
-from harness.report import text
+from bitproof.harness.records import Comparison, Drift
+from bitproof.harness.report import text
 
 MAX_TENSORS = 20
 

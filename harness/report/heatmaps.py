@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.records import CaseResult, Verdict
-from harness.report import text
+from bitproof.harness.records import CaseResult, Verdict
+from bitproof.harness.report import text
 
 MAX_COLUMNS = 40
 ROW_CELLS = 6  # as many as a row's own markup takes the room of

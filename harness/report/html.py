@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from harness.case import Case
-from harness.errors import cut
-from harness.printable import printable
-from harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report, Verdict
-from harness.report import heatmaps, proofs, sensitivity, text
-from harness.report.heatmaps import KindHeat, TensorHeat
-from harness.report.losses import LossBlock, losses
-from harness.report.markdown import status_text
+from bitproof.harness.case import Case
+from bitproof.harness.errors import cut
+from bitproof.harness.printable import printable
+from bitproof.harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report, Verdict
+from bitproof.harness.report import heatmaps, proofs, sensitivity, text
+from bitproof.harness.report.heatmaps import KindHeat, TensorHeat
+from bitproof.harness.report.losses import LossBlock, losses
+from bitproof.harness.report.markdown import status_text
 
 if TYPE_CHECKING:
     import jinja2

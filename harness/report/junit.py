@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from harness.printable import printable
-from harness.records import CaseResult, Report
-from harness.report import proofs, text
-from harness.report.status import SUCCESS, UNJUDGED, case_status
+from bitproof.harness.printable import printable
+from bitproof.harness.records import CaseResult, Report
+from bitproof.harness.report import proofs, text
+from bitproof.harness.report.status import SUCCESS, UNJUDGED, case_status
 
 MAX_ERROR_CHARS = 64_000
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.records import CaseResult
+from bitproof.harness.records import CaseResult
 
 MAX_POINTS = 400
 MAX_LOSSES = 40

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity
-from harness.report import proofs, sensitivity, text
-from harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
-from harness.report.status import exit_status
-from harness.report.wire import FlatDivergence
+from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity
+from bitproof.harness.report import proofs, sensitivity, text
+from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
+from bitproof.harness.report.status import exit_status
+from bitproof.harness.report.wire import FlatDivergence
 
 MAX_ERROR_CHARS = 16_000
 MAX_BYTES = 1_000_000

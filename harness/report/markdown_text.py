@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.printable import one_line, printable
+from bitproof.harness.printable import one_line, printable
 
 _ESCAPED = re.compile(r"[\\`*|~$]|\](?=[(\[:])|\[(?=[\^\[])|^\[(?=[ xX]\])|(?<![^\W_])_+|_+(?![^\W_])")
 _REFERENCES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}

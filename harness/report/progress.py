@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from harness.program.output import SafeStream
-from harness.records import CaseResult, Event
-from harness.report import text
+from bitproof.harness.program.output import SafeStream
+from bitproof.harness.records import CaseResult, Event
+from bitproof.harness.report import text
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -102,7 +102,7 @@ class LiveProgress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
 
-        from harness.report.console import SafeConsole
+        from bitproof.harness.report.console import SafeConsole
 
         columns = (
             TextColumn("{task.description}", markup=False),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.records import BlamedCall, CaseResult, Divergence, ProofOutcome, ProofVerdict, Report, Verdict
-from harness.report import text
+from bitproof.harness.records import BlamedCall, CaseResult, Divergence, ProofOutcome, ProofVerdict, Report, Verdict
+from bitproof.harness.report import text
 
 NOT_TRIED = "not tried"
 HEADER = "proof"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.records import CaseResult, Sensitivity, SensitivityRow, by_direction
+from bitproof.harness.records import CaseResult, Sensitivity, SensitivityRow, by_direction
 
 HEADERS = ("module", "direction", "calls", "tried", "seen", "at once", "blind", "share")
 FORMULA_HEADERS = ("operator", "neighbouring formula", "calls", "seen", "same bits", "lost")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 
-from harness import __version__
-from harness.case import Case
-from harness.records import CaseResult
-from harness.report.text import blame, locate
+from bitproof.harness import __version__
+from bitproof.harness.case import Case
+from bitproof.harness.records import CaseResult
+from bitproof.harness.report.text import blame, locate
 
 
 def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, seconds: float) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.errors import BitproofError, UsageError
-from harness.records import BaselineStatus, CaseResult, Score, Verdict
+from bitproof.harness.errors import BitproofError, UsageError
+from bitproof.harness.records import BaselineStatus, CaseResult, Score, Verdict
 
 SUCCESS = 0
 UNEXPECTED = 1

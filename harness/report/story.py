@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from harness.records import SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
-from harness.report.json import divergence_to_dict
-from harness.report.text import blame, direction_of, locate, outcome
+from bitproof.harness.records import SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
+from bitproof.harness.report.json import divergence_to_dict
+from bitproof.harness.report.text import blame, direction_of, locate, outcome
 
 
 def tell_story(result: CaseResult) -> Iterator[str]:

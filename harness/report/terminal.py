@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from harness.records import BaselineStatus, CaseResult, Report, Verdict
-from harness.report import proofs, text
+from bitproof.harness.records import BaselineStatus, CaseResult, Report, Verdict
+from bitproof.harness.report import proofs, text
 
 COLORS = {
     Verdict.EQUAL: "green",
@@ -20,7 +20,7 @@ MAX_ERROR_CHARS = 4_000
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
     """Print the verdict table and what went wrong. A pipe gets wide lines instead of wrapped ones."""
-    from harness.report.console import SafeConsole
+    from bitproof.harness.report.console import SafeConsole
 
     console = SafeConsole(stream)
     for line in proofs.loudest(report):
@@ -49,7 +49,7 @@ def warm_up() -> None:
     """Have what the table is printed with loaded."""
     from rich import box, table, text  # noqa: F401
 
-    from harness.report import console  # noqa: F401
+    from bitproof.harness.report import console  # noqa: F401
 
 
 def _table(report: Report) -> object:

@@ -7,9 +7,9 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from harness.case import Case
-from harness.errors import bounded
-from harness.records import (
+from bitproof.harness.case import Case
+from bitproof.harness.errors import bounded
+from bitproof.harness.records import (
     ROLES,
     BaselineStatus,
     BlamedCall,
@@ -21,7 +21,7 @@ from harness.records import (
     TensorDifference,
     Verdict,
 )
-from harness.report import faults, sensitivity
+from bitproof.harness.report import faults, sensitivity
 
 CASE_FILE = "--case"
 """The option that names a case by its file; a report's other options select by name."""

@@ -3,7 +3,7 @@
 It is flat where records have nouns: a divergence of the file has the fields of its tensor, of the call to blame and,
 from `output_` on, of that call's output. Fields with a default came later than the first reports.
 
-    python -m harness.report.wire > harness/report/report.schema.json
+    python -m bitproof.harness.report.wire > harness/report/report.schema.json
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-from harness.case import KINDS, USUAL_KINDS, Case, Kind
-from harness.checked import GROWING, That, Whole, json_schema
-from harness.errors import CaseError
-from harness.records import (
+from bitproof.harness.case import KINDS, USUAL_KINDS, Case, Kind
+from bitproof.harness.checked import GROWING, That, Whole, json_schema
+from bitproof.harness.errors import CaseError
+from bitproof.harness.records import (
     Artifact,
     BaselineResult,
     BlamedCall,

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from harness.errors import BitproofError, RecordingError, UsageError
-from harness.program import launched
-from harness.records import Report
-from harness.report import html, json, junit, markdown
-from harness.report.status import error_status, worst
+from bitproof.harness.errors import BitproofError, RecordingError, UsageError
+from bitproof.harness.program import launched
+from bitproof.harness.records import Report
+from bitproof.harness.report import html, json, junit, markdown
+from bitproof.harness.report.status import error_status, worst
 
 LATEST = "latest"
 

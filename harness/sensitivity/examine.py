@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.sensitivity import neighbours
-from harness.sensitivity.bits import by_one_ulp, copied, grossly, is_safe, same, tensors_of
-from harness.sensitivity.lockstep import Get, Ranks
-from harness.sensitivity.program import Call, Program
-from harness.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
+from bitproof.harness.sensitivity import neighbours
+from bitproof.harness.sensitivity.bits import by_one_ulp, copied, grossly, is_safe, same, tensors_of
+from bitproof.harness.sensitivity.lockstep import Get, Ranks
+from bitproof.harness.sensitivity.program import Call, Program
+from bitproof.harness.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 
 TRIES = 3
 """How many elements of a call's output are changed in a step, one after the other, until one is seen."""

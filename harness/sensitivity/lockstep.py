@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.errors import PassError
-from harness.prove.evaluate import NotEvaluatedError, collective
-from harness.sensitivity.bits import copied, tensors_of
-from harness.sensitivity.program import Call, Program, Source, filled
-from harness.torch_compat import storage_key
+from bitproof.harness.errors import PassError
+from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
+from bitproof.harness.sensitivity.bits import copied, tensors_of
+from bitproof.harness.sensitivity.program import Call, Program, Source, filled
+from bitproof.harness.torch_compat import storage_key
 
 Get = Callable[[int], Any]
 """A slot's value on one rank."""

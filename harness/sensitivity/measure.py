@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.capture.digest import digest
-from harness.case import Case
-from harness.errors import PassError, RecordingError
-from harness.graph.options import GraphOptions
-from harness.records import Key, Recording
-from harness.sensitivity.lockstep import after, run_step
-from harness.sensitivity.program import BUFFER, INPUT, PARAM, STATE, Program, add_graph
-from harness.sensitivity.update import Trainer, add_update, begin_state, held
-from harness.systems.graph import all_trainers, step_graph
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.case import Case
+from bitproof.harness.errors import PassError, RecordingError
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.records import Key, Recording
+from bitproof.harness.sensitivity.lockstep import after, run_step
+from bitproof.harness.sensitivity.program import BUFFER, INPUT, PARAM, STATE, Program, add_graph
+from bitproof.harness.sensitivity.update import Trainer, add_update, begin_state, held
+from bitproof.harness.systems.graph import all_trainers, step_graph
 
 KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
 

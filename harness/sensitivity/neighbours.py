@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.sensitivity.lockstep import Get
-from harness.sensitivity.program import Call, Program, Slot, filled
+from bitproof.harness.sensitivity.lockstep import Get
+from bitproof.harness.sensitivity.program import Call, Program, Slot, filled
 
 aten = torch.ops.aten
 

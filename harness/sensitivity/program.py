@@ -15,14 +15,14 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from harness.case import Kind
-from harness.errors import PassError
-from harness.graph import offload_operators, operators
-from harness.graph.groups import Partition
-from harness.graph.observation import activation, observed
-from harness.localize.calls import Place
-from harness.localize.node_places import place_of
-from harness.torch_compat import HigherOrderOperator, OpOverload
+from bitproof.harness.case import Kind
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import offload_operators, operators
+from bitproof.harness.graph.groups import Partition
+from bitproof.harness.graph.observation import activation, observed
+from bitproof.harness.localize.calls import Place
+from bitproof.harness.localize.node_places import place_of
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 
 PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
 """What a step starts from: parameters, buffers, optimizer state and what it reads, each by name."""

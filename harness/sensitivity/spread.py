@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from harness.capture.digest import digest
-from harness.graph.operators import UNINITIALIZED
-from harness.localize.call_log import IDENTITIES
-from harness.sensitivity.bits import same, tensors_of
-from harness.sensitivity.lockstep import Ranks, run_call, run_collective
-from harness.sensitivity.program import Call, Program
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.graph.operators import UNINITIALIZED
+from bitproof.harness.localize.call_log import IDENTITIES
+from bitproof.harness.sensitivity.bits import same, tensors_of
+from bitproof.harness.sensitivity.lockstep import Ranks, run_call, run_collective
+from bitproof.harness.sensitivity.program import Call, Program
 
 FAILURE = "failure"
 """How a difference is seen that makes a call fail: stands where else the kind of a compared tensor does."""

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
-from harness.case import pattern_of
-from harness.records import FormulaRow, Sensitivity, SensitivityRow, UnseenCall
-from harness.sensitivity.examine import Finding
-from harness.sensitivity.program import Call, Program
+from bitproof.harness.case import pattern_of
+from bitproof.harness.records import FormulaRow, Sensitivity, SensitivityRow, UnseenCall
+from bitproof.harness.sensitivity.examine import Finding
+from bitproof.harness.sensitivity.program import Call, Program
 
 NO_MODULE = "no module"
 

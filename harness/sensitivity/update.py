@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from harness.errors import PassError
-from harness.graph.groups import Partition
-from harness.graph.operators import COLLECTIVE_NAMESPACES, name_of, written_names
-from harness.localize.calls import Place
-from harness.sensitivity.program import BUFFER, PARAM, STATE, Call, Program, Slot, Source, Variables, slots_in
-from harness.torch_compat import TorchDispatchMode, schema_of
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.groups import Partition
+from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, name_of, written_names
+from bitproof.harness.localize.calls import Place
+from bitproof.harness.sensitivity.program import BUFFER, PARAM, STATE, Call, Program, Slot, Source, Variables, slots_in
+from bitproof.harness.torch_compat import TorchDispatchMode, schema_of
 
 AT = Place(None, "update")
 

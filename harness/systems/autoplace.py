@@ -19,20 +19,20 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from harness.case import Case, Plan, with_plan
-from harness.errors import CaseError
-from harness.graph.trace import trace_fixed_step
-from harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, Scene, build
-from harness.placement.program import Program, Taken
-from harness.placement.solve import MIB, least_bytes, solve
-from harness.placement.upstream import refuse_upstream
-from harness.records import Placed, PlacedTensor
-from reference.layers.moe import MoE
-from reference.layers.rms_norm import RMSNorm
-from reference.models import build_model
-from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, Mesh
-from reference.parallel.tensor import split_dims
-from reference.step import StepInputs, mean_loss
+from bitproof.harness.case import Case, Plan, with_plan
+from bitproof.harness.errors import CaseError
+from bitproof.harness.graph.trace import trace_fixed_step
+from bitproof.harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, Scene, build
+from bitproof.harness.placement.program import Program, Taken
+from bitproof.harness.placement.solve import MIB, least_bytes, solve
+from bitproof.harness.placement.upstream import refuse_upstream
+from bitproof.harness.records import Placed, PlacedTensor
+from bitproof.reference.layers.moe import MoE
+from bitproof.reference.layers.rms_norm import RMSNorm
+from bitproof.reference.models import build_model
+from bitproof.reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, Mesh
+from bitproof.reference.parallel.tensor import split_dims
+from bitproof.reference.step import StepInputs, mean_loss
 
 
 @dataclass(frozen=True)

@@ -26,34 +26,34 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import GRAPH, JOINT, TRACED, Case, Chunking
-from harness.disturb.faults.entry import Entry
-from harness.disturb.faults.strike import strike
-from harness.errors import ArtifactError, UsageError
-from harness.graph.backends import compile_for, compile_halves
-from harness.graph.collector import collector_paused
-from harness.graph.context import PassContext
-from harness.graph.device_constants import forget_device_index
-from harness.graph.dump import GraphDump
-from harness.graph.export_joint import export_joint_step
-from harness.graph.extra_pass import insert, load_pass
-from harness.graph.groups import Group, GroupTable
-from harness.graph.halves import is_partitioned
-from harness.graph.in_flight import races
-from harness.graph.observation import show_activations, shown_to
-from harness.graph.options import GraphOptions, parse_pass
-from harness.graph.pipeline import Row, apply_until, build_pipeline, run_pipeline
-from harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
-from harness.machine.determinism import keeping_switches
-from harness.records import Artifact, PassReport
-from harness.systems.autoplace import placed_case
-from harness.systems.graph_key import step_part
-from harness.torch_compat import below_autograd
-from reference.chunking import DIM_INDEX, chunk_modules
-from reference.data import TextStream, text_source
-from reference.parallel import rank_order_group
-from reference.parallel.mesh import EXPERT, FSDP, GROUP_NAMES, Mesh, ensure_group
-from reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model, mean_loss
+from bitproof.harness.case import GRAPH, JOINT, TRACED, Case, Chunking
+from bitproof.harness.disturb.faults.entry import Entry
+from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.errors import ArtifactError, UsageError
+from bitproof.harness.graph.backends import compile_for, compile_halves
+from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.device_constants import forget_device_index
+from bitproof.harness.graph.dump import GraphDump
+from bitproof.harness.graph.export_joint import export_joint_step
+from bitproof.harness.graph.extra_pass import insert, load_pass
+from bitproof.harness.graph.groups import Group, GroupTable
+from bitproof.harness.graph.halves import is_partitioned
+from bitproof.harness.graph.in_flight import races
+from bitproof.harness.graph.observation import show_activations, shown_to
+from bitproof.harness.graph.options import GraphOptions, parse_pass
+from bitproof.harness.graph.pipeline import Row, apply_until, build_pipeline, run_pipeline
+from bitproof.harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
+from bitproof.harness.machine.determinism import keeping_switches
+from bitproof.harness.records import Artifact, PassReport
+from bitproof.harness.systems.autoplace import placed_case
+from bitproof.harness.systems.graph_key import step_part
+from bitproof.harness.torch_compat import below_autograd
+from bitproof.reference.chunking import DIM_INDEX, chunk_modules
+from bitproof.reference.data import TextStream, text_source
+from bitproof.reference.parallel import rank_order_group
+from bitproof.reference.parallel.mesh import EXPERT, FSDP, GROUP_NAMES, Mesh, ensure_group
+from bitproof.reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model, mean_loss
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.capture.environment import environment_of_keys
-from harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
-from harness.machine.determinism import read_switches
-from harness.program.kept import keep, read_kept
-from harness.program.sources import Installation, Later
+from bitproof.harness.capture.environment import environment_of_keys
+from bitproof.harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
+from bitproof.harness.machine.determinism import read_switches
+from bitproof.harness.program.kept import keep, read_kept
+from bitproof.harness.program.sources import Installation, Later
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def shelf_of(
 def _key(case: Case, system: str, installation: Installation) -> str:
     import torch
 
-    from harness.torch_compat import build
+    from bitproof.harness.torch_compat import build
 
     return json.dumps(
         {

@@ -15,13 +15,13 @@ import logging
 import time
 from collections.abc import Container
 
-from harness.errors import BitproofError
-from harness.graph.collector import collector_paused
-from harness.graph.groups import Group
-from harness.graph.plain import Json, graph_of, plain_of
-from harness.records import PassReport
-from harness.systems.graph import GraphProgram, code_hash
-from harness.systems.graph_key import GRAPH, Shelf
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.groups import Group
+from bitproof.harness.graph.plain import Json, graph_of, plain_of
+from bitproof.harness.records import PassReport
+from bitproof.harness.systems.graph import GraphProgram, code_hash
+from bitproof.harness.systems.graph_key import GRAPH, Shelf
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UsageError
+from bitproof.harness.errors import UsageError
 
 EXAMPLE = '{"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}'
 

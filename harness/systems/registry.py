@@ -61,11 +61,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.case import PREPARED
-from harness.errors import UsageError
-from harness.program.own_packages import OwnPackages, fix_of_clash, search_path
-from harness.user_code import plugins
-from harness.user_code.user_file import file_of, names_in, run_file
+from bitproof.harness.case import PREPARED
+from bitproof.harness.errors import UsageError
+from bitproof.harness.program.own_packages import OwnPackages, fix_of_clash, search_path
+from bitproof.harness.user_code import plugins
+from bitproof.harness.user_code.user_file import file_of, names_in, run_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from harness.case import KINDS
-from harness.errors import RecordingError, UsageError
-from harness.systems.names import Names
+from bitproof.harness.case import KINDS
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.systems.names import Names
 
 Observe = Callable[..., None]
 
@@ -72,7 +72,7 @@ class UserSystem:
 
     def races(self) -> list[str]:
         """What races in the graph that the system shows, in words; nothing where it shows none."""
-        from harness.graph.in_flight import races
+        from bitproof.harness.graph.in_flight import races
 
         graph = getattr(self.made, "graph", None)
         return races(graph) if isinstance(graph, torch.fx.GraphModule) else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import UsageError
+from bitproof.harness.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

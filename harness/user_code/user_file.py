@@ -8,7 +8,7 @@ import sys
 import types
 from pathlib import Path
 
-from harness.errors import UsageError
+from bitproof.harness.errors import UsageError
 
 
 def file_of(source: str) -> Path | None:

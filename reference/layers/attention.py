@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
-from harness.errors import CaseError
-from reference.layers.document_mask import mask_mod_of
-from reference.layers.rms_norm import RMSNorm
-from reference.layers.rope import RopeConfig, RotaryEmbedding
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.document_mask import mask_mod_of
+from bitproof.reference.layers.rms_norm import RMSNorm
+from bitproof.reference.layers.rope import RopeConfig, RotaryEmbedding
 
 _KERNEL_OPTIONS = {
     "PRESCALE_QK": False,

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from reference.layers.feed_forward import FeedForward
-from reference.layers.moe import MoE
-from reference.layers.rms_norm import RMSNorm
+from bitproof.reference.layers.feed_forward import FeedForward
+from bitproof.reference.layers.moe import MoE
+from bitproof.reference.layers.rms_norm import RMSNorm
 
 
 class Block(nn.Module):

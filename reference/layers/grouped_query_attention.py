@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from harness.errors import CaseError
-from reference.layers.attention import attend
-from reference.layers.rms_norm import RMSNorm
-from reference.layers.rope import RopeConfig, RotaryEmbedding
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.attention import attend
+from bitproof.reference.layers.rms_norm import RMSNorm
+from bitproof.reference.layers.rope import RopeConfig, RotaryEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from reference.layers.experts import Exchange, Experts, LocalExchange
-from reference.layers.feed_forward import FeedForward
-from reference.layers.ordered_sum import ordered_sum
-from reference.layers.router import Router, Routing, RoutingConfig
-from reference.layers.wide import wides
+from bitproof.reference.layers.experts import Exchange, Experts, LocalExchange
+from bitproof.reference.layers.feed_forward import FeedForward
+from bitproof.reference.layers.ordered_sum import ordered_sum
+from bitproof.reference.layers.router import Router, Routing, RoutingConfig
+from bitproof.reference.layers.wide import wides
 
 __all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from reference.layers.wide import wides
+from bitproof.reference.layers.wide import wides
 
 
 class RMSNorm(nn.Module):

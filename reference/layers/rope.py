@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from harness.errors import CaseError
-from reference.layers.wide import wides
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.wide import wides
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from harness.errors import CaseError
-from reference.layers.ordered_sum import ordered_sum
-from reference.layers.wide import wides
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.ordered_sum import ordered_sum
+from bitproof.reference.layers.wide import wides
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from harness.case import Model
-from harness.errors import CaseError
-from reference.models import deepseek_v3, llama3, qwen3_moe
-from reference.models.sizes import resize
+from bitproof.harness.case import Model
+from bitproof.harness.errors import CaseError
+from bitproof.reference.models import deepseek_v3, llama3, qwen3_moe
+from bitproof.reference.models.sizes import resize
 
 
 class Family(NamedTuple):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.errors import CaseError
-from reference.layers.attention import LatentAttention, LatentAttentionConfig
-from reference.layers.decoder import Block, Decoder
-from reference.layers.feed_forward import FeedForward
-from reference.layers.moe import MoE, MoEConfig
-from reference.layers.rope import RopeConfig, Yarn
-from reference.layers.router import RoutingConfig
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.attention import LatentAttention, LatentAttentionConfig
+from bitproof.reference.layers.decoder import Block, Decoder
+from bitproof.reference.layers.feed_forward import FeedForward
+from bitproof.reference.layers.moe import MoE, MoEConfig
+from bitproof.reference.layers.rope import RopeConfig, Yarn
+from bitproof.reference.layers.router import RoutingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

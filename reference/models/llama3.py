@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reference.layers.decoder import Block, Decoder
-from reference.layers.feed_forward import FeedForward
-from reference.layers.grouped_query_attention import GroupedQueryAttention, GroupedQueryConfig
-from reference.layers.rope import Llama3Scaling, RopeConfig
+from bitproof.reference.layers.decoder import Block, Decoder
+from bitproof.reference.layers.feed_forward import FeedForward
+from bitproof.reference.layers.grouped_query_attention import GroupedQueryAttention, GroupedQueryConfig
+from bitproof.reference.layers.rope import Llama3Scaling, RopeConfig
 
 
 @dataclass(frozen=True, kw_only=True)

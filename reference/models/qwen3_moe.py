@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reference.layers.decoder import Block, Decoder
-from reference.layers.grouped_query_attention import GroupedQueryAttention, GroupedQueryConfig
-from reference.layers.moe import MoE, MoEConfig
-from reference.layers.rope import RopeConfig
-from reference.layers.router import RoutingConfig
+from bitproof.reference.layers.decoder import Block, Decoder
+from bitproof.reference.layers.grouped_query_attention import GroupedQueryAttention, GroupedQueryConfig
+from bitproof.reference.layers.moe import MoE, MoEConfig
+from bitproof.reference.layers.rope import RopeConfig
+from bitproof.reference.layers.router import RoutingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

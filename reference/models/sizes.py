@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.case import Model
-from harness.errors import CaseError
+from bitproof.harness.case import Model
+from bitproof.harness.errors import CaseError
 
 
 def sizes_of(config: Any) -> dict[str, int]:

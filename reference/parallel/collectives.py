@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.torch_compat import flat_collectives, group_named, is_watched
-from reference.parallel.rank_order_group import RankOrderGroup
-from reference.parallel.told_group import ToldGroup
+from bitproof.harness.torch_compat import flat_collectives, group_named, is_watched
+from bitproof.reference.parallel.rank_order_group import RankOrderGroup
+from bitproof.reference.parallel.told_group import ToldGroup
 
 _ops = torch.ops._c10d_functional
 

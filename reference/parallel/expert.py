@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference.parallel.collectives import all_to_all
+from bitproof.reference.parallel.collectives import all_to_all
 
 
 class AllToAll(torch.autograd.Function):

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.case import Precision
-from harness.errors import CaseError
-from harness.torch_compat import registered_parameter
-from reference.init import initial_values
-from reference.parallel.collectives import all_gather, all_reduce, reduce_scatter
-from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, TENSOR, Mesh
+from bitproof.harness.case import Precision
+from bitproof.harness.errors import CaseError
+from bitproof.harness.torch_compat import registered_parameter
+from bitproof.reference.init import initial_values
+from bitproof.reference.parallel.collectives import all_gather, all_reduce, reduce_scatter
+from bitproof.reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, TENSOR, Mesh
 
 _SHARED = {EXPERT: "every rank holds as many experts", TENSOR: "every rank holds as many features"}
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.case import Parallelism
-from harness.shared_memory import Board, SharedMemory
-from harness.torch_compat import register_group, set_timeout, unregister_group
-from reference.parallel.device_order_group import DeviceOrderGroup
-from reference.parallel.rank_order_group import RankOrderGroup
-from reference.parallel.shared_memory_group import SharedMemoryGroup
-from reference.parallel.told_group import ToldGroup
+from bitproof.harness.case import Parallelism
+from bitproof.harness.shared_memory import Board, SharedMemory
+from bitproof.harness.torch_compat import register_group, set_timeout, unregister_group
+from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
+from bitproof.reference.parallel.rank_order_group import RankOrderGroup
+from bitproof.reference.parallel.shared_memory_group import SharedMemoryGroup
+from bitproof.reference.parallel.told_group import ToldGroup
 
 FSDP = "fsdp"
 EXPERT_FSDP = "efsdp"

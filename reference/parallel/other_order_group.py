@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from reference.parallel.device_order_group import DeviceOrderGroup
-from reference.parallel.rank_order_group import sum_in_rank_order
+from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
+from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
 # W ranks of the group; N elements of one rank's part
 

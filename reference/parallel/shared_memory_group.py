@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
-from harness.shared_memory import BULK_BYTES, INLINE_BYTES, Ring
-from reference.parallel.rank_order_group import RankOrderGroup, kept_apart, to_host
+from bitproof.harness.shared_memory import BULK_BYTES, INLINE_BYTES, Ring
+from bitproof.reference.parallel.rank_order_group import RankOrderGroup, kept_apart, to_host
 
 # W ranks of the group; N elements of one rank's part
 

@@ -33,15 +33,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.errors import CaseError
-from reference.layers.attention import LatentAttention
-from reference.layers.feed_forward import FeedForward
-from reference.layers.grouped_query_attention import GroupedQueryAttention
-from reference.layers.moe import MoE
-from reference.layers.rms_norm import RMSNorm
-from reference.layers.router import Routing, count_rows
-from reference.parallel.collectives import all_reduce
-from reference.parallel.mesh import TENSOR, Mesh
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.attention import LatentAttention
+from bitproof.reference.layers.feed_forward import FeedForward
+from bitproof.reference.layers.grouped_query_attention import GroupedQueryAttention
+from bitproof.reference.layers.moe import MoE
+from bitproof.reference.layers.rms_norm import RMSNorm
+from bitproof.reference.layers.router import Routing, count_rows
+from bitproof.reference.parallel.collectives import all_reduce
+from bitproof.reference.parallel.mesh import TENSOR, Mesh
 
 _FEED_FORWARD: dict[str, int | None] = {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1}
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
-from harness.torch_compat import flat_collectives
+from bitproof.harness.torch_compat import flat_collectives
 
 Tell = Callable[[str], None]
 

@@ -27,14 +27,14 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cases import CASES, nightly
-from harness.capture.digest import digest
-from harness.case import Case
-from harness.commands.bisect import BISECT_FILE, bisect
-from harness.options import RunOptions
-from harness.systems.graph import GraphProgram, make_graph_system, prepare
-from reference.parallel.mesh import Mesh
-from reference.step import Trainer, make_eager
+from bitproof.builtin_cases import CASES, nightly
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.case import Case
+from bitproof.harness.commands.bisect import BISECT_FILE, bisect
+from bitproof.harness.options import RunOptions
+from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer, make_eager
 from tests.harness.localize.pass_defects import DEFECTS, hosts_with
 from tests.ranks import on_ranks
 

@@ -25,15 +25,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tabulate import tabulate
 
-from cases import CASES
-from cases.chunking import variant
-from harness.capture.recorder import Recorder
-from harness.case import Pipeline
-from harness.machine.determinism import set_determinism
-from harness.systems.graph import GraphProgram, make_graph_system, prepare
-from reference.parallel import mesh as meshes
-from reference.parallel.mesh import Mesh
-from reference.step import Trainer
+from bitproof.builtin_cases import CASES
+from bitproof.builtin_cases.chunking import variant
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.case import Pipeline
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
+from bitproof.reference.parallel import mesh as meshes
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer
 from tests.ranks import on_ranks
 
 NAMES = ("transformer_batch", "moe_batch", "moe_seq")

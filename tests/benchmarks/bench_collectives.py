@@ -33,17 +33,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tabulate import tabulate
 
-from cases import CASES
-from harness.capture.recorder import Recorder
-from harness.case import Case, Parallelism
-from harness.execute.process import keep_to_one_core
-from harness.machine.determinism import set_determinism
-from harness.torch_compat import register_group, unregister_group
-from reference.parallel import mesh as meshes
-from reference.parallel.collectives import all_gather, all_to_all, reduce_scatter
-from reference.parallel.mesh import FSDP, Mesh
-from reference.parallel.rank_order_group import RankOrderGroup
-from reference.step import make_eager
+from bitproof.builtin_cases import CASES
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.execute.process import keep_to_one_core
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.torch_compat import register_group, unregister_group
+from bitproof.reference.parallel import mesh as meshes
+from bitproof.reference.parallel.collectives import all_gather, all_to_all, reduce_scatter
+from bitproof.reference.parallel.mesh import FSDP, Mesh
+from bitproof.reference.parallel.rank_order_group import RankOrderGroup
+from bitproof.reference.step import make_eager
 from tests.ranks import on_ranks
 
 OWN, ORDERED, SHARED = "gloo's own", "rank order, gloo", "rank order, shared"

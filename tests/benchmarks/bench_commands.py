@@ -95,13 +95,13 @@ def row(name: str, pythons: list[str], turns: int, folder: Path) -> dict[str, ob
 
 def seconds_of(command: Command, python: str, folder: Path) -> float:
     """One run of the command by a Python's own checkout, from its start to its exit."""
-    where = [python, "-c", "import harness; print(harness.__file__)"]
+    where = [python, "-c", "from bitproof import harness; print(harness.__file__)"]
     checkout = Path(subprocess.check_output(where, cwd=folder, text=True).strip()).parents[1]
     cache = folder / "cache" / checkout.as_posix().replace("/", "_")
     with tempfile.TemporaryDirectory() as reports:
         began = time.monotonic()
         done = subprocess.run(
-            [python, "-m", "harness", *command.words, "--report-dir", reports],
+            [python, "-m", "bitproof", *command.words, "--report-dir", reports],
             cwd=checkout,
             env=os.environ | {"BITPROOF_CACHE": str(cache)},
             stdout=subprocess.PIPE,

@@ -29,20 +29,20 @@ from typing import Any, NamedTuple, TypeVar
 
 from tabulate import tabulate
 
-from cases import all_cases
-from harness.capture.recorder import Recorder
-from harness.capture.store import warm_up
-from harness.case import Case
-from harness.case.select import select
-from harness.compare.verdict import compare
-from harness.execute import answers, worker
-from harness.execute.answers import Answerer
-from harness.execute.case_run import CaseRun
-from harness.execute.requests import Request, RunRequest
-from harness.machine.determinism import set_determinism
-from harness.machine.devices import Placement
-from harness.options import ROLES, OnEvent, RunOptions
-from harness.records import CaseResult, Verdict
+from bitproof.builtin_cases import all_cases
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.capture.store import warm_up
+from bitproof.harness.case import Case
+from bitproof.harness.case.select import select
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.execute import answers, worker
+from bitproof.harness.execute.answers import Answerer
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.requests import Request, RunRequest
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import ROLES, OnEvent, RunOptions
+from bitproof.harness.records import CaseResult, Verdict
 
 COMPARISON_BUDGET = 0.10
 

@@ -21,16 +21,16 @@ from typing import Any
 
 from tabulate import tabulate
 
-from cases import all_cases
-from harness.capture.store import read_recording
-from harness.case import Case
-from harness.case.select import select
-from harness.compare.verdict import Comparison, compare
-from harness.execute.case_run import CaseRun
-from harness.execute.session import Session, open_session
-from harness.options import ROLES, Role, RunOptions, Stress
-from harness.records import Verdict
-from harness.report.text import locate
+from bitproof.builtin_cases import all_cases
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.case import Case
+from bitproof.harness.case.select import select
+from bitproof.harness.compare.verdict import Comparison, compare
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.session import Session, open_session
+from bitproof.harness.options import ROLES, Role, RunOptions, Stress
+from bitproof.harness.records import Verdict
+from bitproof.harness.report.text import locate
 
 CASES = "transformer_batch or moe_batch or moe_seq"
 

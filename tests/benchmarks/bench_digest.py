@@ -22,9 +22,9 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harness.capture import xxh3
-from harness.capture.digest import digest, octets, tensor_bytes
-from harness.capture.leaves import leaf_hasher
+from bitproof.harness.capture import xxh3
+from bitproof.harness.capture.digest import digest, octets, tensor_bytes
+from bitproof.harness.capture.leaves import leaf_hasher
 
 SIZES = {"64 B": 64, "4 KiB": 4 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20, "1 GiB": 1 << 30}
 LARGE = 64 << 20

@@ -45,8 +45,8 @@ def main() -> None:
 
 def case_of(size: str) -> Any:
     """The case of a size, every pass on that a joint case may ask for."""
-    from cases import CASES
-    from harness.case import Batch, Memory, Model, Parallelism
+    from bitproof.builtin_cases import CASES
+    from bitproof.harness.case import Batch, Memory, Model, Parallelism
 
     if size == "tiny":
         return replace(CASES["joint_llama3_fsdp4_tp2"], memory=Memory(policy="selective"))
@@ -65,8 +65,8 @@ def measure(size: str) -> dict[str, Any]:
     """Seconds, nodes and peak memory so far of each part, and what the cut came to."""
     import torch
 
-    from harness.machine.determinism import set_determinism
-    from harness.systems.graph import finish, trace
+    from bitproof.harness.machine.determinism import set_determinism
+    from bitproof.harness.systems.graph import finish, trace
 
     torch.set_num_threads(1)
     case, cpu = case_of(size), torch.device("cpu")

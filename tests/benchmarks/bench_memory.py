@@ -18,11 +18,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
-from harness.case import Batch, Case, Memory, Model
-from harness.systems.graph import prepare
-from reference import models
-from reference.models.deepseek_v3 import FLAVORS
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
+from bitproof.harness.case import Batch, Case, Memory, Model
+from bitproof.harness.systems.graph import prepare
+from bitproof.reference import models
+from bitproof.reference.models.deepseek_v3 import FLAVORS
 
 NUM_LAYERS = 5
 OFFLOAD_GIB = 16.0

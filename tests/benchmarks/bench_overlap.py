@@ -28,15 +28,15 @@ from torch.fx import GraphModule
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cases.overlap import CASES
-from harness.case import Case
-from harness.execute.process import keep_to_one_core
-from harness.graph import operators
-from harness.graph.origin import origin_of
-from harness.graph.passes.overlap.timeline import is_all_to_all
-from harness.machine.determinism import set_determinism
-from harness.systems.graph import GraphProgram, prepare
-from reference.parallel.mesh import Mesh
+from bitproof.builtin_cases.overlap import CASES
+from bitproof.harness.case import Case
+from bitproof.harness.execute.process import keep_to_one_core
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.passes.overlap.timeline import is_all_to_all
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.systems.graph import GraphProgram, prepare
+from bitproof.reference.parallel.mesh import Mesh
 from tests.benchmarks.fit_costs import CPU, arguments_of
 from tests.harness.graph.graphs import bits
 from tests.ranks import on_ranks

@@ -19,18 +19,18 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harness.case import Case, Chunking, Model, Parallelism
-from harness.graph.context import PassContext
-from harness.graph.passes.chunk import chunk
-from harness.graph.passes.clean_up import clean_up
-from harness.graph.passes.concretize_symbols import concretize_symbols
-from harness.graph.pipeline import run_pipeline
-from harness.graph.trace import JointGraph, trace_joint_step
-from reference import models
-from reference.loss import cross_entropy
-from reference.models.deepseek_v3 import FLAVORS
-from reference.parallel.mesh import EXPERT, Mesh
-from reference.step import build_sharded_model
+from bitproof.harness.case import Case, Chunking, Model, Parallelism
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.passes.chunk import chunk
+from bitproof.harness.graph.passes.clean_up import clean_up
+from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
+from bitproof.harness.graph.pipeline import run_pipeline
+from bitproof.harness.graph.trace import JointGraph, trace_joint_step
+from bitproof.reference import models
+from bitproof.reference.loss import cross_entropy
+from bitproof.reference.models.deepseek_v3 import FLAVORS
+from bitproof.reference.parallel.mesh import EXPERT, Mesh
+from bitproof.reference.step import build_sharded_model
 
 DEPTHS = (3, 6, 12, 24)
 RUNS = 5

@@ -147,13 +147,13 @@ def make_ours() -> Callable[[str, str], Seconds]:
     sys.path.insert(0, str(ROOT))
     import torch
 
-    from cases.chunking import CASES
-    from harness.systems.graph import prepare
+    from bitproof.builtin_cases.chunking import CASES
+    from bitproof.harness.systems.graph import prepare
 
     torch.set_num_threads(1)
 
     clock = _Clock()
-    for module in ("harness.graph.trace", "harness.graph.pipeline"):
+    for module in ("bitproof.harness.graph.trace", "bitproof.harness.graph.pipeline"):
         logging.getLogger(module).setLevel(logging.DEBUG)
         logging.getLogger(module).addHandler(clock)
 

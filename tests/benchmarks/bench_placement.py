@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harness.case import Autoplace, Batch, Case, Model, Parallelism
+from bitproof.harness.case import Autoplace, Batch, Case, Model, Parallelism
 
 BUDGET = 60.0
 """Seconds of the processor to trace, build and solve at 61 layers."""
@@ -31,9 +31,9 @@ SIZES: dict[str, tuple[Model, Parallelism, Batch, float]] = {
 
 def measure(name: str, answers: multiprocessing.Queue[tuple[str, ...]]) -> None:
     """One model's row."""
-    from harness.errors import PlacementError
-    from harness.placement.solve import MIB, least_bytes, solve
-    from harness.systems.autoplace import by_hand, trace_placements
+    from bitproof.harness.errors import PlacementError
+    from bitproof.harness.placement.solve import MIB, least_bytes, solve
+    from bitproof.harness.systems.autoplace import by_hand, trace_placements
 
     model, parallelism, batch, bound = SIZES[name]
     autoplace = Autoplace(memory_mib=bound)

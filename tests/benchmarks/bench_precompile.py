@@ -64,8 +64,8 @@ def _tell(item: tuple[str, Any]) -> str:
 
 def case_of(size: str, layers: int) -> Any:
     """The case of a size."""
-    from cases import CASES
-    from harness.case import Batch, Model, Parallelism
+    from bitproof.builtin_cases import CASES
+    from bitproof.harness.case import Batch, Model, Parallelism
 
     case = replace(CASES["precompiled_experts_seq"], steps=1)
     if size == "tiny":
@@ -91,8 +91,8 @@ def _since(began: tuple[float, float]) -> list[float]:
 def _set_up(case: Any) -> Any:
     import torch
 
-    from harness.execute.worker import preload
-    from harness.machine.determinism import set_determinism
+    from bitproof.harness.execute.worker import preload
+    from bitproof.harness.machine.determinism import set_determinism
 
     preload()
     set_determinism(case.seed)
@@ -101,7 +101,7 @@ def _set_up(case: Any) -> Any:
 
 def make(case: Any, folder: Path) -> dict[str, Any]:
     """Seconds to precompile a case, and of that to trace it as the first and as the last rank; the file's MiB."""
-    from harness.precompile.artifact import precompile
+    from bitproof.harness.precompile.artifact import precompile
 
     device, began = _set_up(case), _times()
     made = precompile(case, "graph", device, folder)
@@ -119,8 +119,8 @@ def make(case: Any, folder: Path) -> dict[str, Any]:
 
 def read(case: Any, folder: Path) -> dict[str, Any]:
     """Seconds to read it: its fingerprint, which has all of our sources, and all."""
-    from harness.precompile.artifact import read_program
-    from harness.precompile.fingerprint import fingerprint_of
+    from bitproof.harness.precompile.artifact import read_program
+    from bitproof.harness.precompile.fingerprint import fingerprint_of
 
     device, began = _set_up(case), _times()
     fingerprint_of(case, "graph", device)
@@ -131,9 +131,9 @@ def read(case: Any, folder: Path) -> dict[str, Any]:
 
 def starts(size: str, layers: int) -> list[str]:
     """Rows: from a host that has imported torch to ranks that are started, and to the end of their one step."""
-    from harness.execute.requests import PrecompileRequest, StepFolder
-    from harness.execute.session import open_session
-    from harness.options import RunOptions
+    from bitproof.harness.execute.requests import PrecompileRequest, StepFolder
+    from bitproof.harness.execute.session import open_session
+    from bitproof.harness.options import RunOptions
 
     case, rows, ratios = replace(case_of(size, layers), name="bench", reference="eager", candidate="graph"), [], []
     with tempfile.TemporaryDirectory() as folder, open_session(Path(folder), RunOptions(device="cpu")) as desk:
@@ -153,8 +153,8 @@ def starts(size: str, layers: int) -> list[str]:
 
 def _one(desk: Any, case: Any, precompiled: Any, folder: Path) -> dict[str, float]:
     """A run of the graph alone, recorded as ever."""
-    from harness.execute.requests import RunRequest
-    from harness.machine.devices import place
+    from bitproof.harness.execute.requests import RunRequest
+    from bitproof.harness.machine.devices import place
 
     began = time.perf_counter()
     request = RunRequest(

@@ -50,9 +50,9 @@ def measure(
     name: str, flavor: str, layers: int, ranks: int, every_pass: bool, certified: bool, keep: Path | None
 ) -> Row:
     """Prove one configuration in this process. Its certificate stays in a folder of `keep`, where that is given."""
-    from cases import CASES
-    from harness.case import Batch, Memory, Parallelism, Pipeline
-    from harness.prove.prove import prove_case
+    from bitproof.builtin_cases import CASES
+    from bitproof.harness.case import Batch, Memory, Parallelism, Pipeline
+    from bitproof.harness.prove.prove import prove_case
 
     case = CASES[name]
     case = replace(
@@ -79,9 +79,9 @@ def measure(
     )
     if certified:
         print(f"[{told(row)}]", file=sys.stderr, flush=True)
-        from harness.certificate.check import check
-        from harness.certificate.files import read_certificate
-        from harness.prove.certify import certificate_of, write_certificate
+        from bitproof.harness.certificate.check import check
+        from bitproof.harness.certificate.files import read_certificate
+        from bitproof.harness.prove.certify import certificate_of, write_certificate
 
         clock = [time.process_time()]
         certificate = certificate_of(name, found.proof)

@@ -92,7 +92,7 @@ def kept_in(folder: str, python: str) -> Path:
 def inner_loop(python: str, more: tuple[str, ...], cache: Path) -> dict[str, float]:
     """One run of the inner loop: seconds until ranks start, until the verdict, after it, and of the whole command."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [python, "-m", "harness", *INNER_LOOP, *more, "--report-dir", folder]
+        command = [python, "-m", "bitproof", *INNER_LOOP, *more, "--report-dir", folder]
         began, at = time.monotonic(), {"start ranks": 0.0, " in ": 0.0}
         # In the folder, lest Python take our packages for those of another checkout.
         environment = os.environ | {"BITPROOF_CACHE": str(cache)}
@@ -118,7 +118,7 @@ def inner_loop(python: str, more: tuple[str, ...], cache: Path) -> dict[str, flo
 def measure(control: bool, jobs: str) -> dict[str, Any]:
     """Run the three cases once: seconds, largest memory of all processes together in bytes, and the report."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["-m", "harness", "run", "-k", CASES, "--report-dir", folder, "-j", jobs]
+        arguments = ["-m", "bitproof", "run", "-k", CASES, "--report-dir", folder, "-j", jobs]
         arguments += [] if control else ["--no-control"]
         start = time.monotonic()
         process = psutil.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)

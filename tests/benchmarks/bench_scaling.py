@@ -33,7 +33,7 @@ DEPTHS = (4, 8, 16, 32, 61)
 BUDGET_SECONDS = 360
 BUDGET_GIB = 8
 BUDGET_GROWTH = 1.3
-LOGGERS = ("harness.graph.trace", "harness.graph.pipeline")
+LOGGERS = ("bitproof.harness.graph.trace", "bitproof.harness.graph.pipeline")
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def measure(depth: int, case_name: str, ep: int) -> dict[str, Any]:
     """Trace and rewrite one step: seconds, nodes and peak memory so far of each part, and of all of it."""
     import torch
 
-    from harness.systems.graph import prepare
+    from bitproof.harness.systems.graph import prepare
 
     torch.set_num_threads(1)
     case = deep_case(depth, case_name, ep)
@@ -83,10 +83,10 @@ def measure(depth: int, case_name: str, ep: int) -> dict[str, Any]:
 
 def deep_case(depth: int, name: str, ep: int) -> Any:
     """The named case over the 671B model of `depth` layers, 3 of them dense, on 64 ranks, with every pass."""
-    from cases.chunking import CASES
-    from harness.case import Batch, Memory, Model, Parallelism, Pipeline
-    from reference import models
-    from reference.models.deepseek_v3 import FLAVORS
+    from bitproof.builtin_cases.chunking import CASES
+    from bitproof.harness.case import Batch, Memory, Model, Parallelism, Pipeline
+    from bitproof.reference import models
+    from bitproof.reference.models.deepseek_v3 import FLAVORS
 
     flavors = dict(FLAVORS) | {"deep": replace(FLAVORS["671B"], num_layers=depth)}
     models.FAMILIES["deep"] = models.FAMILIES["deepseek_v3"]._replace(flavors=flavors)

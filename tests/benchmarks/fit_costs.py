@@ -26,17 +26,17 @@ from torch.fx import Interpreter, Node
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cases.chunking import transformer_batch
-from harness.case import Batch, Case, Model, Parallelism
-from harness.execute.process import keep_to_one_core
-from harness.graph import operators
-from harness.graph.passes.overlap.costs import CostModel, Work, fit, launching, work_of
-from harness.machine.describe import describe_machine
-from harness.machine.determinism import set_determinism
-from harness.systems.graph import GraphProgram, make_graph_system, prepare
-from reference.data import Step as StepInputs
-from reference.parallel.mesh import Mesh
-from reference.step import Trainer
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.case import Batch, Case, Model, Parallelism
+from bitproof.harness.execute.process import keep_to_one_core
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.passes.overlap.costs import CostModel, Work, fit, launching, work_of
+from bitproof.harness.machine.describe import describe_machine
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
+from bitproof.reference.data import Step as StepInputs
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")

@@ -24,11 +24,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harness.certificate.calls import Walk
-from harness.certificate.check import SIDES, check, check_answers
-from harness.certificate.data import Certificate, Graph
-from harness.certificate.files import read_certificate
-from harness.certificate.rules import RejectedError, Terms, rejecting
+from bitproof.harness.certificate.calls import Walk
+from bitproof.harness.certificate.check import SIDES, check, check_answers
+from bitproof.harness.certificate.data import Certificate, Graph
+from bitproof.harness.certificate.files import read_certificate
+from bitproof.harness.certificate.rules import RejectedError, Terms, rejecting
 from tests.harness.certificate.corruption import corrupt
 
 LARGE = 1_000
@@ -40,7 +40,7 @@ WHOLE_TOO = 500
 
 def example() -> Certificate:
     """The certificate that tests corrupt."""
-    from harness.prove.certify import certificate_of
+    from bitproof.harness.prove.certify import certificate_of
     from tests.harness.certificate.test_check import W, X, parts, whole
     from tests.harness.prove.graphs import compare
 

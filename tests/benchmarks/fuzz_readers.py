@@ -29,22 +29,22 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from cases import CASES
-from harness.capture.store import read_recording
-from harness.case import Case, Model, Parallelism
-from harness.case.case_file import case_text, read_case
-from harness.certificate.check import check
-from harness.certificate.files import read_certificate
-from harness.certificate.rules import RejectedError
-from harness.errors import BitproofError
-from harness.history.store import add_runs, read_nights
-from harness.machine.determinism import set_determinism
-from harness.precompile import file
-from harness.precompile.artifact import precompile, read_program
-from harness.prove.certify import write_certificate
-from harness.records import BlamedCall, CaseResult, FaultOutcome, FaultsFound, Report, Verdict
-from harness.report import json as report_json
-from harness.report.faults import read_found, render_json
+from bitproof.builtin_cases import CASES
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.case import Case, Model, Parallelism
+from bitproof.harness.case.case_file import case_text, read_case
+from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.files import read_certificate
+from bitproof.harness.certificate.rules import RejectedError
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.history.store import add_runs, read_nights
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.precompile import file
+from bitproof.harness.precompile.artifact import precompile, read_program
+from bitproof.harness.prove.certify import write_certificate
+from bitproof.harness.records import BlamedCall, CaseResult, FaultOutcome, FaultsFound, Report, Verdict
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report.faults import read_found, render_json
 from tests.benchmarks.fuzz_certificates import example
 from tests.harness.forging import make_recording, vouch
 

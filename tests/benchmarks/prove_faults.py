@@ -22,20 +22,20 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from cases import CASES
-from harness.case import Case
-from harness.certificate.data import Graph
-from harness.cli.faults import DEFAULT_CASES
-from harness.commands.faults import choose, homes
-from harness.disturb.faults import Entry, Site
-from harness.disturb.faults.strike import strike
-from harness.errors import UsageError
-from harness.graph.options import GraphOptions
-from harness.prove.answers import PROVED, REFUSED, prove_graphs
-from harness.prove.explain import Shown
-from harness.prove.export import RefusedError, export_graph
-from harness.prove.prove import _of_the_reference, _traced_reference
-from harness.systems.graph import step_graph
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Case
+from bitproof.harness.certificate.data import Graph
+from bitproof.harness.cli.faults import DEFAULT_CASES
+from bitproof.harness.commands.faults import choose, homes
+from bitproof.harness.disturb.faults import Entry, Site
+from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.prove.answers import PROVED, REFUSED, prove_graphs
+from bitproof.harness.prove.explain import Shown
+from bitproof.harness.prove.export import RefusedError, export_graph
+from bitproof.harness.prove.prove import _of_the_reference, _traced_reference
+from bitproof.harness.systems.graph import step_graph
 from tests.small import small
 
 

@@ -33,12 +33,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import pyarrow as pa
 
-from cases import CASES
-from harness.case import Case, Model, Parallelism
-from harness.execute import launch
-from harness.options import RunOptions
-from harness.program.kept import default_folder
-from harness.records import CaseResult, Event, Verdict
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Case, Model, Parallelism
+from bitproof.harness.execute import launch
+from bitproof.harness.options import RunOptions
+from bitproof.harness.program.kept import default_folder
+from bitproof.harness.records import CaseResult, Event, Verdict
 
 MAX_GROWTH = 4.0
 """MiB."""

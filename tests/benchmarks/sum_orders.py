@@ -24,19 +24,19 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from cases import CASES, bucketing
-from harness.case import TRACED, Case
-from harness.case.select import select
-from harness.machine.determinism import set_determinism
-from harness.systems.autoplace import placed_case
-from harness.systems.graph import make_graph_system, prepare
-from harness.torch_compat import unregister_group
-from reference.parallel import mesh as meshes
-from reference.parallel.device_order_group import DeviceOrderGroup
-from reference.parallel.mesh import Mesh
-from reference.parallel.other_order_group import ORDERS, sum_in_order
-from reference.parallel.rank_order_group import sum_in_rank_order
-from reference.step import make_eager
+from bitproof.builtin_cases import CASES, bucketing
+from bitproof.harness.case import TRACED, Case
+from bitproof.harness.case.select import select
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.systems.autoplace import placed_case
+from bitproof.harness.systems.graph import make_graph_system, prepare
+from bitproof.harness.torch_compat import unregister_group
+from bitproof.reference.parallel import mesh as meshes
+from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.parallel.other_order_group import ORDERS, sum_in_order
+from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
+from bitproof.reference.step import make_eager
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bitproof.bitwise import assert_bitwise_equal
-from harness.capture.dtypes import DTYPES
-from harness.case import Parallelism
+from bitproof.harness.capture.dtypes import DTYPES
+from bitproof.harness.case import Parallelism
 from tests.ranks import on_ranks
 
 Point = namedtuple("Point", ["x", "y"])
@@ -87,7 +87,7 @@ def test_every_dtype_is_compared_by_its_bytes(name):
 
 
 def test_a_difference_behind_the_first_slice_has_the_index_of_the_whole(monkeypatch):
-    monkeypatch.setattr("harness.compare.bits.SLICE", 5)
+    monkeypatch.setattr("bitproof.harness.compare.bits.SLICE", 5)
     expected = torch.ones(4, 6)
     actual = expected.clone()
     actual[3, 1] = 2.0

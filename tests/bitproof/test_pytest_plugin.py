@@ -16,7 +16,7 @@ import pytest
 SHORT = {"world_size": 2, "steps": 1, "control": "never", "device": "cpu"}
 
 def test_my_loop_keeps_every_bit(bitproof_run):
-    bitproof_run("loop_kept_gathered", candidate="cases.examples.fsdp2_loop:bf16_reduce", **SHORT)
+    bitproof_run("loop_kept_gathered", candidate="bitproof.builtin_cases.examples.fsdp2_loop:bf16_reduce", **SHORT)
 
 @pytest.mark.bitproof("loop_kept_gathered", **SHORT)
 def test_a_result_is_looked_at(bitproof_result):
@@ -80,12 +80,12 @@ def test_a_suite_with_packages_of_our_names_can_use_bitproof_and_keeps_its_own_w
         import bitproof
 
         def test_ours():
-            assert bitproof.CaseError.__module__ == "harness.errors"
-            import cases.theirs
+            assert bitproof.CaseError.__module__ == "bitproof.harness.errors"
+            import bitproof.builtin_cases.theirs
             assert [case.name for case in [bitproof.Case(name="mine", family="f", reference="eager")]] == ["mine"]
         """,
         test_theirs_first="""
-        import harness.theirs, pytest
+        import bitproof.harness.theirs, pytest
 
         def test_theirs():
             import bitproof

@@ -9,9 +9,9 @@ import pytest
 
 import bitproof
 from bitproof import Case, CaseError, RecordingError, UsageError, Verdict
-from harness import errors
-from harness.cli import main
-from harness.report import json as report_json
+from bitproof.harness import errors
+from bitproof.harness.cli import main
+from bitproof.harness.report import json as report_json
 from tests.hosts import one_host
 
 pytestmark = pytest.mark.ranks

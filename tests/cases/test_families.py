@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import cases
-from cases import (
+from bitproof import builtin_cases as cases
+from bitproof.builtin_cases import (
     attention,
     autoplace,
     backends,
@@ -25,12 +25,12 @@ from cases import (
     tp_ep,
     unequal,
 )
-from harness.case import Case, Parallelism, Pipeline, pattern_of
-from harness.case.select import select
-from harness.errors import CaseError, UsageError
-from reference.data import TextStream, text_source
-from reference.init import initial_values, spread_biases
-from reference.models import build_model, model_config
+from bitproof.harness.case import Case, Parallelism, Pipeline, pattern_of
+from bitproof.harness.case.select import select
+from bitproof.harness.errors import CaseError, UsageError
+from bitproof.reference.data import TextStream, text_source
+from bitproof.reference.init import initial_values, spread_biases
+from bitproof.reference.models import build_model, model_config
 from tests.distributions import install
 
 
@@ -65,7 +65,9 @@ def site(tmp_path, monkeypatch):
     sys.modules.pop("more_cases", None)
 
 
-CASE = "from harness.case import Case\ndef case(name): return Case(name=name, family='more', reference='eager')\n"
+CASE = (
+    "from bitproof.harness.case import Case\ndef case(name): return Case(name=name, family='more', reference='eager')\n"
+)
 
 
 @pytest.mark.parametrize("declared", ["CASES = [case('mine')]", "def CASES(): return (case('mine'),)"])
@@ -270,7 +272,10 @@ def test_each_chunking_is_compiled_by_regions_in_the_graph_and_in_eager_with_equ
             "graph",
             "regional_inductor",
         )
-        assert (eager.chunking, eager.candidate) == (plain.chunking, "reference.compiled_attention:eager_chunked")
+        assert (eager.chunking, eager.candidate) == (
+            plain.chunking,
+            "bitproof.reference.compiled_attention:eager_chunked",
+        )
         assert graph.expected == eager.expected == "EQUAL"
         assert not graph.pipeline.regions and graph.model.attention == eager.model.attention == "sdpa"
     on_cuda, marked, halves, halves_on_cuda = regional.CASES[6:]

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from cases import trainers
-from cases.examples import compiled
-from harness.case import Parallelism
-from harness.errors import MachineError
-from harness.execute.launch import run_cases
-from harness.options import RunOptions
-from harness.records import Verdict
-from reference.parallel.mesh import Mesh
+from bitproof.builtin_cases import trainers
+from bitproof.builtin_cases.examples import compiled
+from bitproof.harness.case import Parallelism
+from bitproof.harness.errors import MachineError
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Verdict
+from bitproof.reference.parallel.mesh import Mesh
 from tests.hosts import one_host
 
 LOOP = Path("cases/examples/fsdp2_loop.py")

@@ -28,8 +28,8 @@ def finish_for_cuda() -> Callable[..., Any]:
     """What finishes a program for the devices of the lane, of what `trace_all` traced."""
 
     def prepared(traced: Any, case: Any, options: Any, enter: Callable[[str], None] = lambda place: None) -> Any:
-        from harness.errors import PassError
-        from harness.systems import graph
+        from bitproof.harness.errors import PassError
+        from bitproof.harness.systems import graph
         from tests.cuda_lane import tracer
         from tests.cuda_lane.operators import current_device
         from tests.cuda_lane.to_cpu import map_to_cpu
@@ -71,7 +71,7 @@ def main() -> None:
     from tests.cuda_lane import stand_in
 
     stand_in.load()
-    from harness.execute import runs
+    from bitproof.harness.execute import runs
     from tests.cuda_lane import operators, tracer
     from tests.cuda_lane.references import taken_once
 

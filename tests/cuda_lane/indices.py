@@ -43,8 +43,8 @@ def trace_steps(index: int, count: int) -> int:
     stand_in.load()
     import torch
 
-    from harness.errors import PassError
-    from harness.machine.determinism import set_determinism
+    from bitproof.harness.errors import PassError
+    from bitproof.harness.machine.determinism import set_determinism
     from tests.cuda_lane import operators, tracer
 
     torch.set_num_threads(1)

@@ -28,8 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cases import CASES
-from harness.case import JOINT
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import JOINT
 from tests.cuda_lane import stand_in
 
 ROOT = Path(__file__).parents[2]
@@ -121,9 +121,9 @@ def compile_one(name: str, capability: int, device: int) -> Compiled:
 
     operators.install()
     pretend(capability)
-    from harness.execute.programs import prepare_program
-    from harness.graph.options import GraphOptions
-    from harness.machine.determinism import set_determinism
+    from bitproof.harness.execute.programs import prepare_program
+    from bitproof.harness.graph.options import GraphOptions
+    from bitproof.harness.machine.determinism import set_determinism
     from tests.small import small
 
     case = small(CASES[name])
@@ -148,7 +148,7 @@ def _compile_own(capability: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from harness.capture.xxh3_kernel import _hash
+    from bitproof.harness.capture.xxh3_kernel import _hash
 
     signature = dict.fromkeys(["words", "table", "digests"], "*i64")
     aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(3)}

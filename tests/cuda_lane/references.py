@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.execute.accounts import End
-from harness.execute.programs import needs_program
-from harness.execute.requests import RunRequest, Seats
+from bitproof.harness.execute.accounts import End
+from bitproof.harness.execute.programs import needs_program
+from bitproof.harness.execute.requests import RunRequest, Seats
 from tests.cuda_lane.selection import SHARED, TAKEN, reference_of
 
 

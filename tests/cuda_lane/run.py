@@ -25,9 +25,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harness.cli import main as bitproof
-from harness.cli import run as cli_run
-from harness.execute import host_process
+from bitproof.harness.cli import main as bitproof
+from bitproof.harness.cli import run as cli_run
+from bitproof.harness.execute import host_process
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.host import REFERENCES
 from tests.cuda_lane.selection import TAKEN, slice_of, timed_cases

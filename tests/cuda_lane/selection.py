@@ -7,8 +7,8 @@ import json
 import re
 from dataclasses import replace
 
-from cases import CASES, debug
-from harness.case import Case, Memory, Pipeline
+from bitproof.builtin_cases import CASES, debug
+from bitproof.harness.case import Case, Memory, Pipeline
 
 
 def every_graph_case() -> list[Case]:

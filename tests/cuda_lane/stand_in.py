@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness.machine.compiler import compiler, compiler_problem
+from bitproof.harness.machine.compiler import compiler, compiler_problem
 
 NUM_DEVICES = 8
 _SOURCE = Path(__file__).with_name("device_guard.cpp")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cases import CASES, autoplace, joint, precompiled, regional, trainers
+from bitproof.builtin_cases import CASES, autoplace, joint, precompiled, regional, trainers
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.run import LANE_FILE
 from tests.cuda_lane.selection import costs, every_graph_case, slice_of, step_of
@@ -130,6 +130,6 @@ def test_a_defect_that_only_the_cuda_form_has_is_different_in_the_lane_alone(cas
     arguments = ("--case", case_file, "--extra-pass", DEFECT)
     case, _ = run([LANE], "--devices", "0", *arguments, report_dir=tmp_path / "lane")
     assert case["verdict"] == "DIFFERENT"
-    plain = ["-m", "harness", "run", "--device", "cpu"]
+    plain = ["-m", "bitproof", "run", "--device", "cpu"]
     case, _ = run(plain, *arguments, report_dir=tmp_path / "plain")
     assert case["verdict"] == "EQUAL"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cases import CASES
-from harness.case import Case
-from harness.execute.accounts import End
-from harness.execute.failures import Failure
-from harness.execute.requests import RunRequest, Seats
-from harness.machine.devices import Placement
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Case
+from bitproof.harness.execute.accounts import End
+from bitproof.harness.execute.failures import Failure
+from bitproof.harness.execute.requests import RunRequest, Seats
+from bitproof.harness.machine.devices import Placement
 from tests.cuda_lane.references import taken_once
 from tests.cuda_lane.selection import SHARED, TAKEN
 

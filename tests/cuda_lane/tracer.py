@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map
 
-from harness.case import Case
-from harness.errors import PassError
-from harness.systems.graph import TracedStep, trace
+from bitproof.harness.case import Case
+from bitproof.harness.errors import PassError
+from bitproof.harness.systems.graph import TracedStep, trace
 from tests.cuda_lane.operators import current_device
 
 DEVICES = "BITPROOF_LANE_DEVICES"

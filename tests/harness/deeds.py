@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from harness.case import Case
-from reference.parallel.mesh import Mesh
+from bitproof.harness.case import Case
+from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.toy_systems import Toy, hang_here
 
 STEP = 1

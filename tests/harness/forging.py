@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from harness.capture.recorder import Recorder
-from harness.capture.selection import ALL
-from harness.capture.store import _sha256_of_manifest, join_parts, read_recording, write_part
-from harness.capture.values import open_values_of, write_values
-from harness.case import Case
-from harness.records import Key, Manifest
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.capture.selection import ALL
+from bitproof.harness.capture.store import _sha256_of_manifest, join_parts, read_recording, write_part
+from bitproof.harness.capture.values import open_values_of, write_values
+from bitproof.harness.case import Case
+from bitproof.harness.records import Key, Manifest
 
 Change = Callable[[Key, torch.Tensor], torch.Tensor]
 

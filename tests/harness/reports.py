@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case, Parallelism
-from harness.commands.shard import cases_of
-from harness.records import CaseResult, CaseSeconds, Report, Shard, Verdict
-from harness.report import json as report_json
-from harness.report.status import exit_status, worst
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.commands.shard import cases_of
+from bitproof.harness.records import CaseResult, CaseSeconds, Report, Shard, Verdict
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report.status import exit_status, worst
 
 COMPARED = dict.fromkeys(("loss", "grad", "param", "buffer", "optimizer"), 8)
 ENVIRONMENT = {"torch": "2.13.0", "cpu": "one", "device": "cpu", "backend": "gloo"}

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from cases import all_cases
-from harness.case import Case
-from harness.checked import GROWING, STRICT, That, Whole, json_schema, parse, read
-from harness.errors import CaseError, RecordingError, UsageError
+from bitproof.builtin_cases import all_cases
+from bitproof.harness.case import Case
+from bitproof.harness.checked import GROWING, STRICT, That, Whole, json_schema, parse, read
+from bitproof.harness.errors import CaseError, RecordingError, UsageError
 
 Count = Annotated[int, That("an integer, zero or more", lambda number: number >= 0, {"minimum": 0})]
 

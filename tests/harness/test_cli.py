@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from cases import CASES
-from harness.case import Case, Chunking, Model
-from harness.case.case_file import case_text
-from harness.cli import main
-from harness.commands.doctor import Torch
-from harness.compare.outcome import result_of_error
-from harness.errors import UsageError
-from harness.options import Stress
-from harness.program.kept import default_folder
-from harness.records import CaseResult, Report, Verdict
-from harness.report.text import replay_command
-from harness.report.write import prepare_run_dir, write_run
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Case, Chunking, Model
+from bitproof.harness.case.case_file import case_text
+from bitproof.harness.cli import main
+from bitproof.harness.commands.doctor import Torch
+from bitproof.harness.compare.outcome import result_of_error
+from bitproof.harness.errors import UsageError
+from bitproof.harness.options import Stress
+from bitproof.harness.program.kept import default_folder
+from bitproof.harness.records import CaseResult, Report, Verdict
+from bitproof.harness.report.text import replay_command
+from bitproof.harness.report.write import prepare_run_dir, write_run
 from tests.distributions import install
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def called(monkeypatch) -> list:
         calls.append((cases, options, report_dir, replay, not_run))
         return 1
 
-    monkeypatch.setattr("harness.cli.run.run_and_report", record)
+    monkeypatch.setattr("bitproof.harness.cli.run.run_and_report", record)
     return calls
 
 
@@ -227,7 +227,7 @@ def test_when_systems_run_twice_is_handed_on_and_repeated_where_it_is_not_the_de
     ],
 )
 def test_an_extra_pass_that_is_not_there_ends_with_2_and_no_report(value, text, tmp_path):
-    command = [sys.executable, "-m", "harness", "run", "-k", "moe_seq", "--extra-pass", value]
+    command = [sys.executable, "-m", "bitproof", "run", "-k", "moe_seq", "--extra-pass", value]
     done = subprocess.run([*command, "--report-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert text in done.stderr and "Traceback" not in done.stderr
@@ -300,7 +300,7 @@ def test_a_case_that_needs_a_gpu_is_left_out_with_its_reason_unless_it_is_named(
 
 
 def test_our_own_bug_ends_with_3_and_a_traceback(called, monkeypatch, capsys):
-    monkeypatch.setattr("harness.cli.run.run_and_report", lambda *arguments, **named: 1 // 0)
+    monkeypatch.setattr("bitproof.harness.cli.run.run_and_report", lambda *arguments, **named: 1 // 0)
     assert main(["run"]) == 3
     assert "ZeroDivisionError" in capsys.readouterr().err
 
@@ -322,20 +322,20 @@ def test_a_report_is_printed_again_in_every_form(tmp_path, capsys):
 
 def test_doctor_ends_with_0_when_the_main_cases_can_run_and_3_otherwise(monkeypatch, capsys, tmp_path):
     able = Torch(version="2.13.0+cpu", gloo=True, nccl=False, gpus=[])
-    monkeypatch.setattr("harness.commands.doctor.available_gib", lambda: 24.0)
-    monkeypatch.setattr("harness.commands.doctor.probe_torch", lambda: able)
-    monkeypatch.setattr("harness.commands.doctor.run_trial", lambda: [])
-    monkeypatch.setattr("harness.commands.doctor.trace_as_two_ranks", lambda: None)
+    monkeypatch.setattr("bitproof.harness.commands.doctor.available_gib", lambda: 24.0)
+    monkeypatch.setattr("bitproof.harness.commands.doctor.probe_torch", lambda: able)
+    monkeypatch.setattr("bitproof.harness.commands.doctor.run_trial", lambda: [])
+    monkeypatch.setattr("bitproof.harness.commands.doctor.trace_as_two_ranks", lambda: None)
     assert main(["doctor", "--report-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("ok  main cases: transformer_batch, moe_batch, moe_seq can run\n")
-    monkeypatch.setattr("harness.commands.doctor.probe_torch", lambda: replace(able, version="2.10.1"))
+    monkeypatch.setattr("bitproof.harness.commands.doctor.probe_torch", lambda: replace(able, version="2.10.1"))
     assert main(["doctor", "--report-dir", str(tmp_path)]) == 3
     out = capsys.readouterr().out
     tested = "2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0"
     assert f"no  torch: 2.10.1, none of the tested {tested}; supported: 2.11 to 2.15; fix: install a" in out
     assert out.endswith("no  main cases: transformer_batch, moe_batch, moe_seq cannot run, because of: torch\n")
-    monkeypatch.setattr("harness.commands.doctor.probe_torch", lambda: able)
-    monkeypatch.setattr("harness.commands.doctor.run_trial", lambda: "RankError: the host ended")
+    monkeypatch.setattr("bitproof.harness.commands.doctor.probe_torch", lambda: able)
+    monkeypatch.setattr("bitproof.harness.commands.doctor.run_trial", lambda: "RankError: the host ended")
     assert main(["doctor", "--report-dir", str(tmp_path)]) == 3
     out = capsys.readouterr().out
     assert f"no  trial: RankError: the host ended; fix: install a tested torch: {tested}\n" in out
@@ -345,7 +345,7 @@ def test_doctor_ends_with_0_when_the_main_cases_can_run_and_3_otherwise(monkeypa
 @pytest.mark.ranks
 def test_listing_loads_neither_torch_nor_pandas():
     code = (
-        "import sys; from harness.cli import main; status = main(['list']); "
+        "import sys; from bitproof.harness.cli import main; status = main(['list']); "
         "assert not {'torch', 'pandas', 'numpy', 'pyarrow'} & set(sys.modules); sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -355,7 +355,7 @@ def test_listing_loads_neither_torch_nor_pandas():
 @pytest.mark.ranks
 def test_the_module_is_the_command():
     done = subprocess.run(
-        [sys.executable, "-m", "harness", "list", "-k", "nope"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "bitproof", "list", "-k", "nope"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert done.stderr.startswith("UsageError: no case matches")
@@ -365,12 +365,12 @@ def test_the_module_is_the_command():
 def test_a_case_that_contradicts_itself_ends_with_2_and_its_error(tmp_path):
     install(tmp_path, "mine", "[bitproof.cases]\nmine = my_cases:cases\n")
     (tmp_path / "my_cases.py").write_text(
-        "def cases():\n    from harness.case import Batch, Case, Chunking\n"
+        "def cases():\n    from bitproof.harness.case import Batch, Case, Chunking\n"
         "    chunking = Chunking(dim='batch', modules='layers.*')\n"
         "    Case(name='odd', family='t', chunking=chunking, batch=Batch(sequences=3))\n"
     )
     run = subprocess.run(
-        [sys.executable, "-m", "harness", "list"],
+        [sys.executable, "-m", "bitproof", "list"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

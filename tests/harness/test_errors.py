@@ -1,7 +1,7 @@
 import inspect
 
-from harness import errors
-from harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, ChunkError, RankError, bounded
+from bitproof.harness import errors
+from bitproof.harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, ChunkError, RankError, bounded
 
 
 def test_an_error_answers_what_expected_found_where_fix_and_replay_in_that_order():

@@ -7,12 +7,12 @@ import json
 
 import pytest
 
-from harness.case import KINDS, Chunking
-from harness.cli import main
-from harness.commands.merge import merge
-from harness.errors import RecordingError
-from harness.records import ROLES, Sensitivity, SensitivityRow
-from harness.report import json as report_json
+from bitproof.harness.case import KINDS, Chunking
+from bitproof.harness.cli import main
+from bitproof.harness.commands.merge import merge
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import ROLES, Sensitivity, SensitivityRow
+from bitproof.harness.report import json as report_json
 from tests.harness.forging import make_recording
 from tests.harness.reports import COMPARED, case, result, write_report, write_shard
 

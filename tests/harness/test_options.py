@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from harness.options import RunOptions, Stress
+from bitproof.harness.options import RunOptions, Stress
 
 
 def test_a_plain_run_has_nothing_to_remark() -> None:

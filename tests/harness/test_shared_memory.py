@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import shared_memory
-from harness.shared_memory import BULK_BYTES, INLINE_BYTES, INLINE_SLOTS, Board, SharedMemory, is_supported
+from bitproof.harness import shared_memory
+from bitproof.harness.shared_memory import BULK_BYTES, INLINE_BYTES, INLINE_SLOTS, Board, SharedMemory, is_supported
 
 pytestmark = pytest.mark.ranks
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import torch_compat
-from harness.graph.fake_mode import step_fake_mode
-from harness.torch_compat import open_dim, symbolic_graph, untested_release
+from bitproof.harness import torch_compat
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.torch_compat import open_dim, symbolic_graph, untested_release
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [path for top in ("harness", "reference", "cases") for path in sorted((ROOT / top).rglob("*.py"))]
@@ -97,7 +97,7 @@ def test_the_rule_sees(source):
         "os._exit(1)",
         "aten = torch.ops.aten\naten._unsafe_view.default",
         "torch.ops._c10d_functional.wait_tensor.default",
-        "from harness.torch_compat import FakeTensor",
+        "from bitproof.harness.torch_compat import FakeTensor",
         "function.__name__",
     ],
 )
@@ -126,7 +126,7 @@ def test_the_text_of_a_file_that_stands_alone_uses_one_private_call():
 @pytest.mark.ranks
 def test_importing_it_loads_nothing_of_torch_that_torch_does_not():
     code = (
-        "import sys, torch; before = set(sys.modules); import harness.torch_compat; "
+        "import sys, torch; before = set(sys.modules); import bitproof.harness.torch_compat; "
         "print(sorted(name for name in set(sys.modules) - before if name.split('.')[0] != 'harness'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

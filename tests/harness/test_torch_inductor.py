@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.torch_inductor import generated_module
+from bitproof.harness.torch_inductor import generated_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,8 +23,8 @@ def test_what_a_compiled_graph_needs_besides_its_code_is_named() -> None:
 COMPILE = """
 import sys, torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from harness.graph.backends import compile_for
-from harness.precompile import compiled
+from bitproof.harness.graph.backends import compile_for
+from bitproof.harness.precompile import compiled
 from pathlib import Path
 
 module = make_fx(lambda x: (torch.ops.aten.add.Tensor(torch.ops.aten.sin.default(x), 1.0),), tracing_mode="fake")(
@@ -37,9 +37,9 @@ print(repr(dict(step.facts)))
 LOAD = """
 import sys, torch
 from pathlib import Path
-from harness.errors import ArtifactError
-from harness.precompile import compiled
-from harness.records import PassReport
+from bitproof.harness.errors import ArtifactError
+from bitproof.harness.precompile import compiled
+from bitproof.harness.records import PassReport
 
 folder, content, facts = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
 try:
@@ -62,7 +62,7 @@ def run(code: str, *arguments: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_generated_code_runs_in_another_process_with_its_kernels_and_is_refused_without_them(tmp_path: Path) -> None:
-    from harness.precompile import file
+    from bitproof.harness.precompile import file
 
     content, facts = run(COMPILE, str(tmp_path))
     assert run(LOAD, str(tmp_path), content, facts) == ["64.0"]

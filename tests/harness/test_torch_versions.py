@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from harness.torch_versions import NEWEST, OLDEST, SUPPORTED, TESTED, is_supported, is_tested
+from bitproof.harness.torch_versions import NEWEST, OLDEST, SUPPORTED, TESTED, is_supported, is_tested
 
 ROOT = Path(__file__).parent.parent.parent
 

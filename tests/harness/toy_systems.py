@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from harness.case import Case
-from harness.options import Stress
-from reference.parallel.collectives import all_reduce
-from reference.parallel.mesh import FSDP, Mesh
+from bitproof.harness.case import Case
+from bitproof.harness.options import Stress
+from bitproof.reference.parallel.collectives import all_reduce
+from bitproof.reference.parallel.mesh import FSDP, Mesh
 
 BAD_STEP = 2
 BAD_RANK = 1
@@ -534,7 +534,7 @@ class Shown(Toy):
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         super().__init__(case, mesh)
-        import harness.graph.offload_operators  # noqa: F401 (it registers them)
+        import bitproof.harness.graph.offload_operators  # noqa: F401 (it registers them)
 
         copies = torch.ops.bitproof
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from harness.case import Chunking
-from harness.errors import CaseError
-from reference.activations import Activations
-from reference.chunking import chunk_modules
+from bitproof.harness.case import Chunking
+from bitproof.harness.errors import CaseError
+from bitproof.reference.activations import Activations
+from bitproof.reference.chunking import chunk_modules
 
 
 class Doubled(nn.Module):

@@ -3,10 +3,10 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
-from harness.case import Chunking
-from harness.errors import ChunkError
-from reference.chunking import chunk_modules
-from reference.layers.document_mask import document_mask
+from bitproof.harness.case import Chunking
+from bitproof.harness.errors import ChunkError
+from bitproof.reference.chunking import chunk_modules
+from bitproof.reference.layers.document_mask import document_mask
 
 
 class Block(nn.Module):

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from cases import CASES
-from cases.chunking import unchunked
-from harness.errors import CaseError
-from reference import compiled_attention
-from reference.compiled_attention import compile_attention
-from reference.layers.attention import attend
-from reference.models import build_model
-from reference.parallel.mesh import Mesh
+from bitproof.builtin_cases import CASES
+from bitproof.builtin_cases.chunking import unchunked
+from bitproof.harness.errors import CaseError
+from bitproof.reference import compiled_attention
+from bitproof.reference.compiled_attention import compile_attention
+from bitproof.reference.layers.attention import attend
+from bitproof.reference.models import build_model
+from bitproof.reference.parallel.mesh import Mesh
 from tests.small import small
 
 CASE = CASES["blocks_batch_eager_regional"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.case import Batch
-from harness.errors import UsageError
-from reference.data import DOCUMENT_START, FILE_DOCUMENT_BYTES, TextStream, text_source
+from bitproof.harness.case import Batch
+from bitproof.harness.errors import UsageError
+from bitproof.reference.data import DOCUMENT_START, FILE_DOCUMENT_BYTES, TextStream, text_source
 
 DOCUMENTS = [b"abcdef", b"ghijklm", b"nopq", b"rst"]
 SMALL = Batch(sequences=2, seq_len=3)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.case import Parallelism
-from reference.gradient_norm import gradient_norm
-from reference.parallel.fsdp import Sharding
-from reference.parallel.mesh import Mesh
+from bitproof.harness.case import Parallelism
+from bitproof.reference.gradient_norm import gradient_norm
+from bitproof.reference.parallel.fsdp import Sharding
+from bitproof.reference.parallel.mesh import Mesh
 from tests.ranks import on_ranks
 
 OWN = Sharding("fsdp", 1, (0, 0, 1), 1, torch.float32, torch.float32)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.case import Model
-from harness.errors import CaseError
-from reference.init import initial_values, initialize, spread_biases
-from reference.models import build_model
+from bitproof.harness.case import Model
+from bitproof.harness.errors import CaseError
+from bitproof.reference.init import initial_values, initialize, spread_biases
+from bitproof.reference.models import build_model
 
 
 def test_values_do_not_depend_on_construction_order_or_on_earlier_draws() -> None:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from reference.loss import cross_entropy
+from bitproof.reference.loss import cross_entropy
 
 
 def test_equal_logits_cost_the_logarithm_of_the_vocabulary() -> None:

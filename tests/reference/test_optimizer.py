@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.case import AdamW, Parallelism
-from reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
+from bitproof.harness.case import AdamW, Parallelism
+from bitproof.reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
 from tests.ranks import on_ranks
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from harness.case import Batch, Case, Chunking, Model, Parallelism
-from reference.data import DOCUMENT_START, Step
-from reference.parallel.mesh import Mesh
-from reference.step import StepInputs, loss_and_gradients, make_eager, mean_loss
+from bitproof.harness.case import Batch, Case, Chunking, Model, Parallelism
+from bitproof.reference.data import DOCUMENT_START, Step
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import StepInputs, loss_and_gradients, make_eager, mean_loss
 from tests.ranks import on_ranks
 
 TWO = Parallelism(world_size=2, ep=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.disturb.faults import (
+from bitproof.harness.disturb.faults import (
     chunking,
     collectives,
     equivalent,
@@ -18,7 +18,7 @@ from harness.disturb.faults import (
     ranks,
     tensor,
 )
-from harness.disturb.faults.entry import Entry
+from bitproof.harness.disturb.faults.entry import Entry
 
 FAMILIES = (
     chunking,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Entry, Family, Site
+from bitproof.harness.disturb.faults.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Entry, Family, Site
 
 if TYPE_CHECKING:
-    from harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.faults.surgeon import Surgeon
 
 FAMILY: Family = "chunking"
 

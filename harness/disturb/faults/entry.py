@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from harness.case import PREPARED, Case, Kind
-from harness.disturb.faults.kinds import Fault
+from bitproof.harness.case import PREPARED, Case, Kind
+from bitproof.harness.disturb.faults.kinds import Fault
 
 if TYPE_CHECKING:
-    from harness.disturb.faults.surgeon import Surgeon
-    from harness.disturb.faults.tamper import TamperedCall
+    from bitproof.harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.faults.tamper import TamperedCall
 
 Family = Literal[
     "chunking",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.disturb.faults.entry import BFLOAT16, CHUNKED, EXPERTS, Entry, Family, Site, ranks
+from bitproof.harness.disturb.faults.entry import BFLOAT16, CHUNKED, EXPERTS, Entry, Family, Site, ranks
 
 if TYPE_CHECKING:
-    from harness.disturb.faults.surgeon import Call, Surgeon
-    from harness.disturb.faults.tamper import TamperedCall
+    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
+    from bitproof.harness.disturb.faults.tamper import TamperedCall
 
 FAMILY: Family = "equivalent"
 

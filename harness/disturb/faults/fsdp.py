@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults.entry import BUCKETS, FLOAT32, Entry, Family, Site, ranks
+from bitproof.harness.disturb.faults.entry import BUCKETS, FLOAT32, Entry, Family, Site, ranks
 
 if TYPE_CHECKING:
-    from harness.disturb.faults.entry import Edit
-    from harness.disturb.faults.surgeon import Call, Surgeon
+    from bitproof.harness.disturb.faults.entry import Edit
+    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
 
 FAMILY: Family = "fsdp"
 

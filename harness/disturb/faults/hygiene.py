@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults.entry import Entry, Family, Need, Site
+from bitproof.harness.disturb.faults.entry import Entry, Family, Need, Site
 
 if TYPE_CHECKING:
-    from harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.faults.surgeon import Surgeon
 
 FAMILY: Family = "hygiene"
 

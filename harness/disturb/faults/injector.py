@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from harness.disturb.faults.catalogue import CATALOGUE
-from harness.disturb.faults.clock import NOW
-from harness.disturb.faults.entry import Entry, Named
-from harness.disturb.faults.kinds import Fault, FlipBit, SumOrder
-from harness.errors import UsageError
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
+from bitproof.harness.disturb.faults.clock import NOW
+from bitproof.harness.disturb.faults.entry import Entry, Named
+from bitproof.harness.disturb.faults.kinds import Fault, FlipBit, SumOrder
+from bitproof.harness.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class Injector:
         if self.entry is None or self.entry.call is None:
             yield
             return
-        from harness.disturb.faults.tamper import tampered
+        from bitproof.harness.disturb.faults.tamper import tampered
 
         with tampered(self.entry, NOW, self.fire) as self._turns:
             yield
@@ -61,7 +61,7 @@ class Injector:
         """`observe`, whose own calls no fault of calls may touch."""
         if self.entry is None or self.entry.call is None:
             return observe
-        from harness.disturb.faults.tamper import untampered
+        from bitproof.harness.disturb.faults.tamper import untampered
 
         return untampered(observe)
 
@@ -97,7 +97,7 @@ class Injector:
             return
         self._shown.append(name)
         if name == self.fault.grad:
-            from harness.capture.digest import plain
+            from bitproof.harness.capture.digest import plain
 
             local = plain(tensor)
             local.copy_(flip_bit(self.fault, {name: local}))

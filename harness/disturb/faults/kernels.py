@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.disturb.faults.clock import NOW
+from bitproof.harness.disturb.faults.clock import NOW
 
 
 def flipped_on_last_rank(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
-from harness.errors import UsageError
+from bitproof.harness.errors import UsageError
 
 SUM_ORDERS = ("descending", "pairwise", "position")
 

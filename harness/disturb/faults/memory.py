@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults.entry import CHUNKED, EXPERTS, OFFLOADS, RECOMPUTES, Entry, Family, Site
+from bitproof.harness.disturb.faults.entry import CHUNKED, EXPERTS, OFFLOADS, RECOMPUTES, Entry, Family, Site
 
 if TYPE_CHECKING:
-    from harness.disturb.faults.surgeon import Call, Surgeon
+    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
 
 FAMILY: Family = "memory"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.disturb.faults.entry import CHUNKED, EXPERTS, FLOAT32, Entry, Family, Need, Site, ranks, steps
+from bitproof.harness.disturb.faults.entry import CHUNKED, EXPERTS, FLOAT32, Entry, Family, Need, Site, ranks, steps
 
 if TYPE_CHECKING:
-    from harness.disturb.faults.entry import Edit
-    from harness.disturb.faults.surgeon import Call, Surgeon
-    from harness.disturb.faults.tamper import TamperedCall
+    from bitproof.harness.disturb.faults.entry import Edit
+    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
+    from bitproof.harness.disturb.faults.tamper import TamperedCall
 
 FAMILY: Family = "moe"
 

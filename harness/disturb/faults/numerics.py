@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.disturb.faults.entry import BFLOAT16, EXPERTS, FLOAT32, SDPA, Entry, Family, Site
+from bitproof.harness.disturb.faults.entry import BFLOAT16, EXPERTS, FLOAT32, SDPA, Entry, Family, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.faults.surgeon import Surgeon
 
 FAMILY: Family = "numerics"
 

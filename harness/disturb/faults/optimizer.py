@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.disturb.faults.entry import Entry, Family, Site, steps
+from bitproof.harness.disturb.faults.entry import Entry, Family, Site, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.disturb.faults.tamper import TamperedCall
+    from bitproof.harness.disturb.faults.tamper import TamperedCall
 
 FAMILY: Family = "optimizer"
 

@@ -6,11 +6,11 @@ import difflib
 from dataclasses import fields
 from typing import Any
 
-from harness.case import Case
-from harness.disturb.faults.catalogue import CATALOGUE
-from harness.disturb.faults.entry import Named
-from harness.disturb.faults.kinds import FAULTS, Fault, RankFault
-from harness.errors import UsageError
+from bitproof.harness.case import Case
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
+from bitproof.harness.disturb.faults.entry import Named
+from bitproof.harness.disturb.faults.kinds import FAULTS, Fault, RankFault
+from bitproof.harness.errors import UsageError
 
 
 def known_faults() -> str:

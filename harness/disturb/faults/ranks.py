@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults.entry import EXPERTS, Entry, Family, Site, ranks, steps
+from bitproof.harness.disturb.faults.entry import EXPERTS, Entry, Family, Site, ranks, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.faults.surgeon import Surgeon
 
 FAMILY: Family = "ranks"
 

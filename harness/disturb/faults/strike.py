@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from torch.fx import Graph, GraphModule
 
-from harness.case import Case
-from harness.disturb.faults.entry import Entry, Site
-from harness.disturb.faults.surgeon import NoPlaceError, Surgeon
-from harness.errors import PassError, UsageError
-from harness.graph.observation import put_in, take_out
-from harness.graph.verify import verify_order
+from bitproof.harness.case import Case
+from bitproof.harness.disturb.faults.entry import Entry, Site
+from bitproof.harness.disturb.faults.surgeon import NoPlaceError, Surgeon
+from bitproof.harness.errors import PassError, UsageError
+from bitproof.harness.graph.observation import put_in, take_out
+from bitproof.harness.graph.verify import verify_order
 
 
 class Struck(NamedTuple):

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from harness.case import Case
-from harness.disturb.faults import kernels
-from harness.disturb.faults.entry import Site
-from harness.errors import UsageError
-from harness.graph.observation import Show
-from harness.graph.operators import is_collective, is_wait, operator_name
-from harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
-from harness.graph.writer import CHUNK_KEY
+from bitproof.harness.case import Case
+from bitproof.harness.disturb.faults import kernels
+from bitproof.harness.disturb.faults.entry import Site
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.observation import Show
+from bitproof.harness.graph.operators import is_collective, is_wait, operator_name
+from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
+from bitproof.harness.graph.writer import CHUNK_KEY
 
 Call = Any
 """A node. Edits take its arguments apart, of which no type tells what an operator takes."""

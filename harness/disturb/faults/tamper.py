@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.disturb.faults.clock import Clock
-from harness.disturb.faults.entry import Entry
-from harness.graph.operators import name_of
-from harness.torch_compat import TorchDispatchMode, disable_current_modes, schema_of
+from bitproof.harness.disturb.faults.clock import Clock
+from bitproof.harness.disturb.faults.entry import Entry
+from bitproof.harness.graph.operators import name_of
+from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, schema_of
 
 
 @dataclass

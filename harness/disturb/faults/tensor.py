@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.disturb.faults.entry import EXPERTS, Entry, Family, Need, Site
+from bitproof.harness.disturb.faults.entry import EXPERTS, Entry, Family, Need, Site
 
 if TYPE_CHECKING:
-    from harness.disturb.faults.entry import Edit
-    from harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.faults.entry import Edit
+    from bitproof.harness.disturb.faults.surgeon import Surgeon
 
 FAMILY: Family = "tensor"
 

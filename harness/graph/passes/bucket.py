@@ -30,16 +30,16 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.graph import operators
-from harness.graph.context import PassContext
-from harness.graph.dead_code import drop_dead_code
-from harness.graph.dependencies import reorder
-from harness.graph.groups import GroupTable
-from harness.graph.halves import HALF_KEY, Half
-from harness.graph.origin import META_KEY, RECOMPUTED_KEY, Direction, Origin, origin_of
-from harness.graph.parameters import chain_to_input, parameters_of
-from harness.graph.writer import CHUNK_KEY
-from harness.torch_compat import FakeTensor, FakeTensorMode, tree_leaves
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.dead_code import drop_dead_code
+from bitproof.harness.graph.dependencies import reorder
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.halves import HALF_KEY, Half
+from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, Direction, Origin, origin_of
+from bitproof.harness.graph.parameters import chain_to_input, parameters_of
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, tree_leaves
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

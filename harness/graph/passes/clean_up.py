@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.graph import operators
-from harness.graph.context import PassContext
-from harness.graph.dead_code import drop_dead_code
-from harness.graph.observation import hand_on_marks
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.dead_code import drop_dead_code
+from bitproof.harness.graph.observation import hand_on_marks
 
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 

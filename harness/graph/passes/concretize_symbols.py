@@ -17,11 +17,11 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.errors import PassError
-from harness.graph import symbols
-from harness.graph.context import PassContext
-from harness.graph.dead_code import drop_dead_code
-from harness.graph.writer import GraphWriter
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import symbols
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.dead_code import drop_dead_code
+from bitproof.harness.graph.writer import GraphWriter
 
 log = logging.getLogger(__name__)
 

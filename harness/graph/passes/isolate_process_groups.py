@@ -18,9 +18,9 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule
 
-from harness.graph.context import PassContext
-from harness.graph.group_objects import collectives_by_object, move_to_own_group
-from harness.graph.groups import EXPERT_ONLY
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.group_objects import collectives_by_object, move_to_own_group
+from bitproof.harness.graph.groups import EXPERT_ONLY
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
 """The one collective that moves. Others of its name (that of `_c10d_functional_autograd`, whose backward is no node of

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from harness.graph import operators
-from harness.graph.activations import is_backward
-from harness.graph.context import PassContext
-from harness.graph.offload_operators import is_host_copy
-from harness.graph.tensor_bytes import MIB, TensorBytes
-from harness.graph.trace import ChunkSymbol
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.activations import is_backward
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.offload_operators import is_host_copy
+from bitproof.harness.graph.tensor_bytes import MIB, TensorBytes
+from bitproof.harness.graph.trace import ChunkSymbol
 
 Storage = tuple[Node, int]  # the call that makes it, and which of its results it is
 

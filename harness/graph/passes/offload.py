@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.graph import offload_operators, operators
-from harness.graph.activations import (
+from bitproof.harness.graph import offload_operators, operators
+from bitproof.harness.graph.activations import (
     STANDS_FOR_KEY,
     block_starts,
     first_needs,
@@ -33,8 +33,8 @@ from harness.graph.activations import (
     is_recomputed,
     tag_of,
 )
-from harness.graph.context import PassContext
-from harness.graph.origin import META_KEY, origin_of
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.origin import META_KEY, origin_of
 
 
 def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:

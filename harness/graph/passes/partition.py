@@ -27,15 +27,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from harness.errors import PassError
-from harness.graph import operators
-from harness.graph.context import PassContext
-from harness.graph.export_joint import SEED_KEY, write_back
-from harness.graph.halves import HALF_KEY
-from harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
-from harness.graph.symbols import SYMBOLIC_SCALARS
-from harness.graph.tensor_bytes import TensorBytes
-from harness.torch_compat import divided, rename
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.export_joint import SEED_KEY, write_back
+from bitproof.harness.graph.halves import HALF_KEY
+from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
+from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS
+from bitproof.harness.graph.tensor_bytes import TensorBytes
+from bitproof.harness.torch_compat import divided, rename
 
 aten = torch.ops.aten
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from torch.fx import GraphModule
 
-from harness.graph.activations import STANDS_FOR_KEY, TAG_KEY, first_needs, is_backward, is_recomputed
-from harness.graph.context import PassContext
-from harness.graph.halves import put_in
-from harness.graph.origin import RECOMPUTED_KEY
-from harness.torch_compat import rename
+from bitproof.harness.graph.activations import STANDS_FOR_KEY, TAG_KEY, first_needs, is_backward, is_recomputed
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.halves import put_in
+from bitproof.harness.graph.origin import RECOMPUTED_KEY
+from bitproof.harness.torch_compat import rename
 
 
 def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:

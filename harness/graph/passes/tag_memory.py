@@ -32,13 +32,20 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.graph import operators
-from harness.graph.activations import TAG_KEY, block_of, block_starts, first_needs, is_backward, is_forward_value
-from harness.graph.context import PassContext
-from harness.graph.halves import put_in
-from harness.graph.origin import META_KEY, origin_of
-from harness.graph.tensor_bytes import MIB, TensorBytes
-from harness.torch_compat import HigherOrderOperator
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.activations import (
+    TAG_KEY,
+    block_of,
+    block_starts,
+    first_needs,
+    is_backward,
+    is_forward_value,
+)
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.halves import put_in
+from bitproof.harness.graph.origin import META_KEY, origin_of
+from bitproof.harness.graph.tensor_bytes import MIB, TensorBytes
+from bitproof.harness.torch_compat import HigherOrderOperator
 
 GIB = 2**30
 

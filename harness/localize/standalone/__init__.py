@@ -24,10 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.localize.standalone.reading import NoFileError, Scene, Side
-from harness.localize.standalone.rendering import render
-from harness.localize.standalone.shortening import shortest
-from harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.localize.standalone.reading import NoFileError, Scene, Side
+from bitproof.harness.localize.standalone.rendering import render
+from bitproof.harness.localize.standalone.shortening import shortest
+from bitproof.harness.machine.determinism import ENVIRONMENT
 
 __all__ = ["NoFileError", "Scene", "Side", "Written", "run_plain", "write_standalone"]
 

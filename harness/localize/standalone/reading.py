@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from harness.errors import BitproofError
-from harness.graph.operators import storage_owners, written_arguments
-from harness.graph.origin import origin_of
-from harness.graph.trace import StepGraph
-from harness.graph.writer import CHUNK_KEY
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.graph.operators import storage_owners, written_arguments
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.graph.writer import CHUNK_KEY
 
 _FEW = 16
 _SECONDS = 240.0

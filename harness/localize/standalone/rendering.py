@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from harness.graph.operators import group_name, is_collective
-from harness.localize.standalone import main, probe
-from harness.localize.standalone.reading import Input, Scene, input_of
-from harness.localize.standalone.statements import function_text
-from harness.torch_compat import base_name_of
+from bitproof.harness.graph.operators import group_name, is_collective
+from bitproof.harness.localize.standalone import main, probe
+from bitproof.harness.localize.standalone.reading import Input, Scene, input_of
+from bitproof.harness.localize.standalone.statements import function_text
+from bitproof.harness.torch_compat import base_name_of
 
 _SUMS = {"reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_reduce", "all_reduce_coalesced"}
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from harness.localize.standalone.reading import Scene, content_of
-from harness.localize.standalone.rendering import render
+from bitproof.harness.localize.standalone.reading import Scene, content_of
+from bitproof.harness.localize.standalone.rendering import render
 
 LARGEST_CONTENT = 1 << 17
 """Characters of all values that a file holds: more is no longer to be read."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.graph.operators import is_collective
-from harness.localize.standalone.reading import NoFileError, place_of
-from harness.torch_compat import OpOverload
+from bitproof.harness.graph.operators import is_collective
+from bitproof.harness.localize.standalone.reading import NoFileError, place_of
+from bitproof.harness.torch_compat import OpOverload
 
 NAMESPACES = {"aten", "prims", "_c10d_functional"}
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 import xxhash
 
-from harness.capture.digest import digest, digest_and_constant, tensor_bytes
-from harness.capture.dtypes import DTYPES
-from harness.capture.xxh3 import LEAF_BYTES
-from harness.errors import RecordingError
+from bitproof.harness.capture.digest import digest, digest_and_constant, tensor_bytes
+from bitproof.harness.capture.dtypes import DTYPES
+from bitproof.harness.capture.xxh3 import LEAF_BYTES
+from bitproof.harness.errors import RecordingError
 
 LARGE = 3 * LEAF_BYTES + 1000
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from harness.capture.environment import environment_of_keys, environment_variables
-from harness.capture.manifest import build_manifest
-from harness.case import Case
-from harness.machine.devices import Placement
+from bitproof.harness.capture.environment import environment_of_keys, environment_variables
+from bitproof.harness.capture.manifest import build_manifest
+from bitproof.harness.case import Case
+from bitproof.harness.machine.devices import Placement
 
 SECRET = "s3cr3t" * 3
 SECRETS = [

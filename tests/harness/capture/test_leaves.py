@@ -4,9 +4,9 @@ import logging
 import pytest
 import torch
 
-from harness.capture import leaves, xxh3
-from harness.capture.leaves import hashes_known_leaves, leaf_hasher
-from harness.errors import MachineError
+from bitproof.harness.capture import leaves, xxh3
+from bitproof.harness.capture.leaves import hashes_known_leaves, leaf_hasher
+from bitproof.harness.errors import MachineError
 
 CPU = torch.device("cpu")
 

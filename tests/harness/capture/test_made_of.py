@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.capture import made_of
-from harness.capture.made_of import differences, facts_of_process, facts_of_rank, loaded_files, tell_ranks
-from harness.errors import CaseError
+from bitproof.harness.capture import made_of
+from bitproof.harness.capture.made_of import differences, facts_of_process, facts_of_rank, loaded_files, tell_ranks
+from bitproof.harness.errors import CaseError
 
 FACTS = {"commit": "a", "cpu_capability": "AVX512", "environment ATEN_CPU_CAPABILITY": "avx512"}
 

@@ -4,10 +4,10 @@ import subprocess
 
 import pytest
 
-from harness.capture import manifest
-from harness.capture.manifest import build_manifest, commit
-from harness.case import Case
-from harness.machine.devices import Placement
+from bitproof.harness.capture import manifest
+from bitproof.harness.capture.manifest import build_manifest, commit
+from bitproof.harness.case import Case
+from bitproof.harness.machine.devices import Placement
 
 CASE = Case(name="toy", family="x", reference="a:b", candidate="c:d")
 

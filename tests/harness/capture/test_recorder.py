@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from harness.capture.recorder import Recorder
-from harness.errors import RecordingError
-from harness.records import Key
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key
 
 
 def test_rows_keep_the_order_of_observation():

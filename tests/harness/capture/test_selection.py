@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.capture.selection import ALL, are_patterns, chooser, first_and_last_step, name_value, parse_values
-from harness.errors import UsageError
-from harness.records import Key
+from bitproof.harness.capture.selection import ALL, are_patterns, chooser, first_and_last_step, name_value, parse_values
+from bitproof.harness.errors import UsageError
+from bitproof.harness.records import Key
 
 KEYS = [
     Key(0, "loss", "loss", 0),

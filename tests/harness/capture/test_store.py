@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.capture import store
-from harness.capture.selection import name_value
-from harness.capture.store import (
+from bitproof.harness.capture import store
+from bitproof.harness.capture.selection import name_value
+from bitproof.harness.capture.store import (
     checked_values_path,
     join_parts,
     put_in_place,
@@ -20,10 +20,10 @@ from harness.capture.store import (
     write_part,
     write_recording,
 )
-from harness.capture.values import open_values_of
-from harness.case import Case, Parallelism
-from harness.errors import RecordingError
-from harness.records import Key, Manifest, Record
+from bitproof.harness.capture.values import open_values_of
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key, Manifest, Record
 from tests.harness.forging import make_recording, vouch
 
 CASE = Case(

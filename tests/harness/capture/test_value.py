@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from harness.capture.digest import digest
-from harness.capture.value import pack_value, unpack_value
-from harness.errors import RecordingError
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.capture.value import pack_value, unpack_value
+from bitproof.harness.errors import RecordingError
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from harness.capture.digest import digest
-from harness.capture.selection import name_value
-from harness.capture.values import copy_value, open_values, write_values
-from harness.errors import RecordingError
-from harness.records import Key, Record
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.capture.selection import name_value
+from bitproof.harness.capture.values import copy_value, open_values, write_values
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key, Record
 
 WEIGHT, COUNTS = Key(0, "grad", "layers.0.w", 3), Key(1, "buffer", "counts@after_optimizer", 3)
 VALUES = {WEIGHT: torch.tensor([[1.5, -0.0], [math.nan, math.inf]], dtype=torch.bfloat16), COUNTS: torch.arange(3)}

@@ -2,8 +2,8 @@ import pytest
 import torch
 import xxhash
 
-from harness.capture import xxh3
-from harness.capture.xxh3 import LEAF_WORDS, fold, hash_leaves
+from bitproof.harness.capture import xxh3
+from bitproof.harness.capture.xxh3 import LEAF_WORDS, fold, hash_leaves
 
 
 def random_leaves(num_leaves: int) -> torch.Tensor:

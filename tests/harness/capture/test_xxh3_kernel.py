@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.capture import xxh3
-from harness.capture.digest import digest
+from bitproof.harness.capture import xxh3
+from bitproof.harness.capture.digest import digest
 from tests.harness.capture.test_digest import LARGE
 from tests.harness.capture.test_xxh3 import as_hex, random_leaves
 
@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[3]
 INTERPRET = """
 import json
 import triton.language
-from harness.capture import xxh3
+from bitproof.harness.capture import xxh3
 xxh3.tl = triton.language  # the interpreter looks for it beside every function
-from harness.capture.digest import digest
-from harness.capture.leaves import leaf_hasher
-from harness.capture.xxh3_kernel import hash_leaves
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.capture.leaves import leaf_hasher
+from bitproof.harness.capture.xxh3_kernel import hash_leaves
 from tests.harness.capture.test_digest import OnGpu
 from tests.harness.capture.test_xxh3 import as_hex
 from tests.harness.capture.test_xxh3_kernel import leaves, tensors
@@ -39,7 +39,7 @@ print(json.dumps({
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
-from harness.capture.xxh3_kernel import _hash
+from bitproof.harness.capture.xxh3_kernel import _hash
 signature = dict.fromkeys(["words", "table", "digests"], "*i64")
 aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(3)}
 source = triton.compiler.ASTSource(fn=_hash, signature=signature, constexprs={}, attrs=aligned)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cases import CASES
-from harness.case import Autoplace, Case, Chunking, Memory, Plan, with_plan
-from harness.errors import CaseError
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Autoplace, Case, Chunking, Memory, Plan, with_plan
+from bitproof.harness.errors import CaseError
 
 CASE = CASES["autoplace_llama3_fsdp2_tp2"]
 PLAN = Plan(split=("layers.0.attention",), replicated=("norm.weight",))

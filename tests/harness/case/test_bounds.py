@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from harness.case import SIZES, AdamW, Autoplace, Batch, Case, Memory, Model, Parallelism
-from harness.case.bounds import FLOAT32_MAX
-from harness.case.case_file import case_text, read_case
-from harness.errors import CaseError
+from bitproof.harness.case import SIZES, AdamW, Autoplace, Batch, Case, Memory, Model, Parallelism
+from bitproof.harness.case.bounds import FLOAT32_MAX
+from bitproof.harness.case.case_file import case_text, read_case
+from bitproof.harness.errors import CaseError
 
 LARGEST = (1 << 32) - 1
 WHOLE: dict[str, tuple[Callable[..., Any], int, int]] = {

@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from cases import all_cases
-from harness.case import Batch, Case, Chunking, Parallelism, Pipeline, Precision
-from harness.errors import CaseError
+from bitproof.builtin_cases import all_cases
+from bitproof.harness.case import Batch, Case, Chunking, Parallelism, Pipeline, Precision
+from bitproof.harness.errors import CaseError
 
 BATCH = Chunking(dim="batch", modules="layers.*")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cases.chunking import moe_seq
-from harness.case import Model
-from harness.case.case_file import LARGEST, case_text, read_case
-from harness.errors import CaseError
+from bitproof.builtin_cases.chunking import moe_seq
+from bitproof.harness.case import Model
+from bitproof.harness.case.case_file import LARGEST, case_text, read_case
+from bitproof.harness.errors import CaseError
 
 
 def refusal(file: Path) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.capture.manifest import build_manifest
-from harness.case import Case, Parallelism
-from harness.case.case_file import case_text, read_case
-from harness.compare.same_case import in_todays_form
-from harness.machine.devices import Placement
-from harness.report import html
-from harness.report import json as report_json
+from bitproof.harness.capture.manifest import build_manifest
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.case.case_file import case_text, read_case
+from bitproof.harness.compare.same_case import in_todays_form
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.report import html
+from bitproof.harness.report import json as report_json
 from tests.harness.reports import result, write_report
 
 

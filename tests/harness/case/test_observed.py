@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cases import CASES
-from harness.case import JOINT, Boundary, Pipeline, boundary_of, observed_modules
-from harness.errors import CaseError
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import JOINT, Boundary, Pipeline, boundary_of, observed_modules
+from bitproof.harness.errors import CaseError
 
 MODULES = ["", "norm", "layers", "layers.0", "layers.0.moe", "layers.1", "layers.1.moe"]
 moe_seq = CASES["moe_seq"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.case.patterns import fits, is_pattern, pattern_of, root_of
+from bitproof.harness.case.patterns import fits, is_pattern, pattern_of, root_of
 
 
 def test_the_pattern_of_a_module_is_that_of_its_like_in_other_layers():

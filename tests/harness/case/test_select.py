@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from harness.case import Case, Chunking
-from harness.case.select import asks_for, compile_expression, select
-from harness.errors import UsageError
+from bitproof.harness.case import Case, Chunking
+from bitproof.harness.case.select import asks_for, compile_expression, select
+from bitproof.harness.errors import UsageError
 
 NAMES = ("moe_seq", "moe_batch", "transformer_batch")
 CASES = [Case(name=name, family="chunking", chunking=Chunking(dim="seq", modules="*")) for name in NAMES]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cases import CASES
-from harness.case import JOINT, Chunking, Memory, Pipeline, refuse_unwritten
-from harness.errors import CaseError
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import JOINT, Chunking, Memory, Pipeline, refuse_unwritten
+from bitproof.harness.errors import CaseError
 
 CASE = CASES["joint_llama3_fsdp4_tp2"]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.certificate.assumptions import ASSUMPTIONS, assumed
-from harness.certificate.data import Call, Graph
-from harness.prove.rules import reduce_of_cat
+from bitproof.harness.certificate.assumptions import ASSUMPTIONS, assumed
+from bitproof.harness.certificate.data import Call, Graph
+from bitproof.harness.prove.rules import reduce_of_cat
 
 PLAIN = ("view", "aten.mul.Tensor")
 ALWAYS = [text for name, text in ASSUMPTIONS if not name]

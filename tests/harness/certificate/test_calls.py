@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.certificate.calls import _overlaps
-from harness.certificate.data import Tensor
+from bitproof.harness.certificate.calls import _overlaps
+from bitproof.harness.certificate.data import Tensor
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import certificate as certificates
-from harness.certificate.check import check
-from harness.certificate.data import Step
-from harness.certificate.files import read_certificate
-from harness.certificate.rules import RULES, RejectedError, Terms, rejecting
-from harness.prove.certify import certificate_of, write_certificate
+from bitproof.harness import certificate as certificates
+from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.data import Step
+from bitproof.harness.certificate.files import read_certificate
+from bitproof.harness.certificate.rules import RULES, RejectedError, Terms, rejecting
+from bitproof.harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.prove.graphs import aten, c10d, compare, randn
 from tests.harness.prove.test_canonical import copied
@@ -183,7 +183,7 @@ def test_what_is_waited_for_lies_as_it_was_launched_also_where_a_size_depends_on
 
 
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
-    from harness.prove import rules
+    from bitproof.harness.prove import rules
     from tests.harness.prove.test_rules import reassociate
 
     unsound = rules.RULES | {"exact": [reassociate, *rules.RULES["exact"]]}
@@ -385,9 +385,9 @@ def test_a_file_that_is_none_is_rejected(certificate, tmp_path, text):
 def test_checking_loads_neither_torch_nor_the_prover(certificate, tmp_path):
     write_certificate(certificate, tmp_path)
     code = (
-        "import sys, json; from harness.commands.check_certificate import check_certificates; from pathlib import Path;"
+        "import sys, json; from bitproof.harness.commands.check_certificate import check_certificates; from pathlib import Path;"
         f"status = check_certificates(Path({str(tmp_path)!r}));"
-        "print(json.dumps([status, 'torch' in sys.modules, any(m.startswith('harness.prove') for m in sys.modules)]))"
+        "print(json.dumps([status, 'torch' in sys.modules, any(m.startswith('bitproof.harness.prove') for m in sys.modules)]))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "accepted: case example" in told[0]

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from harness.certificate.windows import flat, full, normal, parts, steps_of, translated, within
+from bitproof.harness.certificate.windows import flat, full, normal, parts, steps_of, translated, within
 from tests.harness.prove.test_windows import numbered, shapes, some_view
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from cases.chunking import transformer_batch
-from harness.case import Case, Memory, Model, Parallelism
-from harness.commands.bisect import BISECT_FILE, _dumped, bisect
-from harness.errors import CaseError
-from harness.options import RunOptions
-from harness.report.bisection import tell_answer
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.case import Case, Memory, Model, Parallelism
+from bitproof.harness.commands.bisect import BISECT_FILE, _dumped, bisect
+from bitproof.harness.errors import CaseError
+from bitproof.harness.options import RunOptions
+from bitproof.harness.report.bisection import tell_answer
 from tests.harness.localize.pass_defects import hosts_with
 from tests.harness.localize.test_bisect_passes import CASE, MINE, OPTIONS, Bench, defect_of, searched
 
@@ -58,7 +58,7 @@ def bisected(bench: Bench, monkeypatch: pytest.MonkeyPatch, case: Case = CASE) -
         bench.run_dir = run_dir
         yield bench
 
-    monkeypatch.setattr("harness.commands.bisect.open_desk", opened)
+    monkeypatch.setattr("bitproof.harness.commands.bisect.open_desk", opened)
     status = bisect(case, OPTIONS, bench.run_dir / "reports", ["--steps", "4"])
     return status, json.loads((bench.run_dir / "bisect.json").read_text())
 

@@ -1,7 +1,7 @@
 import pytest
 
-from harness.cli import main
-from harness.prove.certify import certificate_of, write_certificate
+from bitproof.harness.cli import main
+from bitproof.harness.prove.certify import certificate_of, write_certificate
 from tests.harness.prove.graphs import compare, randn
 
 W, X = randn(4, 6), randn(4, 6)

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from harness.commands.copying import Room, copy_file, copy_folder, opened_folder
-from harness.errors import RecordingError
+from bitproof.harness.commands.copying import Room, copy_file, copy_folder, opened_folder
+from bitproof.harness.errors import RecordingError
 
 
 def copy(source, target, room=None):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cases import CASES
-from harness.commands import doctor, precompile
-from harness.errors import ArtifactError
-from harness.execute import host_process
-from harness.records import CaseResult, CaseSeconds, Verdict
+from bitproof.builtin_cases import CASES
+from bitproof.harness.commands import doctor, precompile
+from bitproof.harness.errors import ArtifactError
+from bitproof.harness.execute import host_process
+from bitproof.harness.records import CaseResult, CaseSeconds, Verdict
 
 HOST_WITH_A_DEVICE = Path(__file__).parents[1] / "execute" / "host_with_a_device.py"
 TESTED = "2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0"

@@ -4,13 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from cases import CASES
-from harness.cli import main
-from harness.commands import doctor_gpu
-from harness.commands.doctor import MAIN_CASES, Torch
-from harness.commands.doctor_gpu import ALONE, HUNG, KILLED, NAMES, TOGETHER, Line, examine_gpus, run_checks, status_of
-from harness.execute import gpu_checks, launch
-from harness.records import CaseResult, Verdict
+from bitproof.builtin_cases import CASES
+from bitproof.harness.cli import main
+from bitproof.harness.commands import doctor_gpu
+from bitproof.harness.commands.doctor import MAIN_CASES, Torch
+from bitproof.harness.commands.doctor_gpu import (
+    ALONE,
+    HUNG,
+    KILLED,
+    NAMES,
+    TOGETHER,
+    Line,
+    examine_gpus,
+    run_checks,
+    status_of,
+)
+from bitproof.harness.execute import gpu_checks, launch
+from bitproof.harness.records import CaseResult, Verdict
 from tests.small import small
 
 TWO = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 2)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from cases import CASES
-from harness.case import Parallelism
-from harness.cli import main
-from harness.commands.faults import choose, homes, list_faults, status_of
-from harness.disturb.faults import CATALOGUE
-from harness.errors import UsageError
-from harness.records import FaultOutcome, FaultsFound, Verdict
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Parallelism
+from bitproof.harness.cli import main
+from bitproof.harness.commands.faults import choose, homes, list_faults, status_of
+from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.errors import UsageError
+from bitproof.harness.records import FaultOutcome, FaultsFound, Verdict
 from tests.harness.report.test_faults import EQUAL, KILLED, LOST, SURVIVED
 from tests.small import small
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.case import Case, Parallelism
-from harness.commands.localize import LOCALIZE_FILE, localize
-from harness.options import RunOptions
-from harness.report.json import parse
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.commands.localize import LOCALIZE_FILE, localize
+from bitproof.harness.options import RunOptions
+from bitproof.harness.report.json import parse
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("one_host")]
 

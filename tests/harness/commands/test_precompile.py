@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from cases import CASES
-from harness.case import Case, Parallelism
-from harness.cli import main
-from harness.commands import precompile as command
-from harness.errors import ArtifactError
-from harness.execute import launch
-from harness.execute.requests import PrecompileAnswer
-from harness.execute.session import Session, open_session
-from harness.options import RunOptions
-from harness.precompile import file
-from harness.records import Artifact
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.cli import main
+from bitproof.harness.commands import precompile as command
+from bitproof.harness.errors import ArtifactError
+from bitproof.harness.execute import launch
+from bitproof.harness.execute.requests import PrecompileAnswer
+from bitproof.harness.execute.session import Session, open_session
+from bitproof.harness.options import RunOptions
+from bitproof.harness.precompile import file
+from bitproof.harness.records import Artifact
 from tests.small import small
 
 MADE = PrecompileAnswer(

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from cases import CASES
-from harness.case import Parallelism
-from harness.cli import main
-from harness.commands import prove as command
-from harness.errors import TraceError
-from harness.prove.prove import CaseProof
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Parallelism
+from bitproof.harness.cli import main
+from bitproof.harness.commands import prove as command
+from bitproof.harness.errors import TraceError
+from bitproof.harness.prove.prove import CaseProof
 from tests.harness.prove.graphs import compare, randn
 
 pytestmark = pytest.mark.traces

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from harness.capture.selection import name_value
-from harness.capture.store import read_recording
-from harness.capture.values import open_values_of
-from harness.case import Case, Parallelism
-from harness.cli import main
-from harness.commands.record import Target, diff, record
-from harness.errors import RankError, RecordingError, UsageError
-from harness.options import RunOptions
-from harness.records import Key
+from bitproof.harness.capture.selection import name_value
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.values import open_values_of
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.cli import main
+from bitproof.harness.commands.record import Target, diff, record
+from bitproof.harness.errors import RankError, RecordingError, UsageError
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Key
 from tests.harness.forging import at, flip_lowest_bit, make_recording
 from tests.hosts import one_host
 
@@ -60,7 +60,7 @@ def test_recordings_of_other_lengths_are_not_comparable_and_say_why(folders):
 
 
 def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_path):
-    from harness.capture.store import read_recording, write_recording
+    from bitproof.harness.capture.store import read_recording, write_recording
 
     recording = read_recording(folders / "first")
     key = next(key for key in recording.records if (key.step, key.rank, key.kind) == (1, 1, "grad"))
@@ -75,8 +75,8 @@ def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_pa
 
 
 def test_a_recording_with_another_kind_of_digests_is_not_comparable_and_says_why(folders, tmp_path):
-    from harness.capture.digest import ALGORITHM
-    from harness.capture.store import read_recording, write_recording
+    from bitproof.harness.capture.digest import ALGORITHM
+    from bitproof.harness.capture.store import read_recording, write_recording
 
     recording = read_recording(folders / "again")
     assert recording.manifest.digest == ALGORITHM
@@ -190,7 +190,7 @@ def handmade(monkeypatch):
     def record_system(case, system, options, out, run_dir, on_event):
         return make_recording(out, case, patterns=options.values, system=system)
 
-    monkeypatch.setattr("harness.commands.record.record_system", record_system)
+    monkeypatch.setattr("bitproof.harness.commands.record.record_system", record_system)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_system_that_fails_leaves_nothing_where_its_recording_would_be(tmp_pat
         make_recording(out, case)
         raise RankError("rank 0 died")
 
-    monkeypatch.setattr("harness.commands.record.record_system", record_system)
+    monkeypatch.setattr("bitproof.harness.commands.record.record_system", record_system)
     for arguments in (["--baseline", "--baseline-dir", str(tmp_path / "b")], ["--out", str(tmp_path / "out")]):
         assert command(tmp_path, *arguments) == 3
         assert "rank 0 died" in capsys.readouterr().err

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-import harness.execute
-from harness.case import Batch, Case, Chunking, Parallelism
-from harness.commands import run
-from harness.commands.run import Changes, change_case, named_case, replay_options, run_and_report
-from harness.errors import CaseError, PassError, UsageError
-from harness.execute import ahead
-from harness.options import RunOptions, Stress
-from harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Shard, Verdict
-from harness.report import json as report_json
+import bitproof.harness.execute
+from bitproof.harness.case import Batch, Case, Chunking, Parallelism
+from bitproof.harness.commands import run
+from bitproof.harness.commands.run import Changes, change_case, named_case, replay_options, run_and_report
+from bitproof.harness.errors import CaseError, PassError, UsageError
+from bitproof.harness.execute import ahead
+from bitproof.harness.options import RunOptions, Stress
+from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Shard, Verdict
+from bitproof.harness.report import json as report_json
 
 pytestmark = pytest.mark.ranks
 
@@ -48,11 +48,11 @@ def launch_with(monkeypatch) -> Callable[..., types.ModuleType]:
     """Put a launcher in place whose cases do what a generator function says."""
 
     def install(run_cases) -> types.ModuleType:
-        fake = types.ModuleType("harness.execute.launch")
+        fake = types.ModuleType("bitproof.harness.execute.launch")
         fake.RunOptions = RunOptions
         fake.environment = lambda device: {"torch": "2.13.0", "device": device}
         fake.run_cases = run_cases
-        monkeypatch.setitem(sys.modules, "harness.execute.launch", fake)
+        monkeypatch.setitem(sys.modules, "bitproof.harness.execute.launch", fake)
         monkeypatch.setattr(harness.execute, "launch", fake, raising=False)
         return fake
 
@@ -87,7 +87,7 @@ def test_a_case_that_cannot_be_judged_here_says_so_before_it_runs(launch_with, t
         yield from map(equal, cases)
 
     launch_with(run_cases)
-    monkeypatch.setattr("harness.machine.devices.gpu_models", list)
+    monkeypatch.setattr("bitproof.harness.machine.devices.gpu_models", list)
     run_and_report([replace(FIRST, requires="cuda"), SECOND], RunOptions(), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     told = (
@@ -189,7 +189,7 @@ def test_an_interrupt_between_results_closes_the_launcher_too(launch_with, tmp_p
         raise KeyboardInterrupt
 
     launch_with(run_cases)
-    monkeypatch.setattr("harness.report.progress.PlainProgress.on_result", interrupt)
+    monkeypatch.setattr("bitproof.harness.report.progress.PlainProgress.on_result", interrupt)
     assert run_and_report([FIRST, SECOND], RunOptions(), tmp_path) == 3
     assert closed == [True]
 

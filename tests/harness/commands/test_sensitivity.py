@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from cases import CASES
-from harness.cli import main
-from harness.commands.sensitivity import sensitivity
-from harness.errors import UsageError
-from harness.execute import launch
-from harness.options import Effort, RunOptions
-from harness.records import Sensitivity
+from bitproof.builtin_cases import CASES
+from bitproof.harness.cli import main
+from bitproof.harness.commands.sensitivity import sensitivity
+from bitproof.harness.errors import UsageError
+from bitproof.harness.execute import launch
+from bitproof.harness.options import Effort, RunOptions
+from bitproof.harness.records import Sensitivity
 from tests.harness.report.test_sensitivity import FOUND
 from tests.harness.reports import case, result
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from cases import all_cases
-from harness.case import Parallelism
-from harness.commands.shard import cases_of, parse_shard
-from harness.errors import UsageError
+from bitproof.builtin_cases import all_cases
+from bitproof.harness.case import Parallelism
+from bitproof.harness.commands.shard import cases_of, parse_shard
+from bitproof.harness.errors import UsageError
 from tests.harness.reports import case
 
 

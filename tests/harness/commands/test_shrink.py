@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cases.chunking import transformer_batch
-from harness.case import Batch, Case, Model, Parallelism, Pipeline
-from harness.case.case_file import case_text, read_case
-from harness.cli import main
-from harness.commands.shrink import _Shrinking, refuse, why_no_file
-from harness.localize.shrink_case import Trial
-from harness.records import CaseResult, Verdict
-from harness.report import json as report_json
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.case import Batch, Case, Model, Parallelism, Pipeline
+from bitproof.harness.case.case_file import case_text, read_case
+from bitproof.harness.cli import main
+from bitproof.harness.commands.shrink import _Shrinking, refuse, why_no_file
+from bitproof.harness.localize.shrink_case import Trial
+from bitproof.harness.records import CaseResult, Verdict
+from bitproof.harness.report import json as report_json
 from tests.harness.execute.test_launch import nothing_left_behind, toy
 from tests.hosts import one_host
 
@@ -150,7 +150,7 @@ def test_the_file_fails_by_itself_and_not_without_the_defect(shrunk: Shrunk, tmp
     file = shrunk.folder / "shrunk" / "transformer_batch.py"
     assert run_plainly(file, tmp_path)[0] == 1, shrunk.lines
     text = file.read_text()
-    assert "harness" not in text.split('"""')[2] and "reference.parallel" not in text
+    assert "harness" not in text.split('"""')[2] and "bitproof.reference.parallel" not in text
     mended = tmp_path / "mended.py"
     mended.write_text(text.replace("dtype=torch.bfloat16", "dtype=torch.float32"))
     assert run_plainly(mended, tmp_path) == (0, "reference and candidate agree in every bit\n")

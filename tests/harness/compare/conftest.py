@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.case import Case, Chunking, Parallelism
-from harness.records import Key, Manifest, Record, Recording
+from bitproof.harness.case import Case, Chunking, Parallelism
+from bitproof.harness.records import Key, Manifest, Record, Recording
 
 NAMES = (
     ("optimizer", "layers.0.w.exp_avg"),

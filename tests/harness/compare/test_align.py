@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.compare.align import align, name_keys
-from harness.records import Key, Record
+from bitproof.harness.compare.align import align, name_keys
+from bitproof.harness.records import Key, Record
 
 W = Key(0, "grad", "w", 1)
 B = Key(0, "grad", "b", 1)

@@ -9,23 +9,23 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from harness.capture.store import read_manifest, read_recording
-from harness.case import Case, Parallelism
-from harness.commands.record import Target, diff, record
-from harness.commands.run import run_and_report
-from harness.compare.baselines import (
+from bitproof.harness.capture.store import read_manifest, read_recording
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.commands.record import Target, diff, record
+from bitproof.harness.commands.run import run_and_report
+from bitproof.harness.compare.baselines import (
     environment_id,
     environment_of,
     file_baseline,
     hold_against_baseline,
     values_to_keep,
 )
-from harness.compare.drift import measure_drift
-from harness.errors import RecordingError, UsageError
-from harness.options import RunOptions
-from harness.records import BaselineResult, BaselineStatus, GraphIdentity, Key, Manifest, PassSettings
-from harness.report import json as report_json
-from harness.report.status import case_status
+from bitproof.harness.compare.drift import measure_drift
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import BaselineResult, BaselineStatus, GraphIdentity, Key, Manifest, PassSettings
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report.status import case_status
 from tests.harness.forging import at, flip_lowest_bit, make_recording, rewrite_recording, vouch
 from tests.hosts import one_host
 
@@ -322,7 +322,7 @@ def test_drift_that_cannot_be_measured_is_still_drift(held):
 def test_a_tensor_that_the_baseline_lacks_makes_it_unverified(tmp_path, held, baselines):
     manifest = read_manifest(only(baselines))
     recording = read_recording(only(baselines))
-    from harness.capture.store import write_recording
+    from bitproof.harness.capture.store import write_recording
 
     for key in [key for key in recording.records if key.kind == "buffer"]:
         del recording.records[key]

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from harness.compare.bits import NUM_SAMPLES, bit_difference, bits_equal, max_ulp_distance
-from harness.errors import RecordingError
+from bitproof.harness.compare.bits import NUM_SAMPLES, bit_difference, bits_equal, max_ulp_distance
+from bitproof.harness.errors import RecordingError
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}

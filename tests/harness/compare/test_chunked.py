@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness.compare.chunked import agreed_by_ranks
-from harness.compare.verdict import compare
-from harness.errors import RecordingError
-from harness.records import Manifest, Verdict
+from bitproof.harness.compare.chunked import agreed_by_ranks
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Manifest, Verdict
 
 BOTH = {"layers.0": 1, "layers.1": 1}
 COLUMN = {"code_hash": "0", "passes": [{"name": "clean_up"}, {"name": "chunk"}]}

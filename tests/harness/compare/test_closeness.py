@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.capture.recorder import Recorder
-from harness.capture.selection import ALL
-from harness.capture.store import join_parts, write_part
-from harness.capture.values import write_values
-from harness.case import Case, Parallelism
-from harness.compare.closeness import measure, relative_error, ulp_counts
-from harness.errors import RecordingError
-from harness.records import BUCKETS, Key, Manifest
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.capture.selection import ALL
+from bitproof.harness.capture.store import join_parts, write_part
+from bitproof.harness.capture.values import write_values
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.compare.closeness import measure, relative_error, ulp_counts
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import BUCKETS, Key, Manifest
 from tests.harness.forging import vouch
 
 RANKS, STEPS = 2, 2

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.case import Case, Parallelism
-from harness.compare.drift import measure_drift
-from harness.errors import RecordingError
-from harness.records import Drift, Key
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.compare.drift import measure_drift
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Drift, Key
 from tests.harness.forging import at, flip_lowest_bit, make_recording, vouch
 
 CASE = Case(

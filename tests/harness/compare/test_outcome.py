@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.compare.outcome import MAX_ERROR, complete, result_of, result_of_error
-from harness.compare.verdict import compare, judge
-from harness.errors import ChunkError, MachineError, PassError, RankError, RecordingError, TraceError
-from harness.records import CaseSeconds, Verdict
+from bitproof.harness.compare.outcome import MAX_ERROR, complete, result_of, result_of_error
+from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.errors import ChunkError, MachineError, PassError, RankError, RecordingError, TraceError
+from bitproof.harness.records import CaseSeconds, Verdict
 
 SIDES = ("reference", "candidate")
 

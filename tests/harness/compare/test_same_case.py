@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.case import Case
-from harness.compare.same_case import LABELS, in_todays_form, leaf_differences
+from bitproof.harness.case import Case
+from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_differences
 
 
 def test_differences_are_named_by_their_paths() -> None:

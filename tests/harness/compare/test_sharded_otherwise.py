@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from harness.capture.recorder import Recorder
-from harness.capture.store import read_recording, write_recording
-from harness.case import Case, Parallelism
-from harness.compare.closeness import measure
-from harness.compare.verdict import compare, judge
-from harness.errors import RecordingError
-from harness.records import Key, Manifest, Recording, Verdict
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.capture.store import read_recording, write_recording
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.compare.closeness import measure
+from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key, Manifest, Recording, Verdict
 from tests.harness.forging import make_recording
 
 CASE = Case(

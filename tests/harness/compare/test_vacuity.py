@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.capture.store import read_recording
-from harness.case import Case, Parallelism
-from harness.commands.record import diff
-from harness.compare.verdict import compare, judge
-from harness.records import Verdict
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.commands.record import diff
+from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.records import Verdict
 from tests.harness.forging import make_recording
 
 CASE = Case(name="tiny", family="toys", reference="eager", steps=2, parallelism=Parallelism(world_size=2, ep=1))

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.compare import verdict
-from harness.compare.verdict import compare, judge
-from harness.records import Closeness, Key, Manifest, Record, Recording, Verdict, zero_counts
+from bitproof.harness.compare import verdict
+from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.records import Closeness, Key, Manifest, Record, Recording, Verdict, zero_counts
 
 WHOLE = {"loss": 4, "grad": 8, "param": 4, "buffer": 8, "optimizer": 4}
 

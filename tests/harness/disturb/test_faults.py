@@ -1,9 +1,18 @@
 import pytest
 import torch
 
-from harness.case import Case, Parallelism
-from harness.disturb.faults import FlipBit, HangRank, Injector, KillRank, Raise, SumOrder, check_fault, parse_fault
-from harness.errors import UsageError
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.disturb.faults import (
+    FlipBit,
+    HangRank,
+    Injector,
+    KillRank,
+    Raise,
+    SumOrder,
+    check_fault,
+    parse_fault,
+)
+from bitproof.harness.errors import UsageError
 
 CASE = Case(
     name="toy", family="toy", reference="eager", candidate="graph", steps=4, parallelism=Parallelism(world_size=2)

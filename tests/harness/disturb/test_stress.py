@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.disturb.stress import CYCLES_A_SECOND, stressed
-from harness.execute.launch import run_cases
-from harness.graph import offload_operators
-from harness.options import RunOptions, Stress
-from harness.records import CaseResult, Verdict
+from bitproof.harness.disturb.stress import CYCLES_A_SECOND, stressed
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.graph import offload_operators
+from bitproof.harness.options import RunOptions, Stress
+from bitproof.harness.records import CaseResult, Verdict
 from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy
 from tests.harness.toy_systems import SLEEPY
 
@@ -92,7 +92,7 @@ def test_a_stressed_recording_says_so_and_a_plain_one_too(results, folder):
 def slept(monkeypatch, rank: int, seed: int = 0) -> list[float]:
     """How long a rank sleeps before each of two calls of a collective's namespace."""
     times: list[float] = []
-    monkeypatch.setattr("harness.disturb.stress.time.sleep", times.append)
+    monkeypatch.setattr("bitproof.harness.disturb.stress.time.sleep", times.append)
     with stressed(Stress(seed=seed), rank):
         for _ in range(2):
             torch.ops._c10d_functional.wait_tensor(torch.ones(1))
@@ -117,7 +117,7 @@ def test_on_cuda_streams_sleep_and_the_host_does_not(monkeypatch):
         yield
         stream.pop()
 
-    monkeypatch.setattr("harness.disturb.stress.time.sleep", lambda seconds: pytest.fail("the host sleeps"))
+    monkeypatch.setattr("bitproof.harness.disturb.stress.time.sleep", lambda seconds: pytest.fail("the host sleeps"))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept_on.append((stream[-1], cycles)))
     monkeypatch.setattr(torch.cuda, "stream", switched)
     monkeypatch.setattr(offload_operators, "copy_stream", lambda device: f"copies of {device}")
@@ -132,7 +132,7 @@ def test_on_cuda_streams_sleep_and_the_host_does_not(monkeypatch):
 
 
 def test_on_a_cpu_copies_are_not_delayed(monkeypatch):
-    monkeypatch.setattr("harness.disturb.stress.time.sleep", lambda seconds: pytest.fail("it sleeps"))
+    monkeypatch.setattr("bitproof.harness.disturb.stress.time.sleep", lambda seconds: pytest.fail("it sleeps"))
     with stressed(Stress(), 0, torch.device("cpu")):
         offload_operators.OFFLOAD(torch.ones(1))
 
@@ -173,7 +173,7 @@ def test_what_a_resized_tensor_held_stays_under_stress():
 
 
 def test_without_stress_nothing_is_disturbed(monkeypatch):
-    monkeypatch.setattr("harness.disturb.stress.time.sleep", lambda seconds: pytest.fail("it sleeps"))
+    monkeypatch.setattr("bitproof.harness.disturb.stress.time.sleep", lambda seconds: pytest.fail("it sleeps"))
     with stressed(None, 0):
         torch.ops._c10d_functional.wait_tensor(torch.ones(1))
         assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from cases import CASES, bucketing, shapes
-from harness.commands.doctor import MAIN_CASES
-from harness.disturb.faults import SUM_ORDERS
-from harness.execute.launch import run_cases
-from harness.options import RunOptions
+from bitproof.builtin_cases import CASES, bucketing, shapes
+from bitproof.harness.commands.doctor import MAIN_CASES
+from bitproof.harness.disturb.faults import SUM_ORDERS
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
 
 pytestmark = pytest.mark.ranks
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from harness.execute import gpu_checks
-from harness.graph import offload_operators
+from bitproof.harness.execute import gpu_checks
+from bitproof.harness.graph import offload_operators
 
 
 class Stream:

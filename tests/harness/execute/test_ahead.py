@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from cases import CASES
-from harness.case import Parallelism
-from harness.case.case_file import case_text
-from harness.cli import main
-from harness.execute.ahead import Task, prove_ahead
-from harness.records import ProofVerdict
-from harness.report import json as report_json
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Parallelism
+from bitproof.harness.case.case_file import case_text
+from bitproof.harness.cli import main
+from bitproof.harness.execute.ahead import Task, prove_ahead
+from bitproof.harness.records import ProofVerdict
+from bitproof.harness.report import json as report_json
 
 pytestmark = [pytest.mark.ranks, pytest.mark.traces]
 

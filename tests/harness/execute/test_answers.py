@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cases.chunking import moe_batch
-from harness.errors import RankError, RecordingError
-from harness.execute import answers
-from harness.execute.accounts import Done, End, PreparedGraph
-from harness.execute.answers import Answerer, finish_run, join_recording, refuse_other_placements
-from harness.execute.requests import (
+from bitproof.builtin_cases.chunking import moe_batch
+from bitproof.harness.errors import RankError, RecordingError
+from bitproof.harness.execute import answers
+from bitproof.harness.execute.accounts import Done, End, PreparedGraph
+from bitproof.harness.execute.answers import Answerer, finish_run, join_recording, refuse_other_placements
+from bitproof.harness.execute.requests import (
     BitsRequest,
     ClosenessRequest,
     DriftRequest,
@@ -19,7 +19,7 @@ from harness.execute.requests import (
     MachineRequest,
     SizesRequest,
 )
-from harness.records import GraphIdentity, PassReport, PassSettings
+from bitproof.harness.records import GraphIdentity, PassReport, PassSettings
 from tests.harness.execute.test_requests import request
 
 PASSES = [

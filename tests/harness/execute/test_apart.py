@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.execute.apart import Lost, answer_all, answers_apart
+from bitproof.harness.execute.apart import Lost, answer_all, answers_apart
 
 pytestmark = pytest.mark.ranks
 

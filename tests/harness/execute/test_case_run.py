@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.evidence import contradiction
-from harness.execute.case_run import CaseRun
-from harness.execute.launch import run_cases
-from harness.execute.transport import open_desk
-from harness.localize.search import NO_CALL
-from harness.options import RunOptions
-from harness.records import CaseResult, Verdict
+from bitproof.harness.evidence import contradiction
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.execute.transport import open_desk
+from bitproof.harness.localize.search import NO_CALL
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Verdict
 from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy
 
 pytestmark = pytest.mark.ranks

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from harness.case import Case
-from harness.compare.verdict import Comparison, Judgement, Repeat
-from harness.errors import RankError
-from harness.execute import explain
-from harness.execute.explain import Explainer
-from harness.localize.search import NO_CALL, UnrepeatableError
-from harness.options import RunOptions
-from harness.records import BlamedCall, Divergence, Key, Verdict
+from bitproof.harness.case import Case
+from bitproof.harness.compare.verdict import Comparison, Judgement, Repeat
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute import explain
+from bitproof.harness.execute.explain import Explainer
+from bitproof.harness.localize.search import NO_CALL, UnrepeatableError
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import BlamedCall, Divergence, Key, Verdict
 
 CASE = Case(name="toy", family="toy", reference="mine:eager", candidate="mine:graph", steps=3)
 FIRST = Divergence(step=1, kind="grad", name="weight", rank=0)

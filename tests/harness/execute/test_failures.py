@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import MAX_TRACEBACK, CaseError
-from harness.execute.failures import Failure, blame, failure_of_exception, failure_of_exit, traceback_of
+from bitproof.harness.errors import MAX_TRACEBACK, CaseError
+from bitproof.harness.execute.failures import Failure, blame, failure_of_exception, failure_of_exit, traceback_of
 
 
 def failed(rank, time, secondary=False):

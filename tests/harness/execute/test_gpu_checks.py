@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
-from harness.execute import gpu_checks
-from harness.execute.gpu_checks import ALONE, TOGETHER, Found, Setting, check_attention, check_digests, sizes
-from harness.machine.determinism import set_determinism
-from reference.parallel import collectives, device_order_group, mesh
-from reference.parallel.other_order_group import OtherOrderGroup
+from bitproof.harness.execute import gpu_checks
+from bitproof.harness.execute.gpu_checks import ALONE, TOGETHER, Found, Setting, check_attention, check_digests, sizes
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.reference.parallel import collectives, device_order_group, mesh
+from bitproof.reference.parallel.other_order_group import OtherOrderGroup
 from tests.harness.execute.lagging_device import LaggingDevice
 
 CPU = Setting(device="cpu", ranks=3, max_bytes=2**14)

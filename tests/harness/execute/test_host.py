@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.execute.host_process import HostProcess
-from harness.execute.requests import MachineRequest
+from bitproof.harness.execute.host_process import HostProcess
+from bitproof.harness.execute.requests import MachineRequest
 
 HOST = Path(__file__).parent / "host_with_a_device.py"
 
@@ -49,7 +49,7 @@ def test_a_host_ends_with_its_parent_though_another_process_holds_its_input(tmp_
     code = f"""
 import os, sys, time
 from pathlib import Path
-from harness.execute.host_process import HostProcess
+from bitproof.harness.execute.host_process import HostProcess
 temporary = Path({str(tmp_path)!r}, "temporary")
 temporary.mkdir()
 host = HostProcess(Path({str(tmp_path)!r}, "log"), temporary=temporary)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cases import CASES
-from harness.case import Model, Precision
-from harness.execute import kernels
-from harness.execute.requests import RunRequest
-from harness.machine.devices import Placement
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Model, Precision
+from bitproof.harness.execute import kernels
+from bitproof.harness.execute.requests import RunRequest
+from bitproof.harness.machine.devices import Placement
 
 ROOT = Path(__file__).parents[3]
 CASE = CASES["moe_seq"]
@@ -63,8 +63,8 @@ def test_kernels_are_made_for_long_runs_of_our_models_in_bfloat16(
 SCRIPT = """
 import os, sys
 import torch
-from harness.execute.kernels import _multiply
-from harness.machine.determinism import set_determinism
+from bitproof.harness.execute.kernels import _multiply
+from bitproof.harness.machine.determinism import set_determinism
 set_determinism(0)
 ones = lambda *shape: torch.ones(*shape, dtype=torch.bfloat16)
 

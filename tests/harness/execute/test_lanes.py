@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.case import Parallelism
-from harness.errors import UsageError
-from harness.execute import lanes
-from harness.execute.lanes import Plan, plan_lanes
-from harness.execute.launch import run_cases
-from harness.machine.room import HOST_BYTES, RANK_BYTES
-from harness.options import RunOptions
-from harness.records import Verdict
+from bitproof.harness.case import Parallelism
+from bitproof.harness.errors import UsageError
+from bitproof.harness.execute import lanes
+from bitproof.harness.execute.lanes import Plan, plan_lanes
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.machine.room import HOST_BYTES, RANK_BYTES
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Verdict
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
 from tests.harness.execute.test_side_by_side import EAGER, recorded
 from tests.hosts import one_host
@@ -180,9 +180,9 @@ def test_closing_the_results_early_ends_every_lane(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_every_lane_and_the_report_has_what_was_judged(tmp_path, number):
     code = (
-        "import sys; from harness.case.case import Case\n"
-        "from harness.commands.run import run_and_report\n"
-        "from harness.options import RunOptions\nfrom pathlib import Path\n"
+        "import sys; from bitproof.harness.case.case import Case\n"
+        "from bitproof.harness.commands.run import run_and_report\n"
+        "from bitproof.harness.options import RunOptions\nfrom pathlib import Path\n"
         "from tests.harness.execute.test_launch import toy\n"
         "cases = [toy('hanging', name='slow'), toy(name='one')]\n"
         "options = RunOptions(device='cpu', control='never', jobs=2)\n"

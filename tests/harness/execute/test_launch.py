@@ -16,17 +16,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.case import Case, Parallelism
-from harness.errors import CaseError, UsageError
-from harness.execute import ranks
-from harness.execute.accounts import Done
-from harness.execute.case_run import CaseRun
-from harness.execute.launch import environment, record_system, run_cases
-from harness.execute.requests import RunAnswer, Seats
-from harness.execute.runs import run_ranks
-from harness.machine.devices import Placement
-from harness.options import RunOptions
-from harness.records import CaseResult, Event, Verdict
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.execute import ranks
+from bitproof.harness.execute.accounts import Done
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.launch import environment, record_system, run_cases
+from bitproof.harness.execute.requests import RunAnswer, Seats
+from bitproof.harness.execute.runs import run_ranks
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Event, Verdict
 from tests.harness.execute.test_requests import request
 from tests.hosts import nothing_left_below_the_host, one_host
 
@@ -575,7 +575,7 @@ def test_an_interrupt_in_the_middle_of_a_run_ends_everything(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_the_command_ends_everything(tmp_path, number, leaves_nothing_behind):
     code = (
-        "import sys; from pathlib import Path; from harness.execute.launch import *\n"
+        "import sys; from pathlib import Path; from bitproof.harness.execute.launch import *\n"
         "from tests.harness.execute.test_launch import toy\n"
         "show = lambda event: print(event.event, event.step, flush=True)\n"
         "list(run_cases([toy('escaped')], RunOptions(device='cpu'), Path(sys.argv[1]), show))\n"
@@ -602,7 +602,7 @@ def test_a_signal_to_the_command_ends_everything(tmp_path, number, leaves_nothin
 
 
 def test_without_a_compiler_a_case_that_compiles_is_unverified_and_says_why(tmp_path, monkeypatch):
-    from cases.backends import inductor_dense
+    from bitproof.builtin_cases.backends import inductor_dense
 
     monkeypatch.setenv("CXX", "/nonexistent")
     small = replace(inductor_dense.model, layers=1, dense_layers=1)
@@ -613,7 +613,7 @@ def test_without_a_compiler_a_case_that_compiles_is_unverified_and_says_why(tmp_
 
 
 def test_the_command_process_loads_no_torch(tmp_path):
-    code = "import sys, harness.execute.launch; sys.exit('torch' in sys.modules)"
+    code = "import sys, bitproof.harness.execute.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

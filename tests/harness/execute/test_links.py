@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from harness.execute import links, wire
-from harness.execute.links import Line, Links
+from bitproof.harness.execute import links, wire
+from bitproof.harness.execute.links import Line, Links
 
 LOOPBACK = "127.0.0.1"
 HEADER = struct.Struct(">8sQQ")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cases.tp_ep import tp_ep_shared
-from harness.case import Batch, Model, Parallelism
-from harness.errors import CaseError
-from harness.execute.models import check_model, model_sizes
+from bitproof.builtin_cases.tp_ep import tp_ep_shared
+from bitproof.harness.case import Batch, Model, Parallelism
+from bitproof.harness.errors import CaseError
+from bitproof.harness.execute.models import check_model, model_sizes
 from tests.small import small
 
 CASE = replace(small(tp_ep_shared), parallelism=Parallelism(world_size=2, tp=2, ep=2))

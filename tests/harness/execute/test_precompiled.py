@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from cases import CASES
-from harness.case import PRECOMPILED, Case, Parallelism, Pipeline
-from harness.errors import ArtifactError, CaseError, RankError, UsageError
-from harness.execute import precompiled, runs
-from harness.execute.answers import Answerer
-from harness.execute.precompiled import PrecompiledStep, check_precompiled
-from harness.execute.requests import PrecompileRequest, StepFolder, StepRequest
-from harness.machine.devices import Placement
-from harness.options import RunOptions
-from harness.systems import graph as graph_system
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import PRECOMPILED, Case, Parallelism, Pipeline
+from bitproof.harness.errors import ArtifactError, CaseError, RankError, UsageError
+from bitproof.harness.execute import precompiled, runs
+from bitproof.harness.execute.answers import Answerer
+from bitproof.harness.execute.precompiled import PrecompiledStep, check_precompiled
+from bitproof.harness.execute.requests import PrecompileRequest, StepFolder, StepRequest
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import RunOptions
+from bitproof.harness.systems import graph as graph_system
 from tests.harness.execute.test_requests import request
 from tests.harness.execute.test_runs import runner
 from tests.small import small

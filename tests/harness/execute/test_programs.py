@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from cases.chunking import moe_batch
-from harness.disturb.faults import parse_fault
-from harness.errors import UsageError
-from harness.execute.programs import needs_program, options_of_rank, prepare_program, struck, write_standalone
-from harness.graph.options import GraphOptions
+from bitproof.builtin_cases.chunking import moe_batch
+from bitproof.harness.disturb.faults import parse_fault
+from bitproof.harness.errors import UsageError
+from bitproof.harness.execute.programs import needs_program, options_of_rank, prepare_program, struck, write_standalone
+from bitproof.harness.graph.options import GraphOptions
 
 
 def test_no_program_is_traced_before_determinism_switches_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """They choose among kernels, and so among operators: on CUDA another attention would be traced."""
     traced: list[torch.device] = []
-    monkeypatch.setattr("harness.systems.graph.prepare", lambda case, device, *others: traced.append(device))
+    monkeypatch.setattr("bitproof.harness.systems.graph.prepare", lambda case, device, *others: traced.append(device))
     cpu, before = torch.device("cpu"), torch.are_deterministic_algorithms_enabled()
     try:
         torch.use_deterministic_algorithms(False)
@@ -49,7 +49,9 @@ def test_systems_of_graphs_need_a_program_and_others_do_not() -> None:
 def test_only_a_fault_of_the_catalogue_that_edits_graphs_is_struck_and_only_into_a_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.systems.graph.strike_program", lambda program, entry, case: (program, entry.name))
+    monkeypatch.setattr(
+        "bitproof.harness.systems.graph.strike_program", lambda program, entry, case: (program, entry.name)
+    )
     edits, calls, flips = "tokens-not-counted", "counts-not-reset", "flip-bit:grad=w,rank=0,step=0"
     assert struck("program", parse_fault(edits), moe_batch) == ("program", edits)
     assert struck(None, parse_fault(edits), moe_batch) is None, "an eager step has no graph"

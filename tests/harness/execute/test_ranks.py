@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.case import Case, Parallelism
-from harness.execute.launch import run_cases
-from harness.execute.ranks import _environment_of
-from harness.execute.requests import Seats
-from harness.options import RunOptions
-from harness.program.launched import FORKED, is_rank
-from reference.parallel.mesh import Mesh
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.execute.ranks import _environment_of
+from bitproof.harness.execute.requests import Seats
+from bitproof.harness.options import RunOptions
+from bitproof.harness.program.launched import FORKED, is_rank
+from bitproof.reference.parallel.mesh import Mesh
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", FORKED)
 

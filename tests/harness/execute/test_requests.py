@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cases.chunking import moe_batch, transformer_batch
-from harness.execute.accounts import End
-from harness.execute.requests import (
+from bitproof.builtin_cases.chunking import moe_batch, transformer_batch
+from bitproof.harness.execute.accounts import End
+from bitproof.harness.execute.requests import (
     REQUESTS,
     MachineRequest,
     RunAnswer,
@@ -17,9 +17,9 @@ from harness.execute.requests import (
     Seats,
     SizesRequest,
 )
-from harness.graph.options import GraphOptions
-from harness.localize.replay import Replay
-from harness.machine.devices import Placement
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.localize.replay import Replay
+from bitproof.harness.machine.devices import Placement
 
 
 def request(tmp_path: Path, **values: Any) -> RunRequest:

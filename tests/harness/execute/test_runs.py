@@ -15,18 +15,18 @@ from typing import Any
 import psutil
 import pytest
 
-from cases.chunking import moe_seq
-from harness.case import Batch, Pipeline
-from harness.errors import RankError, TraceError
-from harness.execute import runs
-from harness.execute.accounts import End, PreparedGraph
-from harness.execute.requests import RunRequest, Seats
-from harness.execute.runs import Runner, shelf_of_run
-from harness.graph.options import GraphOptions
-from harness.program.sources import Installation, Sources
-from harness.records import PassReport
-from harness.systems import kept_graph
-from harness.systems.graph_key import Shelf
+from bitproof.builtin_cases.chunking import moe_seq
+from bitproof.harness.case import Batch, Pipeline
+from bitproof.harness.errors import RankError, TraceError
+from bitproof.harness.execute import runs
+from bitproof.harness.execute.accounts import End, PreparedGraph
+from bitproof.harness.execute.requests import RunRequest, Seats
+from bitproof.harness.execute.runs import Runner, shelf_of_run
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.program.sources import Installation, Sources
+from bitproof.harness.records import PassReport
+from bitproof.harness.systems import kept_graph
+from bitproof.harness.systems.graph_key import Shelf
 from tests.harness.execute.test_requests import request
 from tests.hosts import SharedHost
 
@@ -385,7 +385,7 @@ def test_a_pass_that_loops_behind_a_step_that_was_traced_ahead_is_named_in_time(
     plain = request(tmp_path, timeout=60.0)
     mine = replace(plain, graph_options=GraphOptions(extra_passes=("a:b",)), timeout=4.0, case_timeout=4.0)
     monkeypatch.setattr(runs, "num_cores", lambda: 2)
-    monkeypatch.setattr("harness.execute.stage._MARGIN", 1.5)
+    monkeypatch.setattr("bitproof.harness.execute.stage._MARGIN", 1.5)
     with runner(monkeypatch, loops, trace=trace) as run:
         run(replace(plain, system="eager", later=mine))
         with pytest.raises(RankError) as error:

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from harness.cli import main
-from harness.errors import RankError
-from harness.execute.sensing import Sensing, _forked, isolated, outcome_of, sense_apart
-from harness.report import json as report_json
-from harness.sensitivity.examine import Finding
-from harness.sensitivity.spread import FAILURE, Fate
+from bitproof.harness.cli import main
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute.sensing import Sensing, _forked, isolated, outcome_of, sense_apart
+from bitproof.harness.report import json as report_json
+from bitproof.harness.sensitivity.examine import Finding
+from bitproof.harness.sensitivity.spread import FAILURE, Fate
 from tests.harness.sensitivity.test_measure import CASE
 
 pytestmark = pytest.mark.ranks

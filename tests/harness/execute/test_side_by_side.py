@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from cases.chunking import transformer_batch
-from harness.case import Batch, Model, Parallelism
-from harness.execute import lanes
-from harness.execute.launch import run_cases
-from harness.execute.side_by_side import begun, groups_of
-from harness.options import RunOptions
-from harness.records import Verdict
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.case import Batch, Model, Parallelism
+from bitproof.harness.execute import lanes
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.execute.side_by_side import begun, groups_of
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Verdict
 from tests.harness.execute.test_launch import nothing_left_behind, toy
 
 SMALL = replace(

@@ -15,15 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.case import Case, Parallelism
-from harness.errors import BitproofError, CaseError, RankError
-from harness.execute import torchrun, wire
-from harness.execute.launch import run_cases
-from harness.execute.links import Links
-from harness.execute.requests import MadeOf, MadeOfRequest
-from harness.execute.torchrun import Account, Failed, Team, _unpack
-from harness.machine.devices import Placement
-from harness.options import RunOptions
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.errors import BitproofError, CaseError, RankError
+from bitproof.harness.execute import torchrun, wire
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.execute.links import Links
+from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
+from bitproof.harness.execute.torchrun import Account, Failed, Team, _unpack
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import RunOptions
 from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
@@ -33,9 +33,9 @@ SCRIPT = """
 import dataclasses, json, os, sys
 from dataclasses import replace
 from pathlib import Path
-from harness.execute.launch import run_cases
-from harness.options import RunOptions
-from harness.disturb.stress import Stress
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
+from bitproof.harness.disturb.stress import Stress
 from tests.harness.execute.test_launch import toy
 near = replace(toy("one_bit_off", name="near"), expected="CLOSE", close_within=0.01)
 cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), near]
@@ -111,8 +111,8 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
 LONELY = """
 import json, os, sys
 from pathlib import Path
-from harness.execute.launch import run_cases
-from harness.options import RunOptions
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
 from tests.harness.execute.test_launch import toy
 out = Path(sys.argv[1])
 options = RunOptions(device="cpu", control="never", timeout=600.0)
@@ -409,8 +409,8 @@ def test_ranks_with_another_environment_are_refused_before_anything_runs(tmp_pat
 HANGING = """
 import os, sys, time
 from pathlib import Path
-from harness.execute.launch import run_cases
-from harness.options import RunOptions
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
 from tests.harness.execute.test_launch import toy
 folder = Path(sys.argv[1])
 [result] = run_cases([toy("hanging", name="hangs")], RunOptions(device="cpu", control="never", timeout=300.0), folder)

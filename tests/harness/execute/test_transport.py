@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from cases.chunking import transformer_batch
-from harness.capture.store import read_recording
-from harness.case import Batch, Case, Model, Parallelism
-from harness.case.case_file import case_text
-from harness.cli import main
-from harness.errors import CaseError, UsageError
-from harness.execute import transport
-from harness.execute.session import Session
-from harness.execute.transport import open_desk, refuse_torchrun
-from harness.options import RunOptions
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.case import Batch, Case, Model, Parallelism
+from bitproof.harness.case.case_file import case_text
+from bitproof.harness.cli import main
+from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.execute import transport
+from bitproof.harness.execute.session import Session
+from bitproof.harness.execute.transport import open_desk, refuse_torchrun
+from bitproof.harness.options import RunOptions
 
 pytestmark = pytest.mark.ranks
 

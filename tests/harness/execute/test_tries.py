@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from harness.execute.tries import Tries
+from bitproof.harness.execute.tries import Tries
 
 
 class Place:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cases import all_cases
-from harness.disturb.stress import Stress
-from harness.errors import RankError
-from harness.execute import wire
-from harness.execute.accounts import ACCOUNTS, Done, End, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
-from harness.execute.failures import Failure, Problem
-from harness.execute.requests import REQUESTS, MachineRequest, RunAnswer, RunSeconds, SeatedRunRequest, Seats
-from harness.graph.options import GraphOptions
-from harness.localize.replay import OutputSite, Replay
-from harness.machine.devices import Placement
-from harness.records import CaseResult, Closeness, Divergence, Event, Key, PassReport, Verdict
+from bitproof.builtin_cases import all_cases
+from bitproof.harness.disturb.stress import Stress
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute import wire
+from bitproof.harness.execute.accounts import ACCOUNTS, Done, End, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
+from bitproof.harness.execute.failures import Failure, Problem
+from bitproof.harness.execute.requests import REQUESTS, MachineRequest, RunAnswer, RunSeconds, SeatedRunRequest, Seats
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.localize.replay import OutputSite, Replay
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.records import CaseResult, Closeness, Divergence, Event, Key, PassReport, Verdict
 from tests.harness.execute.test_requests import request
 
 CHUNKED = PassReport("chunk", 0.5, 1, 2, {"dim": "seq"}, {"calls": {"layers.0": 1}}, {"cat": [0, 1]})

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from harness.case import Case, Parallelism
-from harness.commands.record import compare_recordings
-from harness.execute.launch import run_cases
-from harness.execute.witness import Witness
-from harness.options import RunOptions
-from harness.records import TorchCompile, Verdict
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.commands.record import compare_recordings
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.execute.witness import Witness
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import TorchCompile, Verdict
 
 LONERS = "tests.harness.execute.lonely_systems"
 
@@ -204,7 +204,7 @@ def test_a_candidate_that_was_to_be_compiled_and_was_not_is_no_evidence(came_to)
 
 @pytest.mark.ranks
 def test_diff_does_not_take_recordings_of_ranks_that_never_met_for_equal(tmp_path, one_host):
-    from harness.commands.record import record_to
+    from bitproof.harness.commands.record import record_to
 
     for name in "ab":
         record_to(

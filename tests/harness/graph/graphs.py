@@ -16,15 +16,15 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
-from harness.case import Chunking
-from harness.graph.context import PassContext
-from harness.graph.operators import operator_name
-from harness.graph.origin import Origin
-from harness.graph.pipeline import build_pipeline, run_pipeline
-from harness.graph.stages import OPEN, RESOLVED
-from harness.graph.symbols import free_symbols
-from harness.graph.trace import ChunkSymbol, JointGraph, trace_joint_step
-from harness.graph.verify import Facts
+from bitproof.harness.case import Chunking
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.operators import operator_name
+from bitproof.harness.graph.origin import Origin
+from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
+from bitproof.harness.graph.stages import OPEN, RESOLVED
+from bitproof.harness.graph.symbols import free_symbols
+from bitproof.harness.graph.trace import ChunkSymbol, JointGraph, trace_joint_step
+from bitproof.harness.graph.verify import Facts
 
 CPU = torch.device("cpu")
 B, S, D = 4, 6, 8

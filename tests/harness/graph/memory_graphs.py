@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from harness.case import Memory
-from harness.graph.activations import TAG_KEY
-from harness.graph.context import PassContext
-from harness.graph.passes.offload import offload
-from harness.graph.passes.rematerialize import rematerialize
-from harness.graph.passes.tag_memory import tag_memory
-from harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
-from harness.graph.trace import JointGraph
+from bitproof.harness.case import Memory
+from bitproof.harness.graph.activations import TAG_KEY
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.passes.offload import offload
+from bitproof.harness.graph.passes.rematerialize import rematerialize
+from bitproof.harness.graph.passes.tag_memory import tag_memory
+from bitproof.harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
+from bitproof.harness.graph.trace import JointGraph
 from tests.harness.graph.graphs import Sketch, context_of
 
 aten = torch.ops.aten

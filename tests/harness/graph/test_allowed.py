@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases import CASES
-from harness.case import Model
-from harness.graph import offload_operators  # noqa: F401 (it registers bitproof's own)
-from harness.graph.allowed import ALLOWED
-from harness.graph.plain import plain_of, refuse_operators
-from harness.systems.graph import prepare
-from harness.torch_compat import HigherOrderOperator, OpOverload, import_tracing
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Model
+from bitproof.harness.graph import offload_operators  # noqa: F401 (it registers bitproof's own)
+from bitproof.harness.graph.allowed import ALLOWED
+from bitproof.harness.graph.plain import plain_of, refuse_operators
+from bitproof.harness.systems.graph import prepare
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, import_tracing
 
 
 def test_every_name_is_an_operators() -> None:

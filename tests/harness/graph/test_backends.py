@@ -13,10 +13,10 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from harness.errors import MachineError, PassError
-from harness.graph import backends
-from harness.graph.backends import compile_for, compile_halves
-from harness.graph.operators import operator_name
+from bitproof.harness.errors import MachineError, PassError
+from bitproof.harness.graph import backends
+from bitproof.harness.graph.backends import compile_for, compile_halves
+from bitproof.harness.graph.operators import operator_name
 from tests.harness.graph.graphs import Applied, Layers, batch, chunked, differing, parameter, run_graph, trace
 from tests.harness.graph.joint_graphs import Counting, partitioned
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from harness.graph.collector import collector_paused
+from bitproof.harness.graph.collector import collector_paused
 
 
 def test_the_collector_rests_inside_and_runs_again_after() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.graph.dead_code import drop_dead_code
+from bitproof.harness.graph.dead_code import drop_dead_code
 from tests.harness.graph.graphs import Sketch, listing
 
 aten = torch.ops.aten

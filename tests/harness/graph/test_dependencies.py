@@ -6,7 +6,7 @@ import operator
 
 import torch
 
-from harness.graph.dependencies import dependencies, reorder
+from bitproof.harness.graph.dependencies import dependencies, reorder
 from tests.harness.graph.graphs import Sketch, calls, listing
 
 aten = torch.ops.aten

@@ -3,7 +3,7 @@ import operator
 import torch
 from torch.fx import Graph, GraphModule
 
-from harness.graph.device_constants import forget_device_index
+from bitproof.harness.graph.device_constants import forget_device_index
 
 RANK_3 = torch.device("cuda", 3)
 

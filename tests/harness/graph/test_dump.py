@@ -12,8 +12,8 @@ import torch
 from torch._logging._internal import trace_log
 from torch.fx import GraphModule
 
-from harness.graph.dump import GraphDump
-from harness.graph.pipeline import build_pipeline, run_pipeline
+from bitproof.harness.graph.dump import GraphDump
+from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
 from tests.harness.graph.graphs import Applied, D, Layers, Sketch, context_of, parameter, trace
 
 aten = torch.ops.aten

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from harness.errors import TraceError
-from harness.graph import export_joint, operators
-from harness.graph.export_joint import SEED_KEY, export_joint_step
-from harness.graph.origin import Origin, origin_of
-from harness.torch_compat import joint_graph
+from bitproof.harness.errors import TraceError
+from bitproof.harness.graph import export_joint, operators
+from bitproof.harness.graph.export_joint import SEED_KEY, export_joint_step
+from bitproof.harness.graph.origin import Origin, origin_of
+from bitproof.harness.torch_compat import joint_graph
 from tests.harness.graph.graphs import (
     CPU,
     SEED,

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from harness.errors import PassError, UsageError
-from harness.graph.context import PassContext
-from harness.graph.extra_pass import ExtraPass, insert, load_pass
-from harness.graph.options import PassSpec, parse_pass
-from harness.graph.origin import UNKNOWN, origin_of
-from harness.graph.pipeline import build_pipeline, run_pipeline
+from bitproof.harness.errors import PassError, UsageError
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.extra_pass import ExtraPass, insert, load_pass
+from bitproof.harness.graph.options import PassSpec, parse_pass
+from bitproof.harness.graph.origin import UNKNOWN, origin_of
+from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
 from tests.harness.graph.graphs import (
     Applied,
     D,
@@ -81,8 +81,8 @@ def test_a_file_is_loaded_from_the_bytes_that_are_hashed(tmp_path: Path) -> None
 
 
 def test_a_module_is_imported_and_the_functions_own_file_hashed() -> None:
-    loaded = load_pass(parse_pass("harness.graph.pipeline:clean_up"))
-    source = Path(sys.modules["harness.graph.passes.clean_up"].__file__ or "")
+    loaded = load_pass(parse_pass("bitproof.harness.graph.pipeline:clean_up"))
+    source = Path(sys.modules["bitproof.harness.graph.passes.clean_up"].__file__ or "")
     assert (loaded.__name__, loaded.sha256) == ("clean_up", hashlib.sha256(source.read_bytes()).hexdigest())
 
 
@@ -100,7 +100,9 @@ def test_a_module_that_only_a_package_which_ours_hides_has_is_refused_naming_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cases").mkdir()
     (tmp_path / "cases" / "my.py").write_text("def drop(module): pass\n")
-    (tmp_path / "mine.py").write_text("from cases.my import drop as theirs\ndef drop(module): theirs(module)\n")
+    (tmp_path / "mine.py").write_text(
+        "from bitproof.builtin_cases.my import drop as theirs\ndef drop(module): theirs(module)\n"
+    )
     fix = f"\n  fix: rename {tmp_path}/cases: cases is bitproof's own package, in {Path(__file__).parents[3]}"
     for spec, what in (("cases.my:drop", "module"), (f"{tmp_path}/mine.py:drop", "file")):
         with pytest.raises(UsageError) as error:
@@ -112,9 +114,9 @@ def test_a_module_that_only_a_package_which_ours_hides_has_is_refused_naming_it(
 @pytest.mark.parametrize(("name", "found"), [("nothing_of_the_kind", "nothing"), ("ExtraPass", "type")])
 def test_what_is_no_function_of_the_module_is_refused(name: str, found: str) -> None:
     with pytest.raises(UsageError) as error:
-        load_pass(parse_pass(f"harness.graph.extra_pass:{name}"))
+        load_pass(parse_pass(f"bitproof.harness.graph.extra_pass:{name}"))
     assert str(error.value) == (
-        f"UsageError: harness.graph.extra_pass has no function {name}\n"
+        f"UsageError: bitproof.harness.graph.extra_pass has no function {name}\n"
         "  expected: a function of a GraphModule, and of a PassContext if it takes two\n"
         f"  found: {found}"
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import grouped_mm
 
-from harness.graph import fake_kernels
+from bitproof.harness.graph import fake_kernels
 
 
 def product_and_gradients(dtype: torch.dtype) -> list[Tensor]:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from harness.graph.fake_mode import step_fake_mode
-from harness.graph.symbols import expression, free_symbols
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.symbols import expression, free_symbols
 
 all_to_all_single = torch.ops._c10d_functional.all_to_all_single.default
 

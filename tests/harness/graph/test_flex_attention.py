@@ -14,16 +14,16 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness.case import Chunking
-from harness.errors import ChunkError, TraceError
-from harness.graph.dependencies import dependencies, reorder
-from harness.graph.passes.chunk import chunk
-from harness.graph.passes.concretize_symbols import concretize_symbols
-from harness.graph.symbols import carries
-from harness.graph.trace import JointGraph
-from reference.chunking import chunk_modules
-from reference.layers.attention import attend
-from reference.layers.document_mask import document_mask
+from bitproof.harness.case import Chunking
+from bitproof.harness.errors import ChunkError, TraceError
+from bitproof.harness.graph.dependencies import dependencies, reorder
+from bitproof.harness.graph.passes.chunk import chunk
+from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
+from bitproof.harness.graph.symbols import carries
+from bitproof.harness.graph.trace import JointGraph
+from bitproof.reference.chunking import chunk_modules
+from bitproof.reference.layers.attention import attend
+from bitproof.reference.layers.document_mask import document_mask
 from tests.harness.graph.graphs import (
     SEED,
     B,

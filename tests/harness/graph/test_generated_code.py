@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.graph.generated_code import hash_generated
+from bitproof.harness.graph.generated_code import hash_generated
 
 CODE = """# AOT ID: ['{number}_inference']
 # kernel path: {folder}/ab/{name}.py

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.fx import Graph
 
-from harness.errors import PassError
-from harness.graph.group_objects import collectives_by_object, move_to_own_group
-from harness.graph.groups import Group, GroupTable
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.group_objects import collectives_by_object, move_to_own_group
+from bitproof.harness.graph.groups import Group, GroupTable
 from tests.harness.graph.graphs import Sketch
 
 c10d = torch.ops._c10d_functional

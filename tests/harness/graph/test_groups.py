@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import PassError
-from harness.graph.groups import Group, GroupTable
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.groups import Group, GroupTable
 
 PAIRS = ((0, 1), (2, 3))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.graph.halves import HALF_KEY, divide, half_of, is_partitioned, put_in, run_halves
+from bitproof.harness.graph.halves import HALF_KEY, divide, half_of, is_partitioned, put_in, run_halves
 from tests.harness.graph.graphs import Layers, batch
 from tests.harness.graph.joint_graphs import Counting, export, partitioned
 

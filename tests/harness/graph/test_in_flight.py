@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Tracer, symbolic_trace
 
-from harness.graph.in_flight import races
-from harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
+from bitproof.harness.graph.in_flight import races
+from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional
 
-from harness.case import Chunking
-from harness.errors import ChunkError, TraceError
-from harness.graph.mixing import MixingCheck, refuse_mixing
-from reference.chunking import chunk_modules
-from reference.layers.moe import MoE, MoEConfig
-from reference.layers.router import RoutingConfig
+from bitproof.harness.case import Chunking
+from bitproof.harness.errors import ChunkError, TraceError
+from bitproof.harness.graph.mixing import MixingCheck, refuse_mixing
+from bitproof.reference.chunking import chunk_modules
+from bitproof.reference.layers.moe import MoE, MoEConfig
+from bitproof.reference.layers.router import RoutingConfig
 from tests.harness.graph.graphs import (
     Applied,
     D,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from harness.case import Boundary, Chunking
-from harness.errors import CaseError, PassError
-from harness.graph.observation import (
+from bitproof.harness.case import Boundary, Chunking
+from bitproof.harness.errors import CaseError, PassError
+from bitproof.harness.graph.observation import (
     MARKS_KEY,
     Mark,
     activation,
@@ -20,12 +20,12 @@ from harness.graph.observation import (
     show_activations,
     shown_to,
 )
-from harness.graph.pipeline import build_pipeline, run_pipeline
-from harness.graph.plain import graph_of, plain_of
-from harness.graph.trace import trace_joint_step
-from harness.graph.writer import CHUNK_KEY
-from reference.activations import Activations
-from reference.chunking import chunk_modules
+from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
+from bitproof.harness.graph.plain import graph_of, plain_of
+from bitproof.harness.graph.trace import trace_joint_step
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.reference.activations import Activations
+from bitproof.reference.chunking import chunk_modules
 from tests.harness.graph.graphs import CPU, SEED, Applied, D, Layers, batch, context_of, mean_square, parameter
 
 aten = torch.ops.aten

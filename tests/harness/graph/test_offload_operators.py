@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from harness.graph import operators
-from harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
 from tests.harness.graph.graphs import Sketch, bits
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

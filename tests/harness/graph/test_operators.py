@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 
-from harness.graph import operators
+from bitproof.harness.graph import operators
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cases.chunking import moe_seq
-from harness.errors import CaseError, UsageError
-from harness.graph.options import check_extra_passes, parse_pass
+from bitproof.builtin_cases.chunking import moe_seq
+from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.graph.options import check_extra_passes, parse_pass
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from harness.capture import digest
-from harness.graph.origin import Origin, calls_of, origin_of, user_line
+from bitproof.harness.capture import digest
+from bitproof.harness.graph.origin import Origin, calls_of, origin_of, user_line
 from tests.harness.graph.graphs import Applied, D, Layers, calls, line_of, parameter, trace
 
 

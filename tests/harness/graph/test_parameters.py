@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.graph.parameters import chain_to_input, parameters_of
+from bitproof.harness.graph.parameters import chain_to_input, parameters_of
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from torch.fx import GraphModule
 
-from harness.case import Memory, Pipeline
-from harness.errors import CaseError, ChunkError, PassError
-from harness.graph.context import PassContext
-from harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
+from bitproof.harness.case import Memory, Pipeline
+from bitproof.harness.errors import CaseError, ChunkError, PassError
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.pipeline import apply_until, build_pipeline, run_pipeline
 from tests.harness.graph.graphs import (
     Applied,
     D,

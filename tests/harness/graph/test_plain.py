@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from harness.graph import offload_operators
-from harness.graph.origin import META_KEY, Origin
-from harness.graph.plain import UnkeptError, graph_of, plain_of
-from harness.graph.writer import CHUNK_KEY
+from bitproof.harness.graph import offload_operators
+from bitproof.harness.graph.origin import META_KEY, Origin
+from bitproof.harness.graph.plain import UnkeptError, graph_of, plain_of
+from bitproof.harness.graph.writer import CHUNK_KEY
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 

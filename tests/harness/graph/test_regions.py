@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from harness.graph.operators import operator_name
-from harness.graph.origin import META_KEY, RECOMPUTED_KEY, Origin
-from harness.graph.regions import made_of_parameters, marked_by
+from bitproof.harness.graph.operators import operator_name
+from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, Origin
+from bitproof.harness.graph.regions import made_of_parameters, marked_by
 from tests.harness.graph.graphs import Applied, Layers, chunked, parameter, trace
 
 aten = torch.ops.aten

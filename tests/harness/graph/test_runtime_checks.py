@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import Memory, Pipeline
-from harness.errors import PassError, TraceError
-from harness.graph.backends import compile_for
-from harness.graph.context import PassContext
-from harness.graph.operators import operator_name
-from harness.graph.pipeline import build_pipeline, run_pipeline
+from bitproof.harness.case import Memory, Pipeline
+from bitproof.harness.errors import PassError, TraceError
+from bitproof.harness.graph.backends import compile_for
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.operators import operator_name
+from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
 from tests.harness.graph.graphs import (
     Applied,
     B,

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from harness.errors import PassError
-from harness.graph import verify as rules
-from harness.graph.context import PassContext
-from harness.graph.pipeline import Row, build_pipeline, run_pipeline
-from harness.graph.stages import OPEN, RESOLVED
-from harness.graph.verify import Facts
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import verify as rules
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.pipeline import Row, build_pipeline, run_pipeline
+from bitproof.harness.graph.stages import OPEN, RESOLVED
+from bitproof.harness.graph.verify import Facts
 from tests.harness.graph.graphs import Applied, D, Layers, Sketch, context_of, parameter, trace
 
 

@@ -7,8 +7,8 @@ import operator
 import pytest
 import torch
 
-from harness.errors import ChunkError
-from harness.graph.symbols import carries, chunk_dim, is_scalar_of, number, number_of, require_chunk_dim
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.graph.symbols import carries, chunk_dim, is_scalar_of, number, number_of, require_chunk_dim
 from tests.harness.graph.graphs import Sketch
 
 

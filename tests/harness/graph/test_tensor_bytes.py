@@ -7,9 +7,9 @@ import operator
 import torch
 from torch.fx import Node
 
-from harness.graph.fake_mode import step_fake_mode
-from harness.graph.symbols import free_symbols
-from harness.graph.tensor_bytes import TensorBytes
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.symbols import free_symbols
+from bitproof.harness.graph.tensor_bytes import TensorBytes
 from tests.harness.graph.graphs import B, Sketch
 
 aten = torch.ops.aten

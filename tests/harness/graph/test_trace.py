@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._sympy.functions import Mod
 
-from harness.errors import TraceError
-from harness.graph.trace import Guard, trace_joint_step
+from bitproof.harness.errors import TraceError
+from bitproof.harness.graph.trace import Guard, trace_joint_step
 from tests.harness.graph.graphs import (
     CPU,
     SEED,

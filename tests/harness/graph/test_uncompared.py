@@ -5,8 +5,8 @@ import operator
 import torch
 from torch.fx import Graph, GraphModule
 
-from harness.graph.observation import observed
-from harness.graph.uncompared import count_uncompared
+from bitproof.harness.graph.observation import observed
+from bitproof.harness.graph.uncompared import count_uncompared
 
 
 def counted(build):

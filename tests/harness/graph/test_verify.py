@@ -11,10 +11,10 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from harness.errors import PassError
-from harness.graph.stages import OPEN
-from harness.graph.trace import ChunkSymbol
-from harness.graph.verify import Facts
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.stages import OPEN
+from bitproof.harness.graph.trace import ChunkSymbol
+from bitproof.harness.graph.verify import Facts
 from tests.harness.graph.graphs import Sketch, verify
 
 aten = torch.ops.aten

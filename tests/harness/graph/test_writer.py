@@ -12,11 +12,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
-from cases.chunking import moe_seq, transformer_batch
-from harness.case import Case
-from harness.graph.symbols import expression, free_symbols
-from harness.graph.writer import CHUNK_KEY, GraphWriter
-from harness.systems.graph import prepare
+from bitproof.builtin_cases.chunking import moe_seq, transformer_batch
+from bitproof.harness.case import Case
+from bitproof.harness.graph.symbols import expression, free_symbols
+from bitproof.harness.graph.writer import CHUNK_KEY, GraphWriter
+from bitproof.harness.systems.graph import prepare
 from tests.harness.graph.graphs import Applied, D, Layers, Sketch, chunked, parameter, trace
 from tests.small import small
 

@@ -4,11 +4,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.errors import UsageError
-from harness.history.plot import BAD, GOOD, render_html, render_svg, write_plot
-from harness.history.store import add_runs, read_nights
-from harness.history.trends import trends_of
-from harness.records import Divergence, Verdict
+from bitproof.harness.errors import UsageError
+from bitproof.harness.history.plot import BAD, GOOD, render_html, render_svg, write_plot
+from bitproof.harness.history.store import add_runs, read_nights
+from bitproof.harness.history.trends import trends_of
+from bitproof.harness.records import Divergence, Verdict
 from tests.harness.reports import ENVIRONMENT, case, result, write_report
 
 SVG = "{http://www.w3.org/2000/svg}"

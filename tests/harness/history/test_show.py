@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from harness.cli import main
-from harness.history.show import print_trends
-from harness.history.store import read_nights
-from harness.history.trends import trends_of
-from harness.records import Score
+from bitproof.harness.cli import main
+from bitproof.harness.history.show import print_trends
+from bitproof.harness.history.store import read_nights
+from bitproof.harness.history.trends import trends_of
+from bitproof.harness.records import Score
 from tests.harness.reports import ENVIRONMENT, case, result, write_report
 
 

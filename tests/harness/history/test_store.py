@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import RecordingError, UsageError
-from harness.history import store
-from harness.history.store import add_runs, read_nights
-from harness.records import Divergence, Score, Verdict
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.history import store
+from bitproof.harness.history.store import add_runs, read_nights
+from bitproof.harness.records import Divergence, Score, Verdict
 from tests.harness.reports import ENVIRONMENT, case, result, write_report
 
 ROOT = Path(__file__).parents[3]
@@ -131,7 +131,7 @@ def test_a_writer_that_is_killed_leaves_the_file_as_it_was(tmp_path, db):
     add_runs(db, [night(tmp_path, 1)])
     cases = [result(case(f"case_{index}")) for index in range(150)]
     code = (
-        "import os, signal, sys; from pathlib import Path; from harness.history import store\n"
+        "import os, signal, sys; from pathlib import Path; from bitproof.harness.history import store\n"
         "add = store._add\n"
         "def add_and_die(connection, report):\n"
         "    connection.execute('PRAGMA cache_size = 1')\n"  # so that pages reach the disk before the commit

@@ -4,10 +4,10 @@ from itertools import count
 
 import pytest
 
-from harness.errors import UsageError
-from harness.history.store import Night, Outcome
-from harness.history.trends import changes_of, trends_of
-from harness.records import Verdict
+from bitproof.harness.errors import UsageError
+from bitproof.harness.history.store import Night, Outcome
+from bitproof.harness.history.trends import changes_of, trends_of
+from bitproof.harness.records import Verdict
 
 
 def outcome(name, verdict="EQUAL", seconds=10.0, as_expected=None):

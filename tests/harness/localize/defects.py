@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.fx import GraphModule, Node
 
-from harness.graph.operators import operator_name
-from harness.graph.origin import origin_of
+from bitproof.harness.graph.operators import operator_name
+from bitproof.harness.graph.origin import origin_of
 
 aten = torch.ops.aten
 BAD_RANK = 1

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.fx import GraphModule
 
-from harness.case import Case
-from reference.parallel.mesh import Mesh
-from reference.step import Trainer, make_eager
+from bitproof.harness.case import Case
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer, make_eager
 from tests.harness.localize.defects import EXPERTS, find, insert
 
 NOISY_RANK = 1

@@ -21,8 +21,8 @@ from unittest import mock
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.graph.operators import operator_name
-from harness.graph.origin import origin_of
+from bitproof.harness.graph.operators import operator_name
+from bitproof.harness.graph.origin import origin_of
 
 aten = torch.ops.aten
 
@@ -144,7 +144,7 @@ DEFECTS = {
 
 def install(defect: PassDefect) -> None:
     """Put a defect into this process's pipeline, wherever there is something that it can spoil."""
-    from harness.graph import pipeline
+    from bitproof.harness.graph import pipeline
 
     right = getattr(pipeline, defect.of)
 
@@ -168,17 +168,17 @@ def hosts_with(name: str) -> Iterator[None]:
     start = subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> Any:
-        if command[3:4] == ["harness.execute.host"]:
+        if command[3:4] == ["bitproof.harness.execute.host"]:
             command = [*command[:3], "tests.harness.localize.pass_defects", name, *command[4:]]
         return start(command, **options)
 
-    with mock.patch("harness.execute.host_process.subprocess.Popen", popen):
+    with mock.patch("bitproof.harness.execute.host_process.subprocess.Popen", popen):
         yield
 
 
 def main() -> None:
     """A host with the defect that the first argument names."""
-    from harness.execute import host
+    from bitproof.harness.execute import host
 
     install(DEFECTS[sys.argv.pop(1)])
     host.main()

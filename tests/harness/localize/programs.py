@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from harness.localize.blame import find_culprit
-from harness.localize.calls import Call, Place
-from harness.localize.culprit import Culprit
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.culprit import Culprit
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""

@@ -12,19 +12,29 @@ from typing import Any
 
 import pytest
 
-from harness.capture.store import write_recording
-from harness.case import Case, Chunking, Memory, Parallelism, Pipeline
-from harness.commands.bisect import status_of
-from harness.errors import PassError, RankError, RecordingError
-from harness.execute.accounts import PreparedGraph
-from harness.execute.case_run import CaseRun
-from harness.execute.requests import RunAnswer, RunRequest
-from harness.localize.bisect_passes import Bisector, halve, shared_reference
-from harness.localize.replay import Replay, Watch
-from harness.machine.devices import Placement
-from harness.options import RunOptions
-from harness.records import BlamedCall, CaseResult, GraphIdentity, Key, Manifest, PassReport, Record, Recording, Verdict
-from harness.report.bisection import tell_answer
+from bitproof.harness.capture.store import write_recording
+from bitproof.harness.case import Case, Chunking, Memory, Parallelism, Pipeline
+from bitproof.harness.commands.bisect import status_of
+from bitproof.harness.errors import PassError, RankError, RecordingError
+from bitproof.harness.execute.accounts import PreparedGraph
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.requests import RunAnswer, RunRequest
+from bitproof.harness.localize.bisect_passes import Bisector, halve, shared_reference
+from bitproof.harness.localize.replay import Replay, Watch
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import (
+    BlamedCall,
+    CaseResult,
+    GraphIdentity,
+    Key,
+    Manifest,
+    PassReport,
+    Record,
+    Recording,
+    Verdict,
+)
+from bitproof.harness.report.bisection import tell_answer
 
 MINE = "mine"
 COLUMN = ["clean_up", "tag_memory", "rematerialize", "chunk", "bucket", MINE, "overlap", "concretize_symbols"]

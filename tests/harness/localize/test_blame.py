@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.localize.blame import find_culprit
-from harness.localize.calls import Call, Place
-from harness.localize.culprit import Culprit, call_of
-from harness.localize.search import held_as
-from harness.records import Key, Manifest, Record, Recording
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.culprit import Culprit, call_of
+from bitproof.harness.localize.search import held_as
+from bitproof.harness.records import Key, Manifest, Record, Recording
 
 FORWARD = Place("layers.0", "forward")
 BACKWARD = Place("layers.0", "backward")

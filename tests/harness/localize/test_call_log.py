@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from harness.capture.digest import digest
-from harness.case import Parallelism
-from harness.graph import offload_operators
-from harness.localize.call_log import logged
-from harness.localize.calls import Call, Place, calls_from_text, calls_to_text
-from reference.parallel.mesh import Mesh
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.case import Parallelism
+from bitproof.harness.graph import offload_operators
+from bitproof.harness.localize.call_log import logged
+from bitproof.harness.localize.calls import Call, Place, calls_from_text, calls_to_text
+from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.graph.graphs import Applied, D, Layers, batch, chunked, mean_square, parameter, trace
 from tests.ranks import on_ranks
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import RecordingError
-from harness.localize.calls import Call, Place, calls_from_text, calls_to_text
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.localize.calls import Call, Place, calls_from_text, calls_to_text
 
 CALLS = [
     Call(

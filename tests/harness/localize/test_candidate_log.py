@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.localize.calls import Call, Place
-from harness.localize.candidate_log import CandidateLog
-from harness.localize.reference_log import ReferenceLog
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.candidate_log import CandidateLog
+from bitproof.harness.localize.reference_log import ReferenceLog
 
 FORWARD = Place("layers.0", "forward")
 ROUTER = Place("layers.0.router", "forward")

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases.chunking import transformer_batch
-from harness.capture.digest import digest
-from harness.case import Case, Parallelism
-from harness.localize.blame import find_culprit
-from harness.localize.call_log import logged
-from harness.localize.calls import Call, calls_from_text, calls_to_text
-from harness.localize.culprit import Culprit
-from harness.systems.graph import GraphProgram, make_graph_system, prepare
-from reference.parallel.mesh import Mesh
-from reference.step import Trainer, make_eager
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.call_log import logged
+from bitproof.harness.localize.calls import Call, calls_from_text, calls_to_text
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer, make_eager
 from tests.harness.localize.defects import BAD_RANK, DEFECTS, EXPERTS, Defect
 from tests.harness.localize.noisy import NOISY_RANK, add_noise
 from tests.ranks import on_ranks

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cases import CASES
-from harness.case import Pipeline
-from harness.compare.verdict import Judgement
-from harness.errors import RankError
-from harness.localize.calls import Call, Place
-from harness.localize.every_call import EveryCall, told_uncompared, why_not
-from harness.localize.replay import Remains, archive_of, write_archive
-from harness.records import Key, Record, Recording, Verdict
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Pipeline
+from bitproof.harness.compare.verdict import Judgement
+from bitproof.harness.errors import RankError
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.every_call import EveryCall, told_uncompared, why_not
+from bitproof.harness.localize.replay import Remains, archive_of, write_archive
+from bitproof.harness.records import Key, Record, Recording, Verdict
 from tests.harness.localize.test_strangers import STEP, call
 
 CASE = replace(CASES["moe_seq"], steps=2, parallelism=replace(CASES["moe_seq"].parallelism, world_size=2, ep=1))

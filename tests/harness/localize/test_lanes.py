@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.localize.lanes import lane, num_lanes
+from bitproof.harness.localize.lanes import lane, num_lanes
 
 aten = torch.ops.aten
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.localize.blame import find_culprit
-from harness.localize.calls import Call, Place
-from harness.localize.neighbours import neighbours_of
-from harness.records import Neighbour
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.neighbours import neighbours_of
+from bitproof.harness.records import Neighbour
 from tests.harness.localize.test_blame import blamed, call
 
 

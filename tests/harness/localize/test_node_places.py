@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.fx import Graph, Node
 
-from harness.errors import UsageError
-from harness.graph.origin import UNKNOWN, Origin
-from harness.graph.writer import CHUNK_KEY
-from harness.localize.calls import Place
-from harness.localize.node_places import place_of
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.origin import UNKNOWN, Origin
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.localize.calls import Place
+from bitproof.harness.localize.node_places import place_of
 
 
 def node(**meta: Any) -> Node:

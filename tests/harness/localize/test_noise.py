@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from cases.chunking import moe_seq
-from harness.case import Parallelism
-from harness.execute.launch import run_cases
-from harness.options import RunOptions
-from harness.records import CaseResult, Divergence, Verdict
+from bitproof.builtin_cases.chunking import moe_seq
+from bitproof.harness.case import Parallelism
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Divergence, Verdict
 from tests.harness.localize.defects import EXPERTS
 from tests.harness.localize.noisy import NOISY_RANK
 from tests.small import small

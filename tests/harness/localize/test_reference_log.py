@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.localize.calls import Call, Place
-from harness.localize.reference_log import ReferenceLog
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.reference_log import ReferenceLog
 
 CHUNK_0, CHUNK_1 = (Place("layers.0", "forward", chunk) for chunk in (0, 1))
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.errors import RankError
-from harness.localize.calls import Call, Place
-from harness.localize.replay import Remains, Replay, archive_of, write_archive
-from harness.localize.search import Search
-from harness.records import Divergence, Key, Manifest, Record, Recording
+from bitproof.harness.errors import RankError
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.replay import Remains, Replay, archive_of, write_archive
+from bitproof.harness.localize.search import Search
+from bitproof.harness.records import Divergence, Key, Manifest, Record, Recording
 
 FORWARD = Place("layers.0", "forward")
 KEY = Key(0, "loss", "loss", 0)

@@ -12,13 +12,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from harness.capture.digest import digest
-from harness.case import Parallelism
-from harness.localize.blame import find_culprit
-from harness.localize.call_log import logged
-from harness.localize.calls import Call, calls_from_text, calls_to_text
-from harness.localize.culprit import Culprit
-from reference.parallel.mesh import Mesh
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.case import Parallelism
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.call_log import logged
+from bitproof.harness.localize.calls import Call, calls_from_text, calls_to_text
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.reference.parallel.mesh import Mesh
 from tests.ranks import on_ranks
 
 Log = tuple[str, dict[str, str]]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cases.chunking import transformer_batch
-from harness.case import Case, Memory, Model, Parallelism, Pipeline
-from harness.localize.shrink_case import Begin, Budget, Symptom, Trial, change, differences, shrink, symptom_of
-from harness.records import BlamedCall, CaseResult, Divergence, Verdict
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.case import Case, Memory, Model, Parallelism, Pipeline
+from bitproof.harness.localize.shrink_case import Begin, Budget, Symptom, Trial, change, differences, shrink, symptom_of
+from bitproof.harness.records import BlamedCall, CaseResult, Divergence, Verdict
 
 SIZES: dict[str, Any] = {"layers": 3, "dense_layers": 1, "experts": 8, "top_k": 3, "dim": 64, "heads": 4}
 CASE = replace(transformer_batch, model=Model(**SIZES))

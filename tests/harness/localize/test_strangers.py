@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.localize.calls import Call, Place
-from harness.localize.strangers import Stranger, find_strangers
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.strangers import Stranger, find_strangers
 
 FORWARD = Place("layers.0", "forward")
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work
 
-from harness.localize.calls import Call, Place
-from harness.localize.noise import NoiseSearch
-from harness.localize.replay import Remains, Replay, write_archive
-from harness.localize.works import DoneWork, Works
-from harness.records import Divergence
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.noise import NoiseSearch
+from bitproof.harness.localize.replay import Remains, Replay, write_archive
+from bitproof.harness.localize.works import DoneWork, Works
+from bitproof.harness.records import Divergence
 from tests.harness.localize.test_call_log import System, calls_of, layers
 
 WAITS: list[Callable[[Work], Any]] = [

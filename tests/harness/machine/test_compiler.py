@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from harness.machine.compiler import compiled_for, compiler, compiler_problem
+from bitproof.harness.machine.compiler import compiled_for, compiler, compiler_problem
 
 
 @pytest.fixture

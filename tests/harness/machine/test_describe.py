@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.capture.manifest import machine as machine_of_manifest
-from harness.machine import describe as machine
-from harness.machine.describe import describe_machine
+from bitproof.harness.capture.manifest import machine as machine_of_manifest
+from bitproof.harness.machine import describe as machine
+from bitproof.harness.machine.describe import describe_machine
 
 
 def test_torch_has_the_version_that_it_gives_itself():
@@ -35,5 +35,5 @@ def test_without_that_file_the_metadata_count(monkeypatch, tmp_path):
 
 @pytest.mark.ranks
 def test_telling_loads_no_torch():
-    code = "import sys; from harness.machine.describe import describe_machine as d; d(); print('torch' in sys.modules)"
+    code = "import sys; from bitproof.harness.machine.describe import describe_machine as d; d(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"

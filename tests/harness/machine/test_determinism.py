@@ -13,11 +13,11 @@ import numpy
 import pytest
 import torch
 
-from harness.capture.store import read_manifest
-from harness.case.case_file import case_text
-from harness.cli import main
-from harness.errors import PassError
-from harness.machine.determinism import (
+from bitproof.harness.capture.store import read_manifest
+from bitproof.harness.case.case_file import case_text
+from bitproof.harness.cli import main
+from bitproof.harness.errors import PassError
+from bitproof.harness.machine.determinism import (
     Switches,
     first_changed,
     keeping_switches,

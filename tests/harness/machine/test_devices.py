@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from cases.chunking import unchunked
-from harness.errors import CaseError
-from harness.machine import devices
-from harness.machine.devices import Placement, lease_gpus, place, unmet_requirement
+from bitproof.builtin_cases.chunking import unchunked
+from bitproof.harness.errors import CaseError
+from bitproof.harness.machine import devices
+from bitproof.harness.machine.devices import Placement, lease_gpus, place, unmet_requirement
 
 
 def test_auto_takes_gpus_only_when_every_rank_gets_one():

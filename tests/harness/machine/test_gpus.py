@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import torch_compat
-from harness.machine import gpus
-from harness.machine.gpus import agreed_facts, driver_version, num_gpus, read_gpu_environment, read_nccl_conf
+from bitproof.harness import torch_compat
+from bitproof.harness.machine import gpus
+from bitproof.harness.machine.gpus import agreed_facts, driver_version, num_gpus, read_gpu_environment, read_nccl_conf
 
 
 @pytest.fixture

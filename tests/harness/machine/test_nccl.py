@@ -1,5 +1,5 @@
-from harness.machine.gpus import read_gpu_environment
-from harness.machine.nccl import pin_nccl
+from bitproof.harness.machine.gpus import read_gpu_environment
+from bitproof.harness.machine.nccl import pin_nccl
 
 
 def test_launches_have_an_order_and_nccls_own_sums_one_algorithm():

@@ -4,8 +4,15 @@ import os
 
 import pytest
 
-from harness.machine import room
-from harness.machine.room import HOST_BYTES, RANK_BYTES, cores_for_runs, free_memory, num_at_once, num_in_memory
+from bitproof.harness.machine import room
+from bitproof.harness.machine.room import (
+    HOST_BYTES,
+    RANK_BYTES,
+    cores_for_runs,
+    free_memory,
+    num_at_once,
+    num_in_memory,
+)
 
 GIB = 1 << 30
 

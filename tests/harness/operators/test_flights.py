@@ -1,7 +1,7 @@
 """What gets in the way of what is on its way, beside its nearest neighbour that does not; memory has letters here."""
 
-from harness.operators import known
-from harness.operators.flights import NEVER_FREED, Flights
+from bitproof.harness.operators import known
+from bitproof.harness.operators.flights import NEVER_FREED, Flights
 
 OFFLOAD, RELOAD, GATHER = (known(name) for name in ("bitproof.offload", "bitproof.reload", "_c10d_functional.x"))
 WAIT_OFFLOAD, WAIT_RELOAD = known("bitproof.wait_offload").wait, known("bitproof.wait_reload").wait

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-import harness.graph.offload_operators  # noqa: F401 (it registers bitproof's own)
-from harness.operators import ROWS, Uninitialized, known
-from harness.torch_compat import schema_of
+import bitproof.harness.graph.offload_operators  # noqa: F401 (it registers bitproof's own)
+from bitproof.harness.operators import ROWS, Uninitialized, known
+from bitproof.harness.torch_compat import schema_of
 
 WRITTEN_IN_FULL = {
     "aten._copy_from_and_resize": "copies into all of what it resizes",

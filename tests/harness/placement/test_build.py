@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.graph.trace import trace_fixed_step
-from harness.placement.build import STATE_BYTES, PlacedLayer, PlacedParameter, Scene, build
-from harness.placement.program import Program, brute_force
-from harness.placement.solve import least_bytes, solve
+from bitproof.harness.graph.trace import trace_fixed_step
+from bitproof.harness.placement.build import STATE_BYTES, PlacedLayer, PlacedParameter, Scene, build
+from bitproof.harness.placement.program import Program, brute_force
+from bitproof.harness.placement.solve import least_bytes, solve
 
 D, H, ROWS = 8, 16, 4
 """Model dim, hidden dim, rows of a batch."""

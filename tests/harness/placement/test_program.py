@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from harness.placement.program import Choice, Program, brute_force, every_choice
+from bitproof.harness.placement.program import Choice, Program, brute_force, every_choice
 
 NEVER = math.inf
 

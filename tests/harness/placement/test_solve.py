@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from harness.errors import MachineError, PlacementError
-from harness.placement.program import Choice, Program, brute_force
-from harness.placement.solve import MIB, least_bytes, solve
+from bitproof.harness.errors import MachineError, PlacementError
+from bitproof.harness.placement.program import Choice, Program, brute_force
+from bitproof.harness.placement.solve import MIB, least_bytes, solve
 
 
 def random_program(seed: int) -> Program:

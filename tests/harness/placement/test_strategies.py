@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from harness.placement.strategies import Strategy, redistribute_cost, strategies_of
+from bitproof.harness.placement.strategies import Strategy, redistribute_cost, strategies_of
 
 aten = torch.ops.aten
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.placement.upstream import installed, refuse_upstream
+from bitproof.harness.placement.upstream import installed, refuse_upstream
 
 
 @pytest.mark.parametrize(

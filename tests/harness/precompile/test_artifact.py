@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from cases import CASES
-from harness.case import Parallelism, Pipeline
-from harness.disturb.faults import CATALOGUE
-from harness.disturb.faults.strike import strike
-from harness.errors import ArtifactError, CaseError, TraceError, UsageError
-from harness.graph.groups import Group
-from harness.precompile import artifact, file, fingerprint
-from harness.precompile.artifact import precompile, read_program
-from harness.program.sources import Sources
-from harness.records import PassReport
-from harness.systems import graph as graph_system
-from harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Parallelism, Pipeline
+from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.errors import ArtifactError, CaseError, TraceError, UsageError
+from bitproof.harness.graph.groups import Group
+from bitproof.harness.precompile import artifact, file, fingerprint
+from bitproof.harness.precompile.artifact import precompile, read_program
+from bitproof.harness.program.sources import Sources
+from bitproof.harness.records import PassReport
+from bitproof.harness.systems import graph as graph_system
+from bitproof.harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash
 from tests.small import small
 
 CPU = torch.device("cpu")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from harness.errors import ArtifactError
-from harness.graph import backends
-from harness.graph.backends import Compiled, CompiledHalves
-from harness.graph.generated_code import hash_generated
-from harness.precompile import compiled, file
-from harness.precompile.compiled import read, write
-from harness.records import PassReport
-from harness.torch_inductor import WouldCompileError
+from bitproof.harness.errors import ArtifactError
+from bitproof.harness.graph import backends
+from bitproof.harness.graph.backends import Compiled, CompiledHalves
+from bitproof.harness.graph.generated_code import hash_generated
+from bitproof.harness.precompile import compiled, file
+from bitproof.harness.precompile.compiled import read, write
+from bitproof.harness.records import PassReport
+from bitproof.harness.torch_inductor import WouldCompileError
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ArtifactError
-from harness.precompile import file
+from bitproof.harness.errors import ArtifactError
+from bitproof.harness.precompile import file
 
 VALUE = {"graph": [1, None, "mm"], "nan": float("inf")}
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from cases import CASES
-from harness.case import AdamW, Batch, Case, Memory, Model, Parallelism, Pipeline, Precision
-from harness.errors import ArtifactError
-from harness.graph.passes import chunk
-from harness.precompile import fingerprint
-from harness.precompile.fingerprint import UNDECIDED, digest_of, fingerprint_of, refuse_other
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import AdamW, Batch, Case, Memory, Model, Parallelism, Pipeline, Precision
+from bitproof.harness.errors import ArtifactError
+from bitproof.harness.graph.passes import chunk
+from bitproof.harness.precompile import fingerprint
+from bitproof.harness.precompile.fingerprint import UNDECIDED, digest_of, fingerprint_of, refuse_other
 
 CPU = torch.device("cpu")
 CASE = CASES["moe_seq"]

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.case.case_file import case_text
-from harness.program import interrupts
+from bitproof.harness.case.case_file import case_text
+from bitproof.harness.program import interrupts
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
 
 FORMS = ["junit.xml", "report.html", "report.json", "report.md"]
@@ -27,8 +27,8 @@ FORMS = ["junit.xml", "report.html", "report.json", "report.md"]
 STUBBED = """
 import sys, time
 from dataclasses import replace
-from harness.execute import launch
-from harness.report import write
+from bitproof.harness.execute import launch
+from bitproof.harness.report import write
 from tests.harness.commands.test_run import equal
 
 def run_cases(cases, options, run_dir, on_event):
@@ -44,7 +44,7 @@ def write_slowly(path, content, write=write.write_atomically):
     write(path, content)
 
 launch.run_cases, write.write_atomically = run_cases, write_slowly
-from harness.__main__ import main
+from bitproof.harness.__main__ import main
 sys.exit(main())
 """
 
@@ -55,7 +55,7 @@ def start(tmp_path, tmp_path_factory):
     with contextlib.ExitStack() as stack:
         stack.enter_context(nothing_left_behind(tmp_path_factory.mktemp("temporary")))
 
-        def popen(*arguments, program=("-m", "harness"), **options):
+        def popen(*arguments, program=("-m", "bitproof"), **options):
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
             process = stack.enter_context(subprocess.Popen([sys.executable, *program, *arguments], **pipes | options))
             watchdog = threading.Timer(120, process.kill)

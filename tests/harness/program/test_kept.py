@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from harness.program import kept
-from harness.program.kept import default_folder, keep, read_kept
+from bitproof.harness.program import kept
+from bitproof.harness.program.kept import default_folder, keep, read_kept
 
 KEY = '{"case": "a"}'
 VALUE = {"nodes": [1, 2.5, None, "x"]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.program.launched import FORKED, copies, is_first, is_rank
+from bitproof.harness.program.launched import FORKED, copies, is_first, is_rank
 
 ENV = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}

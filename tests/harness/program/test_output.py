@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from harness.case.case_file import case_text
-from harness.program import output
+from bitproof.harness.case.case_file import case_text
+from bitproof.harness.program import output
 from tests.harness.execute.test_launch import ROOT, toy
 
 pytestmark = pytest.mark.ranks
@@ -23,8 +23,8 @@ FORMS = ["junit.xml", "report.html", "report.json", "report.md"]
 STUBBED = """
 import sys
 from dataclasses import replace
-from harness.execute import launch
-from harness.records import Event
+from bitproof.harness.execute import launch
+from bitproof.harness.records import Event
 from tests.harness.commands.test_run import equal
 
 def run_cases(cases, options, run_dir, on_event):
@@ -33,7 +33,7 @@ def run_cases(cases, options, run_dir, on_event):
         yield replace(equal(case), steps=case.steps, world_size=case.parallelism.world_size, error=ERROR)
 
 launch.run_cases = run_cases
-from harness.__main__ import main
+from bitproof.harness.__main__ import main
 sys.exit(main())
 """
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.program import own_packages
-from harness.program.own_packages import OwnPackages, fix_of_clash, hidden, remark, search_path
+from bitproof.harness.program import own_packages
+from bitproof.harness.program.own_packages import OwnPackages, fix_of_clash, hidden, remark, search_path
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,14 +24,17 @@ def test_our_packages_are_found_where_they_lie_and_nothing_else_is(folder, monke
     monkeypatch.syspath_prepend(folder)
     for name in own_packages.NAMES:
         assert OwnPackages.find_spec(name).origin == str(ROOT / name / "__init__.py")
-    assert OwnPackages.find_spec("json") is None and OwnPackages.find_spec("cases.examples", ["x"]) is None
+    assert (
+        OwnPackages.find_spec("json") is None
+        and OwnPackages.find_spec("bitproof.builtin_cases.examples", ["x"]) is None
+    )
 
 
 def test_a_folder_without_a_clash_is_not_remarked(folder):
     (folder / "cases").mkdir()
     (folder / "cases" / "of_wine.txt").write_text("a folder of this name is common; only Python could be imported")
     (folder / "mine.py").write_text("")
-    assert remark() is None and fix_of_clash("cases.examples") is None
+    assert remark() is None and fix_of_clash("bitproof.builtin_cases.examples") is None
 
 
 def test_our_own_root_is_no_clash(monkeypatch):
@@ -62,7 +65,9 @@ def test_several_are_named_in_one_line(folder):
 @pytest.mark.ranks
 def test_ranks_look_in_the_working_directory_first_unless_python_was_told_not_to(folder):
     assert search_path()[0] == str(folder) and set(filter(None, sys.path)) <= set(search_path())
-    code = "import os; from harness.program.own_packages import search_path; print(os.getcwd() in search_path())"
+    code = (
+        "import os; from bitproof.harness.program.own_packages import search_path; print(os.getcwd() in search_path())"
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for flags, found in ([], "True"), (["-P"], "False"):
         command = [sys.executable, *flags, "-c", code]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.program import sources
-from harness.program.sources import Installation, Later, installation, note, read_sources
+from bitproof.harness.program import sources
+from bitproof.harness.program.sources import Installation, Later, installation, note, read_sources
 
-LOADED = ("sys", "harness", "harness.program", "harness.program.sources")
+LOADED = ("sys", "harness", "bitproof.harness.program", "bitproof.harness.program.sources")
 """What a process has loaded that looks at its files in time."""
 
 
@@ -100,7 +100,7 @@ def test_a_module_of_others_counts_by_its_file_and_one_that_changed_since_the_st
     assert installation() is None
 
 
-@pytest.mark.parametrize("module", ["torch", "reference.step", "harness.execute.runs"])
+@pytest.mark.parametrize("module", ["torch", "bitproof.reference.step", "bitproof.harness.execute.runs"])
 def test_a_process_that_looks_only_after_it_imported_something_vouches_for_nothing(module: str, own: Path) -> None:
     note((*LOADED, module))
     assert installation() is None

@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 
-from harness.program import text_loader
-from harness.program.own_packages import ROOT
-from harness.program.text_loader import TextLoader
+from bitproof.harness.program import text_loader
+from bitproof.harness.program.own_packages import ROOT
+from bitproof.harness.program.text_loader import TextLoader
 
 BEFORE, AFTER = "x = 1\n", "x = 2\n"
 

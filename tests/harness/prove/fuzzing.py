@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from cases import CASES
-from harness.case import Parallelism
-from harness.certificate.data import Graph
-from harness.errors import BitproofError
-from harness.graph.groups import Group, GroupTable
-from harness.prove.answers import OutputAnswer, prove_graphs
-from harness.prove.evaluate import run_graph, same_bits
-from harness.prove.export import export_graph
-from harness.prove.prove import _of_the_reference, _traced_reference, random_inputs
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Parallelism
+from bitproof.harness.certificate.data import Graph
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.graph.groups import Group, GroupTable
+from bitproof.harness.prove.answers import OutputAnswer, prove_graphs
+from bitproof.harness.prove.evaluate import run_graph, same_bits
+from bitproof.harness.prove.export import export_graph
+from bitproof.harness.prove.prove import _of_the_reference, _traced_reference, random_inputs
 from tests.harness.prove.graphs import GROUPS, trace
 from tests.harness.prove.mutants import STEPS, Mutation, copied, inputs, mutate
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from harness.torch_compat import LazyGraphModule
+from bitproof.harness.torch_compat import LazyGraphModule
 from tests.harness.prove.graphs import aten, c10d
 
 Mutation = Callable[[GraphModule, random.Random, Node], bool]

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from harness.graph.fake_mode import step_fake_mode
-from harness.graph.operators import written_names
-from harness.prove import operators as known
-from harness.prove.admitted import LAYOUTS, ROWS, layout_of
-from harness.torch_compat import FakeTensorMode, OpOverload
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.operators import written_names
+from bitproof.harness.prove import operators as known
+from bitproof.harness.prove.admitted import LAYOUTS, ROWS, layout_of
+from bitproof.harness.torch_compat import FakeTensorMode, OpOverload
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

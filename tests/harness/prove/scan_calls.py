@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.graph.operators import written_names
-from harness.torch_compat import OpOverload
+from bitproof.harness.graph.operators import written_names
+from bitproof.harness.torch_compat import OpOverload
 from tests.harness.prove.scan import Arguments, tensors_of
 
 NAMESPACES = ("aten", "prims")

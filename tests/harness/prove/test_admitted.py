@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from harness.prove import admitted
-from harness.prove.export import RefusedError
+from bitproof.harness.prove import admitted
+from bitproof.harness.prove.export import RefusedError
 from tests.harness.prove.graphs import as_data, aten, randn
 from tests.harness.prove.scan import Scanned, scan, try_call
 

@@ -1,4 +1,4 @@
-from harness.prove.answers import prove_graphs
+from bitproof.harness.prove.answers import prove_graphs
 from tests.harness.prove.graphs import as_data, compare, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.graph import offload_operators  # noqa: F401
+from bitproof.harness.graph import offload_operators  # noqa: F401
 from tests.harness.prove.graphs import aten, c10d, compare, randn, verdict, verdicts
 
 W, X = randn(4, 6), randn(6, 5)

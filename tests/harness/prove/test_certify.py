@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.certificate.check import check
-from harness.certificate.rules import RejectedError
-from harness.prove.certify import certificate_of
+from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.rules import RejectedError
+from bitproof.harness.prove.certify import certificate_of
 from tests.harness.prove.graphs import compare, randn
 
 W, X = randn(4, 6), randn(4, 6)

@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases.chunking import transformer_batch
-from harness.case import Parallelism
-from harness.graph.options import GraphOptions
-from harness.prove.answers import prove_graphs
-from harness.prove.export import RefusedError, export_graph
-from harness.prove.prove import _traced_reference
-from harness.systems.graph import step_graph
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.case import Parallelism
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.export import RefusedError, export_graph
+from bitproof.harness.prove.prove import _traced_reference
+from bitproof.harness.systems.graph import step_graph
 from tests.harness.localize.defects import DEFECTS, Defect, find
 from tests.small import small
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from harness.graph.groups import GroupTable
-from harness.prove.executed import runs_otherwise
-from harness.prove.export import RefusedError, export_graph
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.prove.executed import runs_otherwise
+from bitproof.harness.prove.export import RefusedError, export_graph
 from tests.harness.prove.graphs import names_of, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)

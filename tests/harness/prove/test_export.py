@@ -7,13 +7,13 @@ import sympy
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from harness.certificate.check import check
-from harness.certificate.data import Tensor
-from harness.graph.groups import GroupTable
-from harness.prove import operators as known
-from harness.prove.answers import prove_graphs
-from harness.prove.certify import certificate_of
-from harness.prove.export import RefusedError, export_graph, size_of
+from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.data import Tensor
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.prove import operators as known
+from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.certify import certificate_of
+from bitproof.harness.prove.export import RefusedError, export_graph, size_of
 from tests.harness.prove.graphs import aten, c10d, names_of, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from harness.certificate.data import Call, Tensor
-from harness.prove.layouts import overlaps, shows, windows_of
+from bitproof.harness.certificate.data import Call, Tensor
+from bitproof.harness.prove.layouts import overlaps, shows, windows_of
 from tests.harness.prove.test_windows import numbered, shapes, shown, some_view
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.prove.evaluate import run_graph
-from harness.prove.export import RefusedError
-from harness.prove.observed import Layouts
+from bitproof.harness.prove.evaluate import run_graph
+from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.observed import Layouts
 from tests.harness.prove.graphs import GROUPS, as_data, aten, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)

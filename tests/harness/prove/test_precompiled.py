@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases import CASES
-from harness.case import GRAPH, Parallelism
-from harness.errors import ArtifactError
-from harness.machine.determinism import set_determinism
-from harness.precompile.artifact import precompile, read_program, write_program
-from harness.precompile.fingerprint import fingerprint_of
-from harness.prove.precompiled import precompiled_step
-from harness.prove.prove import prove_case
-from harness.systems.graph import code_hash
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import GRAPH, Parallelism
+from bitproof.harness.errors import ArtifactError
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.precompile.artifact import precompile, read_program, write_program
+from bitproof.harness.precompile.fingerprint import fingerprint_of
+from bitproof.harness.prove.precompiled import precompiled_step
+from bitproof.harness.prove.prove import prove_case
+from bitproof.harness.systems.graph import code_hash
 
 CPU = torch.device("cpu")
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases import CASES
-from harness.case import Parallelism, Precision
-from harness.certificate.assumptions import ASSUMPTIONS, assumed
-from harness.commands.prove import _lines as command_lines
-from harness.errors import PassError
-from harness.graph.options import GraphOptions
-from harness.prove import prove
-from harness.prove.answers import prove_graphs
-from harness.prove.prove import NOT_TRIED, prove_case
-from harness.prove.rules import RULES
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Parallelism, Precision
+from bitproof.harness.certificate.assumptions import ASSUMPTIONS, assumed
+from bitproof.harness.commands.prove import _lines as command_lines
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.prove import prove
+from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.prove import NOT_TRIED, prove_case
+from bitproof.harness.prove.rules import RULES
 from tests.harness.prove.test_rules import REAL, REGROUPING
 
 pytestmark = pytest.mark.traces

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.prove.rules import RULES
+from bitproof.harness.prove.rules import RULES
 from tests.harness.prove.graphs import aten, c10d, compare, randn, verdict
 
 W, X, Y = randn(4, 6), randn(4, 6), randn(4, 6) * 2

@@ -1,6 +1,6 @@
-from harness.prove.rules import RULES
-from harness.prove.terms import Table
-from harness.prove.windows import whole
+from bitproof.harness.prove.rules import RULES
+from bitproof.harness.prove.terms import Table
+from bitproof.harness.prove.windows import whole
 
 
 def test_equal_terms_stand_in_one_place_and_others_in_another():

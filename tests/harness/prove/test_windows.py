@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from harness.prove.windows import Window, coalesced, composed, cut, joined, whole, window
+from bitproof.harness.prove.windows import Window, coalesced, composed, cut, joined, whole, window
 
 
 def shown(x, w):

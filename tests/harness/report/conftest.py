@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.case import Case, Chunking, Parallelism
-from harness.records import (
+from bitproof.harness.case import Case, Chunking, Parallelism
+from bitproof.harness.records import (
     BaselineResult,
     BaselineStatus,
     BlamedCall,
@@ -25,7 +25,7 @@ from harness.records import (
     TensorDifference,
     Verdict,
 )
-from harness.report.status import exit_status
+from bitproof.harness.report.status import exit_status
 
 COMPARED = {"loss": 160, "grad": 320, "param": 320, "buffer": 80, "optimizer": 640}
 LOSS = (10.5).hex()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from harness.records import (
+from bitproof.harness.records import (
     Artifact,
     BaselineResult,
     BaselineStatus,
@@ -29,7 +29,7 @@ from harness.records import (
     Shard,
     UnseenCall,
 )
-from harness.report.status import exit_status
+from bitproof.harness.report.status import exit_status
 
 Path = tuple[str | int, ...]
 
@@ -202,7 +202,7 @@ def empty_fields(value: Any) -> set[str]:
 def _fields_in(value: Any) -> Iterator[tuple[str, str, Any]]:
     if is_dataclass(value) and not isinstance(value, type):
         for item in fields(value):
-            if type(value).__module__.startswith("harness.records") and not _NUMBERS.fullmatch(str(item.type)):
+            if type(value).__module__.startswith("bitproof.harness.records") and not _NUMBERS.fullmatch(str(item.type)):
                 yield type(value).__name__, item.name, getattr(value, item.name)
             yield from _fields_in(getattr(value, item.name))
     elif isinstance(value, dict):

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from harness.errors import RecordingError
-from harness.report import json as report_json
-from harness.report import junit, markdown, text
-from harness.report.status import case_status, exit_status
-from harness.report.terminal import print_report
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report import junit, markdown, text
+from bitproof.harness.report.status import case_status, exit_status
+from bitproof.harness.report.terminal import print_report
 
 DRIFTED = [
     "baselines: reference EQUAL, candidate DRIFTED",

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.errors import RecordingError
-from harness.records import Key
-from harness.report import json as report_json
-from harness.report import junit, markdown, terminal, text
-from harness.report.status import exit_status
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report import junit, markdown, terminal, text
+from bitproof.harness.report.status import exit_status
 
 LINE = "largest relative error 0.00312 (bound 0.01) at step 1, rank 3, grad layers.1.moe.gate|w"
 
@@ -62,7 +62,7 @@ def test_the_terminal_has_a_line_for_each(mixed):
 
 
 def test_close_has_a_color_of_its_own_though_it_is_as_expected(mixed):
-    from harness.records import Verdict
+    from bitproof.harness.records import Verdict
 
     assert terminal.COLORS[Verdict.CLOSE] not in {
         color for verdict, color in terminal.COLORS.items() if verdict != Verdict.CLOSE

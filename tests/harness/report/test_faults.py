@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.errors import RecordingError, UsageError
-from harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
-from harness.report.faults import (
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
+from bitproof.harness.report.faults import (
     BEGIN,
     END,
     by_family,

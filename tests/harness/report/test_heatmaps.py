@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report import heatmaps
+from bitproof.harness.report import heatmaps
 
 
 def test_shades_are_quarters_of_the_share_that_differs():

@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.cli import main
-from harness.errors import BitproofError
-from harness.program.output import SafeStream, safe_output, shown
-from harness.records import Report
-from harness.report import html, junit, markdown, terminal
-from harness.report import json as report_json
+from bitproof.harness.cli import main
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.program.output import SafeStream, safe_output, shown
+from bitproof.harness.records import Report
+from bitproof.harness.report import html, junit, markdown, terminal
+from bitproof.harness.report import json as report_json
 from tests.harness.report.chromium import find_chromium, running
 from tests.harness.report.conftest import CLOSENESS, DRIFT
 from tests.harness.report.everything import (
@@ -173,7 +173,7 @@ def test_each_format_that_report_prints_is_dead_in_a_ci_log(hostile, tmp_path, c
 
 
 def test_each_hostile_text_alone_is_dead_in_a_line_of_markdown_wherever_it_stands():
-    from harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
+    from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
 
     for text in HOSTILE:
         row = [text, Strong(text), "end"]
@@ -213,7 +213,7 @@ def test_a_command_that_fails_on_foreign_text_says_so_without_obeying_it(tmp_pat
 
 
 def test_a_print_while_bars_are_shown_passes_the_gate_too(monkeypatch):
-    from harness.report.progress import LiveProgress
+    from bitproof.harness.report.progress import LiveProgress
 
     stream = io.StringIO()
     stream.isatty = lambda: True

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.case import USUAL_KINDS
-from harness.records import BaselineResult, BaselineStatus, BlamedCall, CaseResult, PassReport, Shard, Verdict
-from harness.report import html
-from harness.report import json as report_json
+from bitproof.harness.case import USUAL_KINDS
+from bitproof.harness.records import BaselineResult, BaselineStatus, BlamedCall, CaseResult, PassReport, Shard, Verdict
+from bitproof.harness.report import html
+from bitproof.harness.report import json as report_json
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "line", "polyline"}
 
@@ -411,4 +411,4 @@ def test_a_report_without_cases_is_a_page_too(make_report):
 def test_the_template_travels_with_the_package():
     config = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert html.TEMPLATE.name.endswith(".jinja")
-    assert 'package-data."harness.report" = ["*.jinja", "*.schema.json"]' in config
+    assert 'package-data."bitproof.harness.report" = ["*.jinja", "*.schema.json"]' in config

@@ -9,12 +9,12 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from harness.case import Case
-from harness.commands.run import run_and_report
-from harness.options import RunOptions
-from harness.records import Report
-from harness.report import html
-from harness.report import json as report_json
+from bitproof.harness.case import Case
+from bitproof.harness.commands.run import run_and_report
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Report
+from bitproof.harness.report import html
+from bitproof.harness.report import json as report_json
 from tests.harness.execute.test_launch import toy
 from tests.harness.report.chromium import MISSING, Chromium, find_chromium, running
 from tests.hosts import one_host

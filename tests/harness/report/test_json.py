@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from harness.errors import RecordingError
-from harness.records import CaseSeconds, PassReport, Score, Shard
-from harness.report import json as report_json
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import CaseSeconds, PassReport, Score, Shard
+from bitproof.harness.report import json as report_json
 
 
 def test_a_report_survives_writing_and_reading(report, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report.losses import MAX_LOSSES, MAX_POINTS, LossBlock, losses
+from bitproof.harness.report.losses import MAX_LOSSES, MAX_POINTS, LossBlock, losses
 
 
 def told(make_result, reference: list[float], candidate: list[float]) -> LossBlock | None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.records import PassReport, Score, Shard
-from harness.report import markdown
+from bitproof.harness.records import PassReport, Score, Shard
+from bitproof.harness.report import markdown
 
 
 def test_a_shard_says_how_much_was_selected(make_report, make_result):

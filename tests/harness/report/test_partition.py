@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import jsonschema
 
-from harness.records import Partition
-from harness.report import json as report_json
-from harness.report import markdown, wire
+from bitproof.harness.records import Partition
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report import markdown, wire
 
 FOUND = Partition(
     by="min_cut",

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import jsonschema
 
-from harness.records import Placed, PlacedTensor
-from harness.report import json as report_json
-from harness.report import markdown, wire
+from bitproof.harness.records import Placed, PlacedTensor
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report import markdown, wire
 
 FOUND = Placed(
     source="solver",

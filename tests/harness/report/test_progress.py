@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import io
 
-from harness.records import Event
-from harness.report.progress import LiveProgress, PlainProgress, describe_event, make_progress
+from bitproof.harness.records import Event
+from bitproof.harness.report.progress import LiveProgress, PlainProgress, describe_event, make_progress
 
 
 def test_a_pipe_gets_one_line_an_event_with_steps_throttled(make_result):

@@ -9,9 +9,9 @@ import json
 import jsonschema
 import pytest
 
-from harness.records import BlamedCall, Divergence, ProofOutcome, ProofVerdict
-from harness.report import html, junit, markdown, proofs, terminal, wire
-from harness.report import json as report_json
+from bitproof.harness.records import BlamedCall, Divergence, ProofOutcome, ProofVerdict
+from bitproof.harness.report import html, junit, markdown, proofs, terminal, wire
+from bitproof.harness.report import json as report_json
 
 PROVED = ProofOutcome(verdict=ProofVerdict.PROVED, proved=44, seconds=5.25)
 NOT_PROVED = ProofOutcome(

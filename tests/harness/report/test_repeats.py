@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from harness.errors import RecordingError
-from harness.records import Divergence
-from harness.report import json as report_json
-from harness.report import markdown, terminal, text
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Divergence
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report import markdown, terminal, text
 
 BOTH = {"reference": "EQUAL", "candidate": "EQUAL"}
 STRESSED = {"reference": "EQUAL", "candidate": "DIFFERENT"}

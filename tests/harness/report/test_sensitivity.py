@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.records import FormulaRow, Report, Sensitivity, SensitivityRow, UnseenCall, by_direction, wilson
-from harness.report import json, sensitivity, text
-from harness.report.html import render as html
-from harness.report.markdown import render as markdown
+from bitproof.harness.records import FormulaRow, Report, Sensitivity, SensitivityRow, UnseenCall, by_direction, wilson
+from bitproof.harness.report import json, sensitivity, text
+from bitproof.harness.report.html import render as html
+from bitproof.harness.report.markdown import render as markdown
 from tests.harness.reports import case
 from tests.harness.reports import result as result_of
 

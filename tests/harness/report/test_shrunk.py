@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report.shrunk import tell_shrunk
+from bitproof.harness.report.shrunk import tell_shrunk
 
 
 def test_settings_stand_below_one_another_with_what_it_took() -> None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import CaseError, PassError, RecordingError, UsageError
-from harness.records import Score
-from harness.report.status import error_status, exit_status, worst
+from bitproof.harness.errors import CaseError, PassError, RecordingError, UsageError
+from bitproof.harness.records import Score
+from bitproof.harness.report.status import error_status, exit_status, worst
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.case import Case, Parallelism
-from harness.records import CaseResult, Divergence, Verdict
-from harness.report.story import tell_story
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.records import CaseResult, Divergence, Verdict
+from bitproof.harness.report.story import tell_story
 
 TOY = Case(name="toy", family="toy", reference="a:b", candidate="a:c", steps=3, parallelism=Parallelism(world_size=2))
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import io
 
-from harness.records import BlamedCall, Divergence
-from harness.report import terminal
+from bitproof.harness.records import BlamedCall, Divergence
+from bitproof.harness.report import terminal
 
 
 def printed(report) -> str:

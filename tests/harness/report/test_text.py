@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.records import TensorDifference
-from harness.report import text
+from bitproof.harness.records import TensorDifference
+from bitproof.harness.report import text
 from tests.harness.report.conftest import CLOSENESS
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness.records import Divergence
-from harness.report import json as report_json
-from harness.report import wire
-from harness.report.wire import FlatDivergence, plain
+from bitproof.harness.records import Divergence
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report import wire
+from bitproof.harness.report.wire import FlatDivergence, plain
 from tests.harness.reports import case, result, write_report, write_shard
 
 SCHEMA = Path(wire.__file__).with_name("report.schema.json")
@@ -26,7 +26,9 @@ def validator() -> Any:
 
 
 def test_the_schema_is_what_the_types_say() -> None:
-    assert SCHEMA.read_text() == wire.schema_text(), "python -m harness.report.wire > harness/report/report.schema.json"
+    assert SCHEMA.read_text() == wire.schema_text(), (
+        "python -m bitproof.harness.report.wire > harness/report/report.schema.json"
+    )
 
 
 def test_reports_fit_the_schema(validator, report, make_report, localized, make_result, make_baseline) -> None:

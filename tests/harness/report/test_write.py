@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from harness.errors import RecordingError, UsageError
-from harness.report import json as report_json
-from harness.report import write
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.report import json as report_json
+from bitproof.harness.report import write
 
 
 def test_a_run_folder_is_named_by_time_and_a_suffix_of_its_own(tmp_path):

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from harness.sensitivity.bits import as_integers, by_one_ulp, copied, grossly, is_safe, same, tensors_of
+from bitproof.harness.sensitivity.bits import as_integers, by_one_ulp, copied, grossly, is_safe, same, tensors_of
 
 CHANCE = random.Random(0)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.sensitivity.examine import TRIES, Examiner, NotRepeatableError
-from harness.sensitivity.lockstep import run_step
-from harness.sensitivity.program import INPUT, PARAM
-from harness.sensitivity.spread import FAILURE, Fate
+from bitproof.harness.sensitivity.examine import TRIES, Examiner, NotRepeatableError
+from bitproof.harness.sensitivity.lockstep import run_step
+from bitproof.harness.sensitivity.program import INPUT, PARAM
+from bitproof.harness.sensitivity.spread import FAILURE, Fate
 from tests.harness.sensitivity.toy import aten, by_name, product, program_of, run
 
 

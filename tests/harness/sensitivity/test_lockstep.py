@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.errors import PassError
-from harness.sensitivity.lockstep import run_step
-from harness.sensitivity.program import INPUT, PARAM
+from bitproof.harness.errors import PassError
+from bitproof.harness.sensitivity.lockstep import run_step
+from bitproof.harness.sensitivity.program import INPUT, PARAM
 from tests.harness.sensitivity.toy import VALUES, program_of, run
 
 

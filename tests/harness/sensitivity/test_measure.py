@@ -11,21 +11,21 @@ import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
 
-from cases import CASES
-from harness.capture.recorder import Recorder
-from harness.case import Parallelism
-from harness.errors import PassError, RecordingError
-from harness.graph.groups import GroupTable
-from harness.graph.trace import StepGraph
-from harness.machine.determinism import set_determinism
-from harness.records import Key, Manifest, Record, Recording
-from harness.sensitivity import measure
-from harness.sensitivity.bits import is_safe
-from harness.sensitivity.examine import Examiner
-from harness.sensitivity.measure import Steps, refuse_hidden_state, why_not
-from harness.sensitivity.program import BUFFER
-from harness.systems.graph import group_table, make_graph_system, prepare
-from reference.parallel.mesh import Mesh
+from bitproof.builtin_cases import CASES
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.case import Parallelism
+from bitproof.harness.errors import PassError, RecordingError
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.records import Key, Manifest, Record, Recording
+from bitproof.harness.sensitivity import measure
+from bitproof.harness.sensitivity.bits import is_safe
+from bitproof.harness.sensitivity.examine import Examiner
+from bitproof.harness.sensitivity.measure import Steps, refuse_hidden_state, why_not
+from bitproof.harness.sensitivity.program import BUFFER
+from bitproof.harness.systems.graph import group_table, make_graph_system, prepare
+from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.sensitivity.toy import COUNTED, THREE, counted, program_of
 from tests.ranks import on_ranks
 from tests.small import small

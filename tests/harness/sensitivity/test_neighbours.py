@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.sensitivity import neighbours
-from harness.sensitivity.lockstep import run_step
-from harness.sensitivity.program import INPUT, PARAM
+from bitproof.harness.sensitivity import neighbours
+from bitproof.harness.sensitivity.lockstep import run_step
+from bitproof.harness.sensitivity.program import INPUT, PARAM
 from tests.harness.sensitivity.toy import aten, program_of
 
 ONES = torch.linspace(0.1, 3.0, 24)

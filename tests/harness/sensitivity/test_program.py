@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.errors import PassError
-from harness.graph.observation import observed
-from harness.sensitivity.lockstep import after, run_step
-from harness.sensitivity.program import BUFFER, PARAM, Slot, filled, slots_in
-from harness.sensitivity.spread import follow
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.observation import observed
+from bitproof.harness.sensitivity.lockstep import after, run_step
+from bitproof.harness.sensitivity.program import BUFFER, PARAM, Slot, filled, slots_in
+from bitproof.harness.sensitivity.spread import follow
 from tests.harness.sensitivity.toy import COUNTED, THREE, VALUES, aten, by_name, counted, pair, product, program_of
 
 

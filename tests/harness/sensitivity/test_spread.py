@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.sensitivity.spread import FAILURE, Compared, Fate, follow, readers_agree
+from bitproof.harness.sensitivity.spread import FAILURE, Compared, Fate, follow, readers_agree
 from tests.harness.sensitivity.toy import by_name, run
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.localize.calls import Place
-from harness.sensitivity.examine import Finding
-from harness.sensitivity.summary import summed_up
+from bitproof.harness.localize.calls import Place
+from bitproof.harness.sensitivity.examine import Finding
+from bitproof.harness.sensitivity.summary import summed_up
 from tests.harness.sensitivity.toy import by_name, product, program_of
 
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.errors import PassError
-from harness.sensitivity.lockstep import after, run_step
-from harness.sensitivity.program import PARAM, STATE, Program
-from harness.sensitivity.update import add_update, begin_state, held
+from bitproof.harness.errors import PassError
+from bitproof.harness.sensitivity.lockstep import after, run_step
+from bitproof.harness.sensitivity.program import PARAM, STATE, Program
+from bitproof.harness.sensitivity.update import add_update, begin_state, held
 
 
 class Toy:

@@ -7,8 +7,8 @@ import operator
 import torch
 from torch.fx import Graph, GraphModule
 
-from harness.sensitivity.lockstep import run_step
-from harness.sensitivity.program import BUFFER, INPUT, PARAM, Program, add_graph
+from bitproof.harness.sensitivity.lockstep import run_step
+from bitproof.harness.sensitivity.program import BUFFER, INPUT, PARAM, Program, add_graph
 
 aten = torch.ops.aten
 PARTITIONS = {"all": ((0, 1),)}

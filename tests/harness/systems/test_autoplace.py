@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases.autoplace import autoplace_deepseek_fsdp2_tp2_ep2, autoplace_llama3_fsdp2_tp2
-from harness.case import Autoplace, Case, Model, Parallelism, Plan, with_plan
-from harness.errors import CaseError, MachineError, PlacementError
-from harness.placement.build import SPLIT, STATE_BYTES, WHOLE
-from harness.placement.solve import MIB, least_bytes, solve
-from harness.prove.answers import PROVED
-from harness.prove.prove import prove_case
-from harness.records import Placed
-from harness.systems import autoplace
-from harness.systems.autoplace import Traced, by_hand, place, placed_case, plan_hash, trace_placements
-from harness.systems.graph import prepare
-from reference.models import build_model
-from reference.parallel.mesh import Mesh
-from reference.step import build_sharded_model
+from bitproof.builtin_cases.autoplace import autoplace_deepseek_fsdp2_tp2_ep2, autoplace_llama3_fsdp2_tp2
+from bitproof.harness.case import Autoplace, Case, Model, Parallelism, Plan, with_plan
+from bitproof.harness.errors import CaseError, MachineError, PlacementError
+from bitproof.harness.placement.build import SPLIT, STATE_BYTES, WHOLE
+from bitproof.harness.placement.solve import MIB, least_bytes, solve
+from bitproof.harness.prove.answers import PROVED
+from bitproof.harness.prove.prove import prove_case
+from bitproof.harness.records import Placed
+from bitproof.harness.systems import autoplace
+from bitproof.harness.systems.autoplace import Traced, by_hand, place, placed_case, plan_hash, trace_placements
+from bitproof.harness.systems.graph import prepare
+from bitproof.reference.models import build_model
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import build_sharded_model
 
 LLAMA = autoplace_llama3_fsdp2_tp2
 

@@ -15,20 +15,20 @@ import pytest
 import torch
 from torch.fx import Node
 
-from cases import CASES, chunking, models, overlap, process_groups, tp_ep
-from harness.case import Batch, Case, Chunking, Parallelism, Pipeline
-from harness.errors import CaseError, ChunkError, UsageError
-from harness.execute.launch import run_cases
-from harness.graph.backends import Compiled
-from harness.graph.options import GraphOptions
-from harness.graph.origin import origin_of
-from harness.options import RunOptions
-from harness.systems import graph as graph_step
-from harness.systems.graph import GraphProgram, code_hash, make_graph_system, prepare
-from reference.layers import attention
-from reference.models import model_config
-from reference.parallel.mesh import Mesh
-from reference.step import Trainer, make_eager
+from bitproof.builtin_cases import CASES, chunking, models, overlap, process_groups, tp_ep
+from bitproof.harness.case import Batch, Case, Chunking, Parallelism, Pipeline
+from bitproof.harness.errors import CaseError, ChunkError, UsageError
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.graph.backends import Compiled
+from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.options import RunOptions
+from bitproof.harness.systems import graph as graph_step
+from bitproof.harness.systems.graph import GraphProgram, code_hash, make_graph_system, prepare
+from bitproof.reference.layers import attention
+from bitproof.reference.models import model_config
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer, make_eager
 from tests.ranks import on_ranks
 from tests.small import small
 

@@ -13,12 +13,24 @@ from typing import Any
 import pytest
 import torch
 
-from cases.chunking import moe_seq, unchunked
-from harness.case import AdamW, Autoplace, Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Plan, Precision
-from harness.machine.determinism import read_switches
-from harness.program.sources import Installation, Sources
-from harness.systems import graph_key
-from harness.systems.graph_key import shelf_of, traced_part
+from bitproof.builtin_cases.chunking import moe_seq, unchunked
+from bitproof.harness.case import (
+    AdamW,
+    Autoplace,
+    Batch,
+    Case,
+    Chunking,
+    Memory,
+    Model,
+    Parallelism,
+    Pipeline,
+    Plan,
+    Precision,
+)
+from bitproof.harness.machine.determinism import read_switches
+from bitproof.harness.program.sources import Installation, Sources
+from bitproof.harness.systems import graph_key
+from bitproof.harness.systems.graph_key import shelf_of, traced_part
 
 FOLDER = Path("graphs")
 INSTALLED = Installation(Sources("files", ()), "others")

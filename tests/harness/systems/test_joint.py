@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cases import joint
-from harness.case import JOINT, Case, Memory, Parallelism
-from harness.disturb.faults import CATALOGUE
-from harness.disturb.faults.strike import strike
-from harness.errors import UsageError
-from harness.graph.passes.partition import partition
-from harness.systems.graph import GraphProgram, prepare, trace
+from bitproof.builtin_cases import joint
+from bitproof.harness.case import JOINT, Case, Memory, Parallelism
+from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.passes.partition import partition
+from bitproof.harness.systems.graph import GraphProgram, prepare, trace
 from tests.harness.graph.graphs import context_of
 from tests.harness.systems.test_graph import assert_eagers_bits
 from tests.small import small

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from cases import chunking
-from harness.localize.node_places import place_of
-from harness.program import sources
-from harness.program.sources import Installation, read_sources
-from harness.systems.graph import GraphProgram, prepare
-from harness.systems.graph_key import Shelf, shelf_of, traced_part
-from harness.systems.kept_graph import keep_program, read_program
+from bitproof.builtin_cases import chunking
+from bitproof.harness.localize.node_places import place_of
+from bitproof.harness.program import sources
+from bitproof.harness.program.sources import Installation, read_sources
+from bitproof.harness.systems.graph import GraphProgram, prepare
+from bitproof.harness.systems.graph_key import Shelf, shelf_of, traced_part
+from bitproof.harness.systems.kept_graph import keep_program, read_program
 from tests.small import small
 
 CASE = small(chunking.moe_seq)
@@ -129,7 +129,7 @@ def test_a_graph_with_no_form_as_data_is_not_kept(shelf: Shelf) -> None:
 
 @pytest.mark.slow
 def test_every_plain_graph_of_the_cases_comes_back(tmp_path: Path) -> None:
-    from cases import all_cases
+    from bitproof.builtin_cases import all_cases
 
     for case in map(small, [c for c in all_cases() if "graph" in (c.reference, c.candidate)]):
         kept_at = shelf_of(case, tmp_path, installed())

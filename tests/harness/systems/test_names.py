@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import UsageError
-from harness.systems.names import Names, read_names
+from bitproof.harness.errors import UsageError
+from bitproof.harness.systems.names import Names, read_names
 
 
 def names(rules):

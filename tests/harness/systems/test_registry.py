@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.systems.registry import BUILT_IN, check_system, load_factory, registered
+from bitproof.harness.errors import UsageError
+from bitproof.harness.systems.registry import BUILT_IN, check_system, load_factory, registered
 from tests.distributions import install
 
 ROOT = Path(__file__).parents[3]
@@ -158,7 +158,7 @@ def test_a_factory_that_cannot_be_imported_is_refused(site):
 def test_a_typo_ends_the_command_with_2_before_anything_starts(tmp_path):
     command = ["run", "-k", "moe_seq", "--candidate", "tests.harness.toy_systems:stedy", "--report-dir"]
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "bitproof", *command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 2
     assert "UsageError: tests.harness.toy_systems has no factory stedy" in done.stderr
@@ -185,7 +185,7 @@ def test_a_module_that_lies_only_in_a_package_that_ours_hides_is_refused_naming_
 
 
 def test_a_file_that_imports_from_a_package_that_ours_hides_is_refused_naming_it(clashing):
-    (clashing / "mine.py").write_text("from cases.my import make\n")
+    (clashing / "mine.py").write_text("from bitproof.builtin_cases.my import make\n")
     check_system("mine.py:make")
     assert refusal(load_factory, "mine.py:make") == (
         "UsageError: system mine.py:make cannot be imported\n"
@@ -197,7 +197,7 @@ def test_a_file_that_imports_from_a_package_that_ours_hides_is_refused_naming_it
 def test_our_modules_are_meant_where_both_have_one(clashing):
     (clashing / "cases" / "examples").mkdir()
     (clashing / "cases" / "examples" / "fsdp2_loop.py").write_text("")
-    check_system("cases.examples.fsdp2_loop:plain")
+    check_system("bitproof.builtin_cases.examples.fsdp2_loop:plain")
 
 
 def test_the_working_directory_is_searched_first_as_ranks_do(site, monkeypatch):

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.case import Case, Parallelism
-from harness.compare.verdict import RACES
-from harness.errors import CaseError, RecordingError, UsageError
-from harness.execute.launch import run_cases
-from harness.options import RunOptions
-from harness.records import Verdict
-from harness.systems.user_system import UserSystem
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.compare.verdict import RACES
+from bitproof.harness.errors import CaseError, RecordingError, UsageError
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Verdict
+from bitproof.harness.systems.user_system import UserSystem
 from tests.hosts import one_host
 
 TOYS = "tests.harness.toy_systems:"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.errors import UsageError
-from harness.user_code import plugins
+from bitproof.harness.errors import UsageError
+from bitproof.harness.user_code import plugins
 from tests.distributions import install
 
 

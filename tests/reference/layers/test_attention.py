@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness.case import Chunking
-from harness.errors import CaseError
-from reference.chunking import chunk_modules
-from reference.layers import attention
-from reference.layers.attention import LatentAttention, LatentAttentionConfig, attend
-from reference.layers.document_mask import document_mask
-from reference.layers.rope import RopeConfig, Yarn
+from bitproof.harness.case import Chunking
+from bitproof.harness.errors import CaseError
+from bitproof.reference.chunking import chunk_modules
+from bitproof.reference.layers import attention
+from bitproof.reference.layers.attention import LatentAttention, LatentAttentionConfig, attend
+from bitproof.reference.layers.document_mask import document_mask
+from bitproof.reference.layers.rope import RopeConfig, Yarn
 from tests.harness.graph.graphs import bits
 
 CONFIG = LatentAttentionConfig(

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.case import Model
-from reference.init import initialize
-from reference.layers.decoder import Block
-from reference.layers.feed_forward import FeedForward
-from reference.layers.moe import MoE, MoEConfig
-from reference.layers.router import RoutingConfig
-from reference.models import FAMILIES, build_model
+from bitproof.harness.case import Model
+from bitproof.reference.init import initialize
+from bitproof.reference.layers.decoder import Block
+from bitproof.reference.layers.feed_forward import FeedForward
+from bitproof.reference.layers.moe import MoE, MoEConfig
+from bitproof.reference.layers.router import RoutingConfig
+from bitproof.reference.models import FAMILIES, build_model
 
 
 @pytest.fixture(params=FAMILIES)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from reference.layers.document_mask import MaskMod, document_mask, mask_mod_of
+from bitproof.reference.layers.document_mask import MaskMod, document_mask, mask_mod_of
 
 
 def sees(starts: str) -> list[str]:

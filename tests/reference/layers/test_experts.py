@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference.layers.experts import Experts, LocalExchange
+from bitproof.reference.layers.experts import Experts, LocalExchange
 
 
 def one_expert(experts: Experts, expert: int, rows_RD: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from reference.layers.feed_forward import FeedForward
+from bitproof.reference.layers.feed_forward import FeedForward
 
 
 def test_the_first_projection_is_the_gate() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.errors import CaseError
-from reference.init import initialize
-from reference.layers.grouped_query_attention import GroupedQueryAttention, GroupedQueryConfig
-from reference.layers.rope import RopeConfig
+from bitproof.harness.errors import CaseError
+from bitproof.reference.init import initialize
+from bitproof.reference.layers.grouped_query_attention import GroupedQueryAttention, GroupedQueryConfig
+from bitproof.reference.layers.rope import RopeConfig
 
 CONFIG = GroupedQueryConfig(num_heads=4, num_kv_heads=2, head_dim=8, rope=RopeConfig(max_seq_len=16))
 POSITIONS_BS = torch.arange(5).repeat(2, 1)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reference.init import initialize
-from reference.layers.moe import MoE, MoEConfig
-from reference.layers.router import Routing, RoutingConfig
+from bitproof.reference.init import initialize
+from bitproof.reference.layers.moe import MoE, MoEConfig
+from bitproof.reference.layers.router import Routing, RoutingConfig
 
 ROUTING = RoutingConfig(num_experts=8, top_k=3, score="sigmoid", num_groups=4, top_groups=2, norm=True, scale=2.5)
 CONFIG = MoEConfig(routing=ROUTING, hidden_dim=32, num_shared_experts=2)

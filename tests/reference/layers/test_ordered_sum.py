@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from reference.layers.ordered_sum import ordered_sum
+from bitproof.reference.layers.ordered_sum import ordered_sum
 
 
 def test_terms_are_added_in_ascending_index_order() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from reference.layers.rms_norm import RMSNorm
+from bitproof.reference.layers.rms_norm import RMSNorm
 
 
 def test_a_row_comes_out_with_a_root_mean_square_of_one() -> None:

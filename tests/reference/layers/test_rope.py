@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from harness.errors import CaseError
-from reference.layers.rope import Llama3Scaling, RopeConfig, RotaryEmbedding, Yarn, rotary_frequencies
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.rope import Llama3Scaling, RopeConfig, RotaryEmbedding, Yarn, rotary_frequencies
 
 
 def test_each_even_odd_pair_turns_by_its_positions_angle() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import CaseError
-from reference.layers.router import Router, RoutingConfig, count_rows, select_experts
+from bitproof.harness.errors import CaseError
+from bitproof.reference.layers.router import Router, RoutingConfig, count_rows, select_experts
 
 CONFIG = RoutingConfig(num_experts=8, top_k=3, score="sigmoid", num_groups=4, top_groups=2, norm=True, scale=2.5)
 NO_BIAS = torch.zeros(8)

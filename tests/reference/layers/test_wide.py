@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from reference.layers.rms_norm import RMSNorm
-from reference.layers.wide import wides
+from bitproof.reference.layers.rms_norm import RMSNorm
+from bitproof.reference.layers.wide import wides
 
 
 def test_a_tensor_comes_out_as_it_went_in_under_each_name():

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.case import Model
-from harness.errors import CaseError
-from reference.init import initialize
-from reference.models import build_model, model_config
-from reference.models.deepseek_v3 import DeepSeekV3
+from bitproof.harness.case import Model
+from bitproof.harness.errors import CaseError
+from bitproof.reference.init import initialize
+from bitproof.reference.models import build_model, model_config
+from bitproof.reference.models.deepseek_v3 import DeepSeekV3
 
 BUFFERS = {"expert_bias", "tokens_per_expert", "cos_LP", "sin_LP"}
 

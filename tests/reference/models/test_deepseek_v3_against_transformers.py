@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from reference.init import initialize
-from reference.layers.attention import LatentAttentionConfig
-from reference.layers.moe import MoEConfig
-from reference.layers.rope import RopeConfig, Yarn
-from reference.layers.router import RoutingConfig
-from reference.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
+from bitproof.reference.init import initialize
+from bitproof.reference.layers.attention import LatentAttentionConfig
+from bitproof.reference.layers.moe import MoEConfig
+from bitproof.reference.layers.rope import RopeConfig, Yarn
+from bitproof.reference.layers.router import RoutingConfig
+from bitproof.reference.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
 from tests.reference.models.transformers_peer import NAMES, assert_logits_and_gradients_agree, in_their_layout
 
 transformers = pytest.importorskip("transformers", reason="transformers is an optional test dependency")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.case import Model
-from reference.models import build_model, model_config
+from bitproof.harness.case import Model
+from bitproof.reference.models import build_model, model_config
 
 
 def test_every_layer_is_dense_and_nothing_but_parameters_is_kept() -> None:

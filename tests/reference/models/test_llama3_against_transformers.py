@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from reference.init import initialize
-from reference.layers.grouped_query_attention import GroupedQueryConfig
-from reference.layers.rope import Llama3Scaling, RopeConfig
-from reference.models.llama3 import Llama3, Llama3Config
+from bitproof.reference.init import initialize
+from bitproof.reference.layers.grouped_query_attention import GroupedQueryConfig
+from bitproof.reference.layers.rope import Llama3Scaling, RopeConfig
+from bitproof.reference.models.llama3 import Llama3, Llama3Config
 from tests.reference.models.transformers_peer import (
     Tensors,
     assert_logits_and_gradients_agree,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.case import Model
-from harness.errors import CaseError
-from reference.models import FAMILIES, build_model, model_config
+from bitproof.harness.case import Model
+from bitproof.harness.errors import CaseError
+from bitproof.reference.models import FAMILIES, build_model, model_config
 
 
 def test_a_model_is_built_as_its_configuration_says() -> None:

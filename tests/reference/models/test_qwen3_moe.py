@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from harness.case import Model
-from reference.init import initialize
-from reference.models import build_model, model_config
+from bitproof.harness.case import Model
+from bitproof.reference.init import initialize
+from bitproof.reference.models import build_model, model_config
 
 
 def test_every_layer_has_routed_experts_alone_and_head_norms() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from reference.init import initialize
-from reference.layers.grouped_query_attention import GroupedQueryConfig
-from reference.layers.moe import MoEConfig
-from reference.layers.rope import RopeConfig
-from reference.layers.router import RoutingConfig
-from reference.models.qwen3_moe import Qwen3MoE, Qwen3MoEConfig
+from bitproof.reference.init import initialize
+from bitproof.reference.layers.grouped_query_attention import GroupedQueryConfig
+from bitproof.reference.layers.moe import MoEConfig
+from bitproof.reference.layers.rope import RopeConfig
+from bitproof.reference.layers.router import RoutingConfig
+from bitproof.reference.models.qwen3_moe import Qwen3MoE, Qwen3MoEConfig
 from tests.reference.models.transformers_peer import (
     Tensors,
     assert_logits_and_gradients_agree,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.case import Model
-from harness.errors import CaseError
-from reference.models import build_model, model_config
-from reference.models.sizes import sizes_of
+from bitproof.harness.case import Model
+from bitproof.harness.errors import CaseError
+from bitproof.reference.models import build_model, model_config
+from bitproof.reference.models.sizes import sizes_of
 
 
 @pytest.mark.parametrize(

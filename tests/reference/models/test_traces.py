@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from harness.case import Model
-from harness.torch_compat import FakeTensorMode, open_dim, symbolic_graph
-from reference.loss import cross_entropy
-from reference.models import FAMILIES, build_model
+from bitproof.harness.case import Model
+from bitproof.harness.torch_compat import FakeTensorMode, open_dim, symbolic_graph
+from bitproof.reference.loss import cross_entropy
+from bitproof.reference.models import FAMILIES, build_model
 
 SHORT = {family: Model(family=family, layers=1) for family in FAMILIES} | {
     "deepseek_v3": Model(layers=1, dense_layers=0)

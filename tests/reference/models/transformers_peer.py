@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reference.loss import cross_entropy
+from bitproof.reference.loss import cross_entropy
 
 NAMES = {
     "tok_embeddings": "model.embed_tokens",

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from harness.case import Parallelism
-from harness.torch_compat import TorchDispatchMode
-from reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from bitproof.harness.case import Parallelism
+from bitproof.harness.torch_compat import TorchDispatchMode
+from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks
@@ -60,7 +60,7 @@ def test_a_gradient_comes_back_through_the_operator_and_a_group_that_is_torchs_o
     def body(mesh):
         import torch.distributed as dist
 
-        from harness.torch_compat import register_group
+        from bitproof.harness.torch_compat import register_group
 
         x = torch.ones(2, requires_grad=True)
         gathered = all_gather(x, 2, "fsdp")

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.case import Parallelism
-from harness.torch_compat import register_group
-from reference.parallel import mesh as meshes
-from reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from reference.parallel.device_order_group import DeviceOrderGroup
-from reference.parallel.mesh import FSDP
+from bitproof.harness.case import Parallelism
+from bitproof.harness.torch_compat import register_group
+from bitproof.reference.parallel import mesh as meshes
+from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
+from bitproof.reference.parallel.mesh import FSDP
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks

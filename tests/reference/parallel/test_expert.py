@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from harness.case import Parallelism
-from reference.parallel.expert import ExpertExchange
-from reference.parallel.mesh import EXPERT
+from bitproof.harness.case import Parallelism
+from bitproof.reference.parallel.expert import ExpertExchange
+from bitproof.reference.parallel.mesh import EXPERT
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks

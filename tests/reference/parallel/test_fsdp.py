@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from harness.case import Parallelism, Precision
-from harness.errors import CaseError
-from reference.init import initial_values
-from reference.parallel.fsdp import fully_shard, placement_hash
-from reference.parallel.mesh import Mesh
+from bitproof.harness.case import Parallelism, Precision
+from bitproof.harness.errors import CaseError
+from bitproof.reference.init import initial_values
+from bitproof.reference.parallel.fsdp import fully_shard, placement_hash
+from bitproof.reference.parallel.mesh import Mesh
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")

@@ -2,9 +2,18 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from harness.case import Parallelism
-from reference.parallel import mesh as meshes
-from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, GROUP_NAMES, TENSOR, Mesh, ensure_group, leave_groups
+from bitproof.harness.case import Parallelism
+from bitproof.reference.parallel import mesh as meshes
+from bitproof.reference.parallel.mesh import (
+    EXPERT,
+    EXPERT_FSDP,
+    FSDP,
+    GROUP_NAMES,
+    TENSOR,
+    Mesh,
+    ensure_group,
+    leave_groups,
+)
 from tests.ranks import on_ranks
 
 

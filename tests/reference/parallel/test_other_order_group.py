@@ -2,13 +2,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.case import Parallelism
-from harness.disturb.faults import SUM_ORDERS
-from harness.torch_compat import register_group
-from reference.parallel.collectives import all_gather, all_reduce, reduce_scatter
-from reference.parallel.mesh import FSDP
-from reference.parallel.other_order_group import FEWEST_RANKS, ORDERS, OtherOrderGroup, sum_in_order
-from reference.parallel.rank_order_group import sum_in_rank_order
+from bitproof.harness.case import Parallelism
+from bitproof.harness.disturb.faults import SUM_ORDERS
+from bitproof.harness.torch_compat import register_group
+from bitproof.reference.parallel.collectives import all_gather, all_reduce, reduce_scatter
+from bitproof.reference.parallel.mesh import FSDP
+from bitproof.reference.parallel.other_order_group import FEWEST_RANKS, ORDERS, OtherOrderGroup, sum_in_order
+from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 from tests.ranks import on_ranks
 
 FOUR = Parallelism(world_size=4, ep=2)

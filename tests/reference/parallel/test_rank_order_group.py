@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from harness.case import Parallelism
-from reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from reference.parallel.mesh import EXPERT, FSDP
+from bitproof.harness.case import Parallelism
+from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from bitproof.reference.parallel.mesh import EXPERT, FSDP
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks

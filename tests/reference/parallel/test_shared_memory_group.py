@@ -5,14 +5,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from harness import shared_memory
-from harness.case import Parallelism
-from harness.torch_compat import register_group
-from reference.parallel import mesh as meshes
-from reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, GROUP_NAMES, ensure_group
-from reference.parallel.rank_order_group import RankOrderGroup
-from reference.parallel.shared_memory_group import SharedMemoryGroup
+from bitproof.harness import shared_memory
+from bitproof.harness.case import Parallelism
+from bitproof.harness.torch_compat import register_group
+from bitproof.reference.parallel import mesh as meshes
+from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from bitproof.reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, GROUP_NAMES, ensure_group
+from bitproof.reference.parallel.rank_order_group import RankOrderGroup
+from bitproof.reference.parallel.shared_memory_group import SharedMemoryGroup
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from harness.case import Batch, Case, Model, Parallelism, Precision
-from harness.errors import CaseError
-from reference.data import TextStream, text_source
-from reference.init import initial_values, initialize
-from reference.models import build_model
-from reference.parallel.mesh import TENSOR, Mesh
-from reference.parallel.tensor import SumGradient, SumOutput, split_layers
-from reference.step import make_eager, mean_loss
+from bitproof.harness.case import Batch, Case, Model, Parallelism, Precision
+from bitproof.harness.errors import CaseError
+from bitproof.reference.data import TextStream, text_source
+from bitproof.reference.init import initial_values, initialize
+from bitproof.reference.models import build_model
+from bitproof.reference.parallel.mesh import TENSOR, Mesh
+from bitproof.reference.parallel.tensor import SumGradient, SumOutput, split_layers
+from bitproof.reference.step import make_eager, mean_loss
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")

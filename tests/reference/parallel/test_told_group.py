@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.case import Parallelism
-from harness.shared_memory import Board
-from harness.torch_compat import register_group
-from reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from reference.parallel.device_order_group import DeviceOrderGroup
-from reference.parallel.told_group import ToldGroup
+from bitproof.harness.case import Parallelism
+from bitproof.harness.shared_memory import Board
+from bitproof.harness.torch_compat import register_group
+from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
+from bitproof.reference.parallel.told_group import ToldGroup
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks
@@ -45,7 +45,7 @@ def test_a_told_group_moves_and_adds_what_the_group_within_does_and_tells_of_eac
 
 
 def test_a_mesh_that_is_given_a_board_tells_there_and_one_that_is_not_is_as_it_was(monkeypatch):
-    from reference.parallel import mesh as meshes
+    from bitproof.reference.parallel import mesh as meshes
 
     join, board = meshes.join_groups, Board(2)
     kind = on_ranks(TWO, lambda mesh: type(meshes._joined["fsdp"]).__name__)

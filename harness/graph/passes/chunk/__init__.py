@@ -41,15 +41,15 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from harness.errors import ChunkError
-from harness.graph import operators, symbols
-from harness.graph.context import PassContext
-from harness.graph.mixing import refuse_mixing
-from harness.graph.origin import Origin, calls_of, origin_of
-from harness.graph.passes.chunk import refusals
-from harness.graph.passes.chunk.gradients import gradient_outputs, reduction_tail
-from harness.graph.passes.chunk.regions import regions_of
-from harness.graph.writer import GraphWriter
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.mixing import refuse_mixing
+from bitproof.harness.graph.origin import Origin, calls_of, origin_of
+from bitproof.harness.graph.passes.chunk import refusals
+from bitproof.harness.graph.passes.chunk.gradients import gradient_outputs, reduction_tail
+from bitproof.harness.graph.passes.chunk.regions import regions_of
+from bitproof.harness.graph.writer import GraphWriter
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten

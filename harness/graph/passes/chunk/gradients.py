@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from harness.graph import operators
-from harness.graph.symbols import free_symbols
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.symbols import free_symbols
 
 aten = torch.ops.aten
 _PADS = {aten.constant_pad_nd.default}

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import Tensor
 from torch.fx import Node
 
-from harness.case import Chunking, pattern_of
-from harness.errors import ChunkError
-from harness.graph import operators
-from harness.graph.origin import ModuleCall, origin_of
-from harness.graph.symbols import carries, source_of
+from bitproof.harness.case import Chunking, pattern_of
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.origin import ModuleCall, origin_of
+from bitproof.harness.graph.symbols import carries, source_of
 
 
 def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.fx import Node
 
-from harness.graph.origin import Direction, origin_of
+from bitproof.harness.graph.origin import Direction, origin_of
 
 
 class Region(NamedTuple):

@@ -34,16 +34,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from harness.case import Chunking
-from harness.errors import PassError
-from harness.graph import operators
-from harness.graph.context import PassContext
-from harness.graph.dependencies import dependencies, reorder
-from harness.graph.origin import origin_of
-from harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
-from harness.graph.passes.overlap.timeline import Timeline, is_all_to_all, simulate
-from harness.graph.symbols import source_of
-from harness.graph.writer import CHUNK_KEY
+from bitproof.harness.case import Chunking
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.dependencies import dependencies, reorder
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
+from bitproof.harness.graph.passes.overlap.timeline import Timeline, is_all_to_all, simulate
+from bitproof.harness.graph.symbols import source_of
+from bitproof.harness.graph.writer import CHUNK_KEY
 
 log = logging.getLogger(__name__)
 

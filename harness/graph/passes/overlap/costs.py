@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from harness.errors import PassError
-from harness.graph import operators
-from harness.graph.symbols import SYMBOLIC_SCALARS, expression, remainder
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS, expression, remainder
 
 CPU_GLOO = Path(__file__).with_name("cpu_gloo_8_ranks.json")
 """The model for the CPU: fitted to 8 gloo ranks. Its `description` names the machine."""

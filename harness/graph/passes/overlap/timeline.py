@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
 
-from harness.graph import operators
-from harness.graph.origin import origin_of
-from harness.graph.passes.overlap.costs import Cost
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.passes.overlap.costs import Cost
 
 
 class Timeline:

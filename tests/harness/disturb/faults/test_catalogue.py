@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from cases import CASES
-from harness.case import Parallelism
-from harness.cli.faults import DEFAULT_CASES
-from harness.disturb.faults import CATALOGUE, FAULTS, Named, check_fault, parse_fault
-from harness.disturb.faults.catalogue import FAMILIES
-from harness.disturb.faults.entry import ANY, Entry, Site
-from harness.errors import UsageError
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Parallelism
+from bitproof.harness.cli.faults import DEFAULT_CASES
+from bitproof.harness.disturb.faults import CATALOGUE, FAULTS, Named, check_fault, parse_fault
+from bitproof.harness.disturb.faults.catalogue import FAMILIES
+from bitproof.harness.disturb.faults.entry import ANY, Entry, Site
+from bitproof.harness.errors import UsageError
 
 FAULT_ROWS = [row for row in CATALOGUE.values() if row.is_fault]
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from cases import CASES
-from harness.disturb.faults import CATALOGUE, kernels
-from harness.disturb.faults.entry import Entry, Site
-from harness.disturb.faults.strike import strike
-from harness.disturb.faults.surgeon import NoPlaceError, Surgeon
-from harness.errors import UsageError
-from harness.graph.observation import observed, put_in, shown_to
-from harness.graph.origin import META_KEY, Origin
+from bitproof.builtin_cases import CASES
+from bitproof.harness.disturb.faults import CATALOGUE, kernels
+from bitproof.harness.disturb.faults.entry import Entry, Site
+from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.disturb.faults.surgeon import NoPlaceError, Surgeon
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.observation import observed, put_in, shown_to
+from bitproof.harness.graph.origin import META_KEY, Origin
 
 aten = torch.ops.aten
 CASE = CASES["moe_seq"]

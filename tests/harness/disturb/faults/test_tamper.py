@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from harness.disturb.faults import CATALOGUE, Injector, parse_fault
-from harness.disturb.faults.clock import Clock
-from harness.disturb.faults.entry import Entry
-from harness.disturb.faults.tamper import tampered, untampered
+from bitproof.harness.disturb.faults import CATALOGUE, Injector, parse_fault
+from bitproof.harness.disturb.faults.clock import Clock
+from bitproof.harness.disturb.faults.entry import Entry
+from bitproof.harness.disturb.faults.tamper import tampered, untampered
 
 X = torch.tensor([1.0, 2.0])
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.case import Parallelism
-from harness.errors import PassError
-from harness.graph.context import PassContext
-from harness.graph.groups import Group, GroupTable
-from harness.graph.origin import RECOMPUTED_KEY
-from harness.graph.passes.bucket import bucket
-from harness.graph.writer import CHUNK_KEY
-from reference.parallel.mesh import Mesh, ensure_group
+from bitproof.harness.case import Parallelism
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.groups import Group, GroupTable
+from bitproof.harness.graph.origin import RECOMPUTED_KEY
+from bitproof.harness.graph.passes.bucket import bucket
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.reference.parallel.mesh import Mesh, ensure_group
 from tests.harness.graph.graphs import Sketch, bits, calls, listing, names, verify
 from tests.ranks import on_ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.graph.passes.clean_up import clean_up
+from bitproof.harness.graph.passes.clean_up import clean_up
 from tests.harness.graph.graphs import Sketch, listing
 
 aten = torch.ops.aten

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
-from harness.errors import PassError
-from harness.graph.passes.chunk import chunk
-from harness.graph.passes.concretize_symbols import concretize_symbols
-from harness.graph.symbols import graph_carries
-from harness.graph.trace import Guard
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.passes.chunk import chunk
+from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
+from bitproof.harness.graph.symbols import graph_carries
+from bitproof.harness.graph.trace import Guard
 from tests.harness.graph.graphs import (
     Applied,
     D,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from harness.errors import PassError
-from harness.graph.context import PassContext
-from harness.graph.groups import Group, GroupTable
-from harness.graph.passes.isolate_gathers import isolate_gathers
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.groups import Group, GroupTable
+from bitproof.harness.graph.passes.isolate_gathers import isolate_gathers
 from tests.harness.graph.graphs import Sketch, listing
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 
-from harness.graph.passes.measure_memory import LiveMemory, live_memory, measure_memory
+from bitproof.harness.graph.passes.measure_memory import LiveMemory, live_memory, measure_memory
 from tests.harness.graph.graphs import Layers, Sketch, listing, trace
 from tests.harness.graph.memory_graphs import aten, context_with, rewritten, two_blocks, with_policy
 from tests.harness.graph.passes.chunk.test_chunk import Block

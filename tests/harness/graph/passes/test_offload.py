@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from harness.graph import offload_operators
-from harness.graph.passes.offload import offload
-from harness.graph.passes.tag_memory import tag_memory
-from harness.graph.writer import CHUNK_KEY
+from bitproof.harness.graph import offload_operators
+from bitproof.harness.graph.passes.offload import offload
+from bitproof.harness.graph.passes.tag_memory import tag_memory
+from bitproof.harness.graph.writer import CHUNK_KEY
 from tests.harness.graph.graphs import (
     Applied,
     D,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.errors import PassError
-from harness.graph.halves import HALF_KEY
-from harness.graph.origin import RECOMPUTED_KEY
-from harness.graph.passes.partition import partition
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.halves import HALF_KEY
+from bitproof.harness.graph.origin import RECOMPUTED_KEY
+from bitproof.harness.graph.passes.partition import partition
 from tests.harness.graph.graphs import (
     Applied,
     Layers,

@@ -10,7 +10,7 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention as flex
 from torch.fx import Node
 
-from harness.graph.passes.tag_memory import tag_memory
+from bitproof.harness.graph.passes.tag_memory import tag_memory
 from tests.harness.graph.graphs import Sketch, listing
 from tests.harness.graph.memory_graphs import N, aten, context_with, tags, two_blocks
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.localize.standalone import main
-from harness.localize.standalone.main import describe_difference
+from bitproof.harness.localize.standalone import main
+from bitproof.harness.localize.standalone.main import describe_difference
 
 
 @pytest.mark.parametrize(

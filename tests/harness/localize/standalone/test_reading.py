@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.localize.standalone.reading import Side, content_of, input_of
+from bitproof.harness.localize.standalone.reading import Side, content_of, input_of
 from tests.harness.localize.standalone.test_standalone import TOKENS, graph_of, right, scene
 
 

@@ -6,7 +6,7 @@ import ast
 
 from torch.fx import Node
 
-from harness.localize.standalone.rendering import render
+from bitproof.harness.localize.standalone.rendering import render
 from tests.harness.localize.standalone.test_standalone import HEAD, graph_of, right, scene, wrong
 
 

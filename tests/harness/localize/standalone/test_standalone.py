@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from harness.graph.offload_operators import OFFLOAD
-from harness.graph.trace import StepGraph
-from harness.localize.standalone import NoFileError, Scene, Side, Written, run_plain, write_standalone
-from harness.localize.standalone.main import describe_difference
+from bitproof.harness.graph.offload_operators import OFFLOAD
+from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.localize.standalone import NoFileError, Scene, Side, Written, run_plain, write_standalone
+from bitproof.harness.localize.standalone.main import describe_difference
 
 pytestmark = pytest.mark.ranks
 
@@ -167,7 +167,7 @@ def test_ranks_that_exchange_values_are_processes_of_the_file() -> None:
 
         return graph_of(step)
 
-    source = inspect.getsource(__import__("reference.parallel.rank_order_group", fromlist=["x"]))
+    source = inspect.getsource(__import__("bitproof.reference.parallel.rank_order_group", fromlist=["x"]))
     written = write(scene(exchanging(2.0), exchanging(1.5), 3, source[source.index("class _Finish") :]))
     assert written.num_calls == {"reference": 4, "candidate": 4}
     assert "GROUPS = {\n    'all': [[0, 1, 2]],\n}" in written.text

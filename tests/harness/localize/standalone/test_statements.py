@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.fx import Graph
 
-from harness.localize.standalone.reading import NoFileError
-from harness.localize.standalone.statements import function_text
+from bitproof.harness.localize.standalone.reading import NoFileError
+from bitproof.harness.localize.standalone.statements import function_text
 
 aten = torch.ops.aten
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from harness.case import Chunking
-from harness.errors import ChunkError
-from harness.graph.passes.chunk import chunk
-from harness.graph.writer import CHUNK_KEY
+from bitproof.harness.case import Chunking
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.graph.passes.chunk import chunk
+from bitproof.harness.graph.writer import CHUNK_KEY
 from tests.harness.graph.graphs import (
     SEED,
     Applied,

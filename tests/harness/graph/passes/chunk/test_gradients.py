@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.graph.passes.chunk.gradients import gradient_outputs, reduction_tail
+from bitproof.harness.graph.passes.chunk.gradients import gradient_outputs, reduction_tail
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten

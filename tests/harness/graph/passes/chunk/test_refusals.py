@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness.errors import ChunkError
-from harness.graph.context import PassContext
-from harness.graph.passes.chunk import chunk
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.passes.chunk import chunk
 from tests.harness.graph.graphs import (
     Applied,
     D,

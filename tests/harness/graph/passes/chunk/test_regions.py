@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.graph.passes.chunk import chunk
-from harness.graph.passes.chunk.regions import regions_of
+from bitproof.harness.graph.passes.chunk import chunk
+from bitproof.harness.graph.passes.chunk.regions import regions_of
 from tests.harness.graph.graphs import Applied, D, Layers, Sketch, context_of, parameter, trace
 
 aten = torch.ops.aten

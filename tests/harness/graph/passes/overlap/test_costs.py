@@ -11,9 +11,19 @@ import pytest
 import torch
 from torch.fx import Node
 
-from harness.errors import PassError
-from harness.graph import operators
-from harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, Line, Sizes, Work, fit, node_costs, work_of
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.passes.overlap.costs import (
+    CPU_GLOO,
+    Cost,
+    CostModel,
+    Line,
+    Sizes,
+    Work,
+    fit,
+    node_costs,
+    work_of,
+)
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten
@@ -254,5 +264,5 @@ def test_the_model_that_comes_along_knows_its_machine_and_every_kind() -> None:
 
 def test_the_model_that_comes_along_is_installed_with_the_package() -> None:
     settings = (Path(__file__).parents[5] / "pyproject.toml").read_text()
-    assert 'package-data."harness.graph.passes.overlap" = ["*.json"]' in settings
+    assert 'package-data."bitproof.harness.graph.passes.overlap" = ["*.json"]' in settings
     assert json.loads(CPU_GLOO.read_text())["schema"] == 1

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.case import Chunking, Parallelism, Pipeline
-from harness.errors import PassError
-from harness.graph.context import PassContext
-from harness.graph.dependencies import dependencies
-from harness.graph.passes.overlap import find_places, overlap, schedule
-from harness.graph.passes.overlap.costs import Cost, CostModel, Line, node_costs
-from harness.graph.passes.overlap.timeline import simulate
-from reference.parallel.mesh import Mesh
+from bitproof.harness.case import Chunking, Parallelism, Pipeline
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.dependencies import dependencies
+from bitproof.harness.graph.passes.overlap import find_places, overlap, schedule
+from bitproof.harness.graph.passes.overlap.costs import Cost, CostModel, Line, node_costs
+from bitproof.harness.graph.passes.overlap.timeline import simulate
+from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.graph.graphs import Sketch, bits, listing, verify
 from tests.ranks import on_ranks
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.graph.passes.overlap.costs import Cost
-from harness.graph.passes.overlap.timeline import Timeline, simulate
+from bitproof.harness.graph.passes.overlap.costs import Cost
+from bitproof.harness.graph.passes.overlap.timeline import Timeline, simulate
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten

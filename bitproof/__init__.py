@@ -7,8 +7,9 @@
     BitproofError and its kinds     every error that a call can raise
     Mesh, compiler_problem          for systems: what a factory is handed, and why nothing can be compiled here
 
-Everything else in `harness`, `reference` and `cases` may change without notice. Importing this loads no torch, and
-none of those three: each name is fetched when it is first used. `Mesh` alone is torch's, so name it in annotations.
+Everything below `bitproof.harness`, `bitproof.reference` and `bitproof.cases` may change without notice. Importing this
+loads no torch, and none of those three: each name is fetched when it is first used. `Mesh` needs torch: name it in
+annotations only.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _HOME = {
     "Comparison": "bitproof.harness.compare.verdict",
     "Mesh": "bitproof.reference.parallel.mesh",
     "compiler_problem": "bitproof.harness.machine.compiler",
-    "__version__": "harness",
+    "__version__": "bitproof.harness",
 }
 
 __all__ = [
@@ -118,11 +119,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'bitproof' has no attribute {name!r}")
     import importlib
 
-    from bitproof import packages
-
-    packages.load("harness")
-    if name == "Mesh":
-        packages.load("reference")
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value

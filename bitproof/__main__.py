@@ -1,18 +1,21 @@
-"""`bitproof` and `python -m bitproof`: the command, whatever else is named `harness` where Python looks."""
+"""`bitproof` and `python -m bitproof`: what must be in order before anything else is imported."""
 
 from __future__ import annotations
 
 
 def main() -> int:
-    """Run the command with bitproof's own packages, and return its exit status."""
+    """Run the command that the command line names; returns its exit status, which no signal changes any more."""
     _end_when_interrupted()
-    import runpy
-    from pathlib import Path
+    from bitproof.harness.program import interrupts, output, text_loader
 
-    runpy.run_path(str(Path(__file__).parents[1] / "harness" / "program" / "start.py"))
-    from bitproof.harness import __main__ as program
+    text_loader.claim()
+    interrupts.end_at_once()
+    output.fill_closed_descriptors()
+    from bitproof.harness import cli
 
-    return program.main()
+    status = cli.main()
+    interrupts.ignore()
+    return status
 
 
 def _end_when_interrupted() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bitproof import packages
 from bitproof.harness.case import Case
 from bitproof.harness.records import CaseResult, Divergence, Report, Verdict
 
@@ -63,10 +62,8 @@ def cases(expression: str | None = None) -> tuple[Case, ...]:
 
     Raises UsageError for what is no expression, or selects nothing.
     """
-    from bitproof.harness.case.select import select
-
-    packages.load("cases")
     from bitproof.builtin_cases import all_cases
+    from bitproof.harness.case.select import select
 
     return tuple(select(all_cases(), expression))
 

@@ -1,7 +1,7 @@
 """The eager step whose attention alone is compiled, by torch.compile: regional compilation without a graph of the step.
 
-    reference.compiled_attention:eager            as the system eager, each layer's attention compiled
-    reference.compiled_attention:eager_chunked    as eager_chunked: the compiled function runs once a chunk
+    bitproof.reference.compiled_attention:eager            as the system eager, each layer's attention compiled
+    bitproof.reference.compiled_attention:eager_chunked    as eager_chunked: the compiled function runs once a chunk
 
 Compiled is `attend`, of queries, keys and values to heads' outputs, forward and backward; projections, rotations, and
 all that gathers, exchanges and reduces, are eager's. Inductor calls SDPA's own kernels, so bits are eager's.

@@ -52,7 +52,7 @@ def result_in(folder: Path) -> dict[str, object]:
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
     for package in ("bitproof", "harness", "reference", "cases"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOOR = {
-    "harness",
+    "bitproof.harness",
     "bitproof.harness.errors",
     "bitproof.harness.printable",
     "bitproof.harness.program.output",
@@ -48,7 +47,7 @@ FLOOR = {
 # The house, from the ground up: a module imports from its own package and from lower floors, wherever in the file.
 FLOORS = (
     {
-        "harness",
+        "bitproof.harness",
         "bitproof.harness.errors",
         "bitproof.harness.operators",
         "bitproof.harness.printable",
@@ -63,7 +62,7 @@ FLOORS = (
         "bitproof.harness.torch_compat",
         "bitproof.harness.user_code",
     },
-    {"bitproof.harness.torch_inductor", "bitproof.harness.ulps", "reference"},
+    {"bitproof.harness.torch_inductor", "bitproof.harness.ulps", "bitproof.reference"},
     {"bitproof.harness.records"},
     {"bitproof.harness.options"},
     {"bitproof.harness.machine"},
@@ -74,10 +73,9 @@ FLOORS = (
     {"bitproof.harness.history", "bitproof.harness.localize", "bitproof.harness.prove"},
     {"bitproof.harness.sensitivity"},
     {"bitproof.harness.execute"},
-    {"cases"},
+    {"bitproof.builtin_cases"},
     {"bitproof.harness.commands"},
     {"bitproof.harness.cli"},
-    {"harness.__main__"},
     {"bitproof"},
     {"bitproof.builtin_cases.examples"},
 )
@@ -85,14 +83,22 @@ FLOORS = (
 KNOWN: dict[str, str] = {}
 
 
+LINKED = {"harness": "harness", "reference": "reference", "cases": "builtin_cases"}
+"""Top-level folders that are packages of `bitproof`, by links in its folder, and the links' names."""
+
+
 def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    """The name that a file is imported by: what lies in a linked folder is below `bitproof`."""
+    first, *rest = path.relative_to(ROOT).with_suffix("").parts
+    linked = ("bitproof", LINKED[first]) if first in LINKED else (first,)
+    return ".".join((*linked, *rest)).removesuffix(".__init__")
 
 
 MODULES = {
     module_name(path): path
-    for top in ("bitproof", "cases", "harness", "reference")
+    for top in ("bitproof", *LINKED)
     for path in (ROOT / top).rglob("*.py")
+    if top != "bitproof" or path.parent == ROOT / "bitproof"
 }
 PASSES = {name for name in MODULES if name.rpartition(".")[0] == "bitproof.harness.graph.passes"}
 PACKAGES = set().union(*FLOORS)
@@ -116,7 +122,7 @@ def package_of(name: str) -> str:
     parts = name.split(".")
     packages = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     found = next((package for package in packages if package in PACKAGES), name)
-    return name if found == "harness" else found
+    return name if found == "bitproof.harness" else found
 
 
 def floor_of(name: str) -> int:
@@ -202,8 +208,8 @@ def test_of_the_floor_one_module_alone_loads_torch():
 def test_the_reference_imports_only_itself_and_the_floor():
     assert (
         offenders(
-            lambda name: within(name, "reference"),
-            lambda _, imported: not within(imported, "reference") and imported not in FLOOR,
+            lambda name: within(name, "bitproof.reference"),
+            lambda _, imported: not within(imported, "bitproof.reference") and imported not in FLOOR,
         )
         == []
     )
@@ -212,7 +218,8 @@ def test_the_reference_imports_only_itself_and_the_floor():
 def test_the_graph_pipeline_does_not_know_the_reference():
     assert (
         offenders(
-            lambda name: within(name, "bitproof.harness.graph"), lambda _, imported: within(imported, "reference")
+            lambda name: within(name, "bitproof.harness.graph"),
+            lambda _, imported: within(imported, "bitproof.reference"),
         )
         == []
     )
@@ -237,8 +244,8 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_its
     }
     assert (
         offenders(
-            lambda name: within(name, "harness") and name not in allowed,
-            lambda _, imported: within(imported, "reference"),
+            lambda name: within(name, "bitproof.harness") and name not in allowed,
+            lambda _, imported: within(imported, "bitproof.reference"),
         )
         == []
     )
@@ -253,22 +260,30 @@ def test_reports_read_records_only():
 
 def test_nothing_imports_the_command_line():
     def is_outside(name: str) -> bool:
-        return name != "harness.__main__" and not within(name, "bitproof.harness.cli")
+        return name != "bitproof.__main__" and not within(name, "bitproof.harness.cli")
 
     assert offenders(is_outside, lambda _, imported: within(imported, "bitproof.harness.cli")) == []
 
 
 def test_nothing_of_ours_imports_the_face_that_others_see():
-    imports = re.compile(r"^\s*(from|import) bitproof\b", re.MULTILINE)
-    ours = {name: path for name, path in MODULES.items() if not within(name, "bitproof")}
-    assert {name for name, path in ours.items() if imports.search(path.read_text())} == {
+    face = {name for name in MODULES if not any(within(name, f"bitproof.{linked}") for linked in LINKED.values())}
+    found = offenders(lambda name: name not in face, lambda _, imported: imported in face)
+    assert {arrow.split()[0] for arrow in found} == {
         "bitproof.builtin_cases.examples.compiled",
         "bitproof.builtin_cases.examples.fsdp2_loop",
     }, "the examples are written as a user would"
 
 
+def test_every_linked_folder_is_the_top_level_one():
+    for folder, name in LINKED.items():
+        assert (ROOT / "bitproof" / name).resolve() == (ROOT / folder).resolve()
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize("module", ["bitproof", "harness", "bitproof.harness.cli", "bitproof.harness.records", "cases"])
+@pytest.mark.parametrize(
+    "module",
+    ["bitproof", "bitproof.harness", "bitproof.harness.cli", "bitproof.harness.records", "bitproof.builtin_cases"],
+)
 def test_importing_loads_neither_torch_nor_pandas(module):
     heavy = {"torch", "pandas", "pyarrow", "numpy", "pydantic"}
     code = f"import sys, {module}; print(sorted({heavy} & sys.modules.keys()))"

@@ -31,7 +31,9 @@ class Checkout:
         self.folder = folder
         self.graphs = folder / "graphs"
         for package in ("bitproof", "harness", "reference", "cases"):
-            shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / package, folder / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
         (folder / "case.json").write_text(json.dumps(small(CASES["moe_seq"]).to_dict()))
 
     def run(self, *arguments: str, verdict: str = "EQUAL", **environment: str) -> dict[str, Any]:

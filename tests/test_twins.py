@@ -19,7 +19,6 @@ FAULT_RUNS = "tests/harness/commands/test_faults.py"
 ELSEWHERE = {
     "bitproof/__main__.py": ("tests/harness/program/test_start.py", "it is how the program starts"),
     "bitproof/__init__.py": ("tests/bitproof/test_runs.py", "its names are those of other modules"),
-    "bitproof/packages.py": ("tests/bitproof/test_runs.py", "it is what a process imports that is not ours"),
     "cases/__init__.py": (CASES, "families and their cases are one table"),
     "cases/attention.py": (CASES, "its cases are rows of that table"),
     "cases/chunking.py": (CASES, "its cases are rows of that table"),
@@ -31,7 +30,6 @@ ELSEWHERE = {
     "cases/regional.py": (CASES, "its cases are rows of that table"),
     "cases/joint.py": (CASES, "its cases are rows of that table"),
     "cases/test_cases.py": ("tests/cases/test_trainers.py", "it is itself a test, for users: cases as pytest items"),
-    "harness/__main__.py": ("tests/harness/program/test_output.py", "it is the program"),
     "harness/capture/dtypes.py": ("tests/harness/capture/test_digest.py", "names of dtypes are part of digests"),
     "harness/cli/app.py": (CLI, "commands are tested as they are called"),
     "harness/certificate/files.py": ("tests/harness/certificate/test_check.py", "certificates go to disk and back"),

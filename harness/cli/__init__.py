@@ -22,7 +22,6 @@ from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.execute.transport import let_rank_0_tell
 from bitproof.harness.program import interrupts, launched
 from bitproof.harness.program.output import SafeStream, safe_output
-from bitproof.harness.program.own_packages import claim, remark
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, error_status, worst
 
 WRITING = (
@@ -46,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Where nobody can read what is printed, a command that writes files goes on and keeps its status; one that only
     prints ends with 3. A reader that leaves early, such as `head`, has read enough: that changes no status.
     """
-    claim()
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:
         try:
@@ -62,8 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if (told := remark()) and launched.is_first():  # once, where torchrun started many of us
-        print(told, file=sys.stderr)
     try:
         app(args=words, prog_name="bitproof")
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""The host: the one process that imports torch, from which all others are forked. `python -m bitproof.harness.execute.host`.
+"""The host, `python -m bitproof.harness.execute.host`: it imports torch, and all others are forked from it.
 
 It never runs autograd, never traces, never loads a user's code and never touches a device, so that whatever is forked
 from it finds torch as it was imported: ranks, and stages, which make programs (`execute/runs.py`, `execute/stage.py`).

@@ -54,7 +54,7 @@ from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.devices import Placement, place
 from bitproof.harness.options import OnEvent
 from bitproof.harness.program import interrupts
-from bitproof.harness.program.own_packages import search_path
+from bitproof.harness.program.search_path import search_path
 from bitproof.harness.records import CaseResult
 
 if TYPE_CHECKING:

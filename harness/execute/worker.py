@@ -310,7 +310,7 @@ def preload() -> None:
     import pydoc_data.topics  # noqa: F401
 
     import bitproof.harness.graph.mixing
-    import bitproof.harness.systems.user_system  # noqa: F401
+    import bitproof.harness.systems.user_system
     import bitproof.reference.step  # noqa: F401
     from bitproof.harness.torch_compat import import_tracing
 

@@ -33,7 +33,6 @@ from bitproof.harness.graph.options import PassSpec
 from bitproof.harness.graph.origin import META_KEY, UNKNOWN
 from bitproof.harness.graph.verify import verify_order
 from bitproof.harness.graph.writer import layout_key
-from bitproof.harness.program.own_packages import fix_of_clash
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode
 from bitproof.harness.user_code.user_file import run_file
 
@@ -74,17 +73,7 @@ class ExtraPass:
 def load_pass(spec: PassSpec) -> ExtraPass:
     """Load the function. Raises UsageError when there is none; what its module raises is raised as it is."""
     if spec.file is not None:
-        try:
-            module, sha256 = run_file(spec.file)
-        except ImportError as error:
-            if not (fix := fix_of_clash(error.name)):
-                raise
-            raise UsageError(
-                f"the file of extra pass {spec.function} cannot be imported",
-                found=f"{type(error).__name__}: {error}",
-                where=str(spec.file),
-                fix=fix,
-            ) from error
+        module, sha256 = run_file(spec.file)
     else:
         try:
             module = importlib.import_module(spec.source)
@@ -92,8 +81,7 @@ def load_pass(spec: PassSpec) -> ExtraPass:
             raise UsageError(
                 f"the module of extra pass {spec.function} cannot be imported",
                 found=f"{type(error).__name__}: {error}",
-                fix=fix_of_clash(error.name)
-                or "run from the folder that holds it, install it, or name a file: path/to/file.py:function",
+                fix="run from the folder that holds it, install it, or name a file: path/to/file.py:function",
             ) from error
     function = getattr(module, spec.function, None)
     if not inspect.isfunction(function):

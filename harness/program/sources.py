@@ -20,13 +20,15 @@ from types import ModuleType
 from typing import Any, cast
 
 from bitproof.harness.program import text_loader
-from bitproof.harness.program.own_packages import ROOT
 from bitproof.harness.program.text_loader import TextLoader
+
+ROOT = Path(__file__).parents[2]
+"""The package bitproof."""
 
 OWN = ("harness", "reference")
 """Our packages that graphs are made by. A case is data, whoever made it."""
 
-_FIRST = ("text_loader", "own_packages", "sources")
+_FIRST = ("text_loader", "sources")
 """Modules of `harness.program` that are loaded before anybody can look."""
 _IN_MEMORY = ("/dev/", "/memfd:", "/anon")
 
@@ -113,8 +115,11 @@ def note(loaded: Iterable[str] | None = None) -> None:
     A process that has `loaded` some of it, such as one that put something else in its place, vouches for nothing.
     """
     global _at_start
-    known = ("harness", "bitproof.harness.program", *(f"bitproof.harness.program.{name}" for name in _FIRST))
-    if not any(name.partition(".")[0] in (*OWN, "torch") and name not in known for name in loaded or sys.modules):
+    known = ("bitproof.harness", "bitproof.harness.program", *(f"bitproof.harness.program.{name}" for name in _FIRST))
+    vouched = ("torch", *(f"bitproof.{package}" for package in OWN))
+    if not any(
+        f"{name}.".startswith(tuple(f"{x}." for x in vouched)) and name not in known for name in loaded or sys.modules
+    ):
         _at_start = time.time(), read_sources()
 
 

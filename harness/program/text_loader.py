@@ -3,8 +3,8 @@
 Python believes compiled code if the file that it came from has the same size and the same time in whole seconds. An
 edit within a second, or one whose time was put back as `cp -p`, rsync and tar do, then runs the code from before it.
 Here bytecode needs the hash of the very text (PEP 552), which is looked at whatever its flags say; it is written so as
-well. What Python's installation holds is read as ever, apart from our own packages: who keeps a result looks at the
-compiled files of those too (harness/program/sources.py).
+well. What Python's installation holds is read as ever, apart from our own package: who keeps a result looks at the
+compiled files of the rest too (harness/program/sources.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
+OWN = "bitproof"
 _HEADER_BYTES = 16
 _CHECKED_HASH = (0b11).to_bytes(4, "little")
 
@@ -87,7 +88,8 @@ class TextFinder:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None and path is None:
             not_found.add(name)
-        return None if spec is None or spec.origin is None or _is_installed(spec.origin) else by_text(spec)
+        is_own = name.partition(".")[0] == OWN
+        return by_text(spec) if spec and spec.origin and (is_own or not _is_installed(spec.origin)) else None
 
 
 def by_text(spec: ModuleSpec | None) -> ModuleSpec | None:

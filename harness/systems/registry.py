@@ -23,14 +23,14 @@ yields `(kind, name, tensor)`, or takes a function to call so, `step(index, obse
     buffer      by custom <name>@before_optimizer and @after_optimizer
     grad_norm   the norm of all gradients, over all ranks            at least one, where the case says `grad_norm`
     activation  what a module returns, as <module>@forward, and its gradient, as <module>@backward, where the case says
-                `observe`; harness.case.observed has their names
+                `observe`; bitproof.harness.case.observed has their names
 
 Each rank shows what it holds itself (of a DTensor, the local shard counts), the same names at every step, each once.
 A tensor is read when it is yielded, before the step goes on: yield a gradient before anything overwrites it.
 
 Of the object, these are optional:
 
-    names             a mapping of its own names to the reference's; see harness.systems.names
+    names             a mapping of its own names to the reference's; see bitproof.harness.systems.names
     model             the module: when systems differ, the call to blame is told by module
     gradients         the function, called by step, that computes loss and gradients: what else runs is the update
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
@@ -63,7 +63,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitproof.harness.case import PREPARED
 from bitproof.harness.errors import UsageError
-from bitproof.harness.program.own_packages import OwnPackages, fix_of_clash, search_path
+from bitproof.harness.program.search_path import search_path
 from bitproof.harness.user_code import plugins
 from bitproof.harness.user_code.user_file import file_of, names_in, run_file
 
@@ -116,7 +116,6 @@ def check_system(name: str) -> None:
             f"{source} has no factory {factory}",
             expected=f"a name that it has, such as {', '.join(close or sorted(bound)[:3])}",
             found=f"system {name}",
-            fix=None if path and path == file_of(source) else fix_of_clash(source),
         )
 
 
@@ -138,8 +137,7 @@ def load_factory(name: str) -> Factory:
         raise UsageError(
             f"system {name} cannot be imported",
             found=f"{type(error).__name__}: {error}",
-            fix=(isinstance(error, ImportError) and fix_of_clash(error.name))
-            or "run from the folder that holds the package, install it, or name a file: path/to/file.py:factory",
+            fix="run from the folder that holds the package, install it, or name a file: path/to/file.py:factory",
         ) from error
     return Factory(found, origin)  # type: ignore[arg-type]
 
@@ -147,7 +145,7 @@ def load_factory(name: str) -> Factory:
 def _file_of_module(name: str, module: str) -> Path | None:
     """The file of a module, found without importing it or its packages; None when it has none that can be read."""
     first, *rest = module.split(".")
-    spec = OwnPackages.find_spec(first) or importlib.machinery.PathFinder.find_spec(first, search_path())
+    spec = importlib.machinery.PathFinder.find_spec(first, search_path())
     try:
         spec = spec or importlib.util.find_spec(first)
     except ValueError:  # it is loaded, and does not say from where
@@ -163,7 +161,6 @@ def _file_of_module(name: str, module: str) -> Path | None:
             f"the module of system {name} is not found",
             expected=f"a module {module} in the working directory, or installed",
             found=f"sys.path {', '.join(repr(path) for path in search_path())}",
-            fix=fix_of_clash(module)
-            or "run from the folder that holds the package, install it, or name a file: path/to/file.py:factory",
+            fix="run from the folder that holds the package, install it, or name a file: path/to/file.py:factory",
         )
     return Path(spec.origin) if spec.has_location and spec.origin and spec.origin.endswith(".py") else None

@@ -65,33 +65,22 @@ def test_a_suite_that_asks_for_nothing_of_bitproof_loads_nothing_of_it(project):
         import sys
 
         def test_what_is_loaded():
-            assert not {"torch", "numpy", "harness", "reference", "cases"} & sys.modules.keys()
+            assert not {"torch", "numpy", "bitproof.harness", "bitproof.reference"} & sys.modules.keys()
     """)
     project.runpytest_subprocess().assert_outcomes(passed=1)
     done = project.runpytest_subprocess("-p", "no:bitproof", "--bitproof-reports", "kept")
     assert "unrecognized arguments: --bitproof-reports" in done.stderr.str()
 
 
-def test_a_suite_with_packages_of_our_names_can_use_bitproof_and_keeps_its_own_where_it_can(project):
-    for name in ("harness", "cases"):
+def test_a_suite_with_packages_named_as_folders_of_ours_has_both(project):
+    for name in ("harness", "cases", "reference"):
         project.mkpydir(name).joinpath("theirs.py").write_text("")
-    project.makepyfile(
-        test_ours_first="""
+    project.makepyfile("""
         import bitproof
+        import cases.theirs, harness.theirs, reference.theirs
 
-        def test_ours():
+        def test_both():
             assert bitproof.CaseError.__module__ == "bitproof.harness.errors"
-            import bitproof.builtin_cases.theirs
-            assert [case.name for case in [bitproof.Case(name="mine", family="f", reference="eager")]] == ["mine"]
-        """,
-        test_theirs_first="""
-        import bitproof.harness.theirs, pytest
-
-        def test_theirs():
-            import bitproof
-            with pytest.raises(ImportError, match="bitproof needs its own package harness, in .*; rename that one"):
-                bitproof.run
-        """,
-    )
-    for file in ("test_ours_first.py", "test_theirs_first.py"):
-        project.runpytest_subprocess(file).assert_outcomes(passed=1)
+            assert "moe_seq" in {case.name for case in bitproof.cases()}
+    """)
+    project.runpytest_subprocess().assert_outcomes(passed=1)

@@ -293,7 +293,7 @@ def test_each_chunking_is_compiled_by_regions_in_the_graph_and_in_eager_with_equ
     ["unequal", "chunking and not moe", "not (moe_seq or unequal)"],
 )
 def test_pytest_selects_the_same_cases_as_the_command_line(expression):
-    root = Path(cases.__file__).parents[1]
+    root = Path(__file__).parents[2]
     flags = f"--rootdir={root} --import-mode=importlib -p no:cacheprovider -q --collect-only".split()
     command = [sys.executable, "-m", "pytest", "cases", *flags, "-k", expression]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -1,4 +1,4 @@
-"""The host of a run in the CUDA lane: `harness/program/start.py`, but programs are traced for CUDA.
+"""The host of a run in the CUDA lane: `bitproof/harness/program/start.py`, but programs are traced for CUDA.
 
 1. torch is told of the stand-in for CUDA before anything imports it.
 2. A step is traced for each device index in BITPROOF_LANE_DEVICES, once for cases in a row that share it, and goes
@@ -80,7 +80,7 @@ def main() -> None:
     runs.finish_program = finish_for_cuda()
     runs.run_ranks = taken_once(runs.run_ranks, note_reference)
     sys.path.pop(0)
-    runpy.run_path(str(ROOT / "harness" / "program" / "start.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "bitproof" / "harness" / "program" / "start.py"), run_name="__main__")
 
 
 if __name__ == "__main__":

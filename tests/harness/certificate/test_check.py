@@ -385,9 +385,11 @@ def test_a_file_that_is_none_is_rejected(certificate, tmp_path, text):
 def test_checking_loads_neither_torch_nor_the_prover(certificate, tmp_path):
     write_certificate(certificate, tmp_path)
     code = (
-        "import sys, json; from bitproof.harness.commands.check_certificate import check_certificates; from pathlib import Path;"
+        "import sys, json; from pathlib import Path;"
+        "from bitproof.harness.commands.check_certificate import check_certificates;"
         f"status = check_certificates(Path({str(tmp_path)!r}));"
-        "print(json.dumps([status, 'torch' in sys.modules, any(m.startswith('bitproof.harness.prove') for m in sys.modules)]))"
+        "proves = any(name.startswith('bitproof.harness.prove') for name in sys.modules);"
+        "print(json.dumps([status, 'torch' in sys.modules, proves]))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "accepted: case example" in told[0]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-import bitproof.harness.execute
+from bitproof.harness import execute
 from bitproof.harness.case import Batch, Case, Chunking, Parallelism
 from bitproof.harness.commands import run
 from bitproof.harness.commands.run import Changes, change_case, named_case, replay_options, run_and_report
@@ -53,7 +53,7 @@ def launch_with(monkeypatch) -> Callable[..., types.ModuleType]:
         fake.environment = lambda device: {"torch": "2.13.0", "device": device}
         fake.run_cases = run_cases
         monkeypatch.setitem(sys.modules, "bitproof.harness.execute.launch", fake)
-        monkeypatch.setattr(harness.execute, "launch", fake, raising=False)
+        monkeypatch.setattr(execute, "launch", fake, raising=False)
         return fake
 
     return install

@@ -96,21 +96,6 @@ def test_an_unknown_module_is_refused() -> None:
     )
 
 
-def test_a_module_that_only_a_package_which_ours_hides_has_is_refused_naming_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "cases").mkdir()
-    (tmp_path / "cases" / "my.py").write_text("def drop(module): pass\n")
-    (tmp_path / "mine.py").write_text(
-        "from bitproof.builtin_cases.my import drop as theirs\ndef drop(module): theirs(module)\n"
-    )
-    fix = f"\n  fix: rename {tmp_path}/cases: cases is bitproof's own package, in {Path(__file__).parents[3]}"
-    for spec, what in (("cases.my:drop", "module"), (f"{tmp_path}/mine.py:drop", "file")):
-        with pytest.raises(UsageError) as error:
-            load_pass(parse_pass(spec))
-        assert str(error.value).startswith(f"UsageError: the {what} of extra pass drop cannot be imported\n")
-        assert str(error.value).endswith(fix)
-
-
 @pytest.mark.parametrize(("name", "found"), [("nothing_of_the_kind", "nothing"), ("ExtraPass", "type")])
 def test_what_is_no_function_of_the_module_is_refused(name: str, found: str) -> None:
     with pytest.raises(UsageError) as error:

@@ -1,8 +1,8 @@
 """Defects inside the passes that come with bitproof, and a host whose pipeline has one of them.
 
-    python -P harness/program/start.py tests.harness.localize.pass_defects DEFECT ...
+    python -P bitproof/harness/program/start.py tests.harness.localize.pass_defects DEFECT ...
 
-is a host, as harness.execute.host is.
+is a host, as bitproof.harness.execute.host is.
 
 Each is what a pass may well get wrong: nothing is marked, nothing fails, and verification has no objection.
 """

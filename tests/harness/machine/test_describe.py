@@ -35,5 +35,6 @@ def test_without_that_file_the_metadata_count(monkeypatch, tmp_path):
 
 @pytest.mark.ranks
 def test_telling_loads_no_torch():
-    code = "import sys; from bitproof.harness.machine.describe import describe_machine as d; d(); print('torch' in sys.modules)"
+    code = "from bitproof.harness.machine.describe import describe_machine as tell; tell()"
+    code += "; import sys; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"

@@ -44,7 +44,7 @@ def write_slowly(path, content, write=write.write_atomically):
     write(path, content)
 
 launch.run_cases, write.write_atomically = run_cases, write_slowly
-from bitproof.harness.__main__ import main
+from bitproof.__main__ import main
 sys.exit(main())
 """
 

@@ -33,7 +33,7 @@ def run_cases(cases, options, run_dir, on_event):
         yield replace(equal(case), steps=case.steps, world_size=case.parallelism.world_size, error=ERROR)
 
 launch.run_cases = run_cases
-from bitproof.harness.__main__ import main
+from bitproof.__main__ import main
 sys.exit(main())
 """
 

@@ -16,7 +16,7 @@ import pytest
 from bitproof.harness.program import sources
 from bitproof.harness.program.sources import Installation, Later, installation, note, read_sources
 
-LOADED = ("sys", "harness", "bitproof.harness.program", "bitproof.harness.program.sources")
+LOADED = ("sys", "bitproof", "bitproof.harness", "bitproof.harness.program", "bitproof.harness.program.sources")
 """What a process has loaded that looks at its files in time."""
 
 

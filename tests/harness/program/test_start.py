@@ -1,4 +1,4 @@
-"""The file that starts a host: our packages are ours, a user's other modules are found."""
+"""The file that starts a host: bitproof is the one that the file lies in, and a user's modules are found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[3]
-START = str(ROOT / "harness" / "program" / "start.py")
+START = str(ROOT / "bitproof" / "harness" / "program" / "start.py")
 MODULE = """
 import json, multiprocessing, select, sys
 import neighbour
@@ -25,8 +25,8 @@ def main():
 """
 NEIGHBOUR = """
 def files():
-    import cases, harness, reference
-    return [module.__file__ for module in (harness, reference, cases)]
+    from bitproof import builtin_cases, harness, reference
+    return [module.__file__ for module in (harness, reference, builtin_cases)]
 """
 
 
@@ -34,9 +34,8 @@ def files():
 def folder(tmp_path):
     (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "neighbour.py").write_text(NEIGHBOUR)
-    for name in ("harness", "reference", "cases"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('theirs')")
+    (tmp_path / "bitproof").mkdir()  # such as another checkout
+    (tmp_path / "bitproof" / "__init__.py").write_text("raise ImportError('theirs')")
     return tmp_path
 
 
@@ -46,10 +45,10 @@ def start(folder, **environment):
 
 
 @pytest.mark.parametrize("path", [str(ROOT), "."])
-def test_in_a_folder_with_packages_of_our_names_ours_are_imported_also_where_spawned(folder, path):
+def test_in_a_folder_with_another_bitproof_ours_is_imported_also_where_spawned(folder, path):
     done = start(folder, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
-    ours = [str(ROOT / name / "__init__.py") for name in ("harness", "reference", "cases")]
+    ours = [str(ROOT / "bitproof" / name / "__init__.py") for name in ("harness", "reference", "builtin_cases")]
     assert json.loads(done.stdout) == [["--verbose"], ours, ours, True]
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from bitproof.harness.program import text_loader
-from bitproof.harness.program.own_packages import ROOT
+from bitproof.harness.program.sources import ROOT
 from bitproof.harness.program.text_loader import TextLoader
 
 BEFORE, AFTER = "x = 1\n", "x = 2\n"

@@ -165,38 +165,7 @@ def test_a_typo_ends_the_command_with_2_before_anything_starts(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def clashing(site, monkeypatch):
-    monkeypatch.chdir(site)
-    (site / "cases").mkdir()
-    (site / "cases" / "my.py").write_text("def make(case, mesh): pass\n")
-    (site / "harness.py").write_text("def make(case, mesh): pass\n")
-    return site
-
-
-def test_a_module_that_lies_only_in_a_package_that_ours_hides_is_refused_naming_it(clashing):
-    fix = f"\n  fix: rename {clashing}/cases: cases is bitproof's own package, in {ROOT}"
-    assert refusal(check_system, "cases.my:make").startswith("UsageError: the module of system cases.my:make")
-    assert refusal(check_system, "cases.my:make").endswith(fix)
-    assert refusal(load_factory, "cases.my:make").endswith(fix)
-    fix = f"\n  fix: rename {clashing}/harness.py: harness is bitproof's own package, in {ROOT}"
-    assert refusal(check_system, "harness:make").startswith("UsageError: harness has no factory make\n")
-    assert refusal(check_system, "harness:make").endswith(fix)
-
-
-def test_a_file_that_imports_from_a_package_that_ours_hides_is_refused_naming_it(clashing):
-    (clashing / "mine.py").write_text("from bitproof.builtin_cases.my import make\n")
-    check_system("mine.py:make")
-    assert refusal(load_factory, "mine.py:make") == (
-        "UsageError: system mine.py:make cannot be imported\n"
-        "  found: ModuleNotFoundError: No module named 'cases.my'\n"
-        f"  fix: rename {clashing}/cases: cases is bitproof's own package, in {ROOT}"
-    )
-
-
-def test_our_modules_are_meant_where_both_have_one(clashing):
-    (clashing / "cases" / "examples").mkdir()
-    (clashing / "cases" / "examples" / "fsdp2_loop.py").write_text("")
+def test_our_examples_are_named_by_their_module():
     check_system("bitproof.builtin_cases.examples.fsdp2_loop:plain")
 
 

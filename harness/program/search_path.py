@@ -1,0 +1,12 @@
+"""Where our processes look for a user's modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def search_path() -> list[str]:
+    """Where the host and its ranks look for modules: the working directory first, unless Python was told not to."""
+    here = [] if sys.flags.safe_path else [""]
+    return list(dict.fromkeys(folder or os.getcwd() for folder in (*here, *sys.path)))

@@ -47,11 +47,12 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_collectives.py
 	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 
-fuzz: $(VENV)/ready         ## wrong and right rewrites and the catalogue of faults for the prover, corrupted certificates for the checker, damaged files for readers
+fuzz: $(VENV)/ready         ## wrong and right rewrites and the catalogue of faults for the prover, corrupted and forged certificates for the checker, damaged files for readers
 	$(BIN)/python tests/benchmarks/fuzz_prove.py
 	$(BIN)/python tests/benchmarks/fuzz_prove.py 200 0 moe_seq
 	$(BIN)/python tests/benchmarks/prove_faults.py
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
+	$(BIN)/python tests/benchmarks/forge_certificates.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
 
 operators: $(VENV)/ready    ## every operator that a proof admits does what its schema and its fake say; takes half an hour

@@ -52,9 +52,10 @@ class Run:
 
     def __str__(self) -> str:
         """The verdict, where the systems first part, the call to blame, what failed, and the replaying command."""
+        from bitproof.harness.program.output import shown
         from bitproof.harness.report.terminal import tell_case
 
-        return "\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"])
+        return shown("\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"]))
 
 
 def cases(expression: str | None = None) -> tuple[Case, ...]:
@@ -102,8 +103,9 @@ def run(
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
     from bitproof.harness.options import RunOptions
+    from bitproof.harness.program import launched
     from bitproof.harness.report.status import exit_status
-    from bitproof.harness.report.write import discard_if_bare, is_reporting_rank, prepare_run_dir, write_run
+    from bitproof.harness.report.write import discard_if_bare, prepare_run_dir, write_run
 
     changes = Changes(
         reference=reference,
@@ -150,7 +152,7 @@ def run(
         options=(*replay_options(changes, options), *named),
         remarks=options.remarks(),
     )
-    if is_reporting_rank():
+    if launched.is_first():
         write_run(report, folder, files)
     else:
         discard_if_bare(folder)

@@ -17,6 +17,7 @@ FLOOR = {
     "bitproof.harness.checked",
     "bitproof.harness.case",
     "bitproof.harness.case.autoplace",
+    "bitproof.harness.case.bounds",
     "bitproof.harness.case.case",
     "bitproof.harness.case.observed",
     "bitproof.harness.case.patterns",

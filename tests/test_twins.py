@@ -33,6 +33,11 @@ ELSEWHERE = {
     "harness/capture/dtypes.py": ("tests/harness/capture/test_digest.py", "names of dtypes are part of digests"),
     "harness/cli/app.py": (CLI, "commands are tested as they are called"),
     "harness/certificate/files.py": ("tests/harness/certificate/test_check.py", "certificates go to disk and back"),
+    "harness/certificate/errors.py": ("tests/harness/certificate/test_check.py", "whatever is wrong is a rejection"),
+    "harness/certificate/subject.py": (
+        "tests/harness/commands/test_check_certificate.py",
+        "what a certificate is about is checked by the command",
+    ),
     "harness/certificate/rules.py": ("tests/harness/certificate/test_check.py", "rules are replayed by the checker"),
     "harness/cli/check_certificate.py": (
         "tests/harness/commands/test_check_certificate.py",

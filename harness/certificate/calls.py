@@ -11,12 +11,13 @@ from math import prod
 from typing import Any
 
 from bitproof.harness.certificate import windows
-from bitproof.harness.certificate.data import Call, Graph, Size, Tensor, Term, nodes_in
+from bitproof.harness.certificate.data import FLOATS, Call, Graph, Size, Tensor, Term, nodes_in
+from bitproof.harness.certificate.errors import require
 from bitproof.harness.certificate.in_flight import InFlight
-from bitproof.harness.certificate.rules import Terms, require
+from bitproof.harness.certificate.rules import Terms
+from bitproof.harness.certificate.types import NUMBER
 from bitproof.harness.operators import Uninitialized, names_of_uninitialized
 
-FLOATS = ("float64", "float32", "bfloat16", "float16")
 CAST = "aten._to_copy.default"
 ARITHMETIC = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "neg": "default"}
 EXACT = {CAST: "cast"} | {f"aten.{name}{_}.{end}": name for name, end in ARITHMETIC.items() for _ in ("", "_")}
@@ -64,9 +65,11 @@ class Walk:
         if call.writes or (value is None and (call.value is None or call.op.startswith("higher_order."))):
             self._overwrite(call, value)
         self.values.append(value)
-        for x, place in zip(_listed(call.value), _listed(value), strict=False):
-            is_right = place is None or not isinstance(x, Tensor) or self.terms.shapes[place] in (None, x.shape)
-            require(is_right, f"{call.name} gives another shape")
+        several = _listed(call.value) if call.results else (call.value,)  # a size is no list of values
+        for x, place in zip(several, _listed(value), strict=value is not None):
+            told = (x.dtype, _pattern(x.shape)) if isinstance(x, Tensor) else NUMBER
+            is_right = place is None or self.terms.types[place] == told
+            require(is_right, f"{call.name} gives {told}, which its term is not")
         for x in call.results:
             self.owners[x.storage] = (*self.owners.get(x.storage, ()), index)
 
@@ -116,6 +119,8 @@ class Walk:
         if is_copy or (op in WAITS and own == read[0]):
             return places[-1 if is_copy else 0]
         if _is_exact(call, read):
+            shapes = {x.shape for x in read}
+            require(shapes == {own.shape} or windows.broadcast(shapes) == own.shape, f"{call.name} gives another shape")
             operands = (
                 place if x.shape == own.shape else self.terms.view(place, windows.repeated(x.shape, own.shape))
                 for place, x in zip(places, read, strict=True)
@@ -127,7 +132,8 @@ class Walk:
         elif op in (GATHER, REDUCE):
             return self._collective(call, args, places[0], read[0])
         elif op.split(".")[-2:][0] in UNWRITTEN:
-            return self._opaque(call, {}) if 0 in own.shape else find("fresh", self.side, index, own.dtype, own.shape)
+            fresh = "fresh", self.side, index, own.dtype, _pattern(own.shape)
+            return self._opaque(call, {}) if 0 in own.shape else find(*fresh)
         elif call.results and read and isinstance(read[0], Tensor) and not call.writes:
             is_open = not all(x.is_closed for x in (read[0], *call.results))
             if op in SHOWING or (is_open and all(x.storage == read[0].storage for x in call.results)):
@@ -206,7 +212,7 @@ class Walk:
         arguments = tuple((name, self._argument(value, kind == "op")) for name, value in args.items())
         if op == EXCHANGE:
             self._name_rows(call.value.shape[0], *args["output_split_sizes"][1:])
-        told = [x and (x.dtype, x.shape if _is_closed(x.shape) else None) for x in several]
+        told = [x and (x.dtype, _pattern(x.shape)) for x in several]
         is_one = isinstance(call.value, Tensor)
         term = self.terms.find(kind, op, arguments, *(told[0] if is_one else (None, None)))
         self._name((n for x in call.results for n in x.shape), lambda place: ("extent", term, place))
@@ -306,6 +312,11 @@ def _dim(args: Mapping[str, Any], rank: int) -> int:
     dim = args.get("dim", 0)
     require(0 <= dim < rank and {*args} <= {"self", "tensors", "dim"}, f"{dim} is no dim of {rank}")
     return int(dim)
+
+
+def _pattern(sizes: Sequence[Size]) -> tuple[int | None, ...]:
+    """Sizes, and None for each that depends on data."""
+    return tuple(n if isinstance(n, int) else None for n in sizes)
 
 
 def _is_closed(sizes: Sequence[Size]) -> bool:

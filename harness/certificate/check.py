@@ -13,10 +13,10 @@ from collections import Counter
 
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.certificate.calls import Walk
-from bitproof.harness.certificate.data import Certificate
-from bitproof.harness.certificate.rules import ROOTS, Terms, rejecting, require
-
-SIDES = ("reference", "candidate")
+from bitproof.harness.certificate.data import ROOTS, Certificate
+from bitproof.harness.certificate.errors import rejecting, require
+from bitproof.harness.certificate.rules import Terms
+from bitproof.harness.certificate.types import SIDES
 
 
 def check(certificate: Certificate) -> Counter[str]:

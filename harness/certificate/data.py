@@ -12,7 +12,9 @@ an earlier call defines. Terms are referred to by their place among all steps, s
     ("input", name, dtype, shape)                 a graph's input; no two share memory
     ("constant", digest, dtype, shape)            a tensor that is part of a graph
     ("op", operator, arguments, dtype, shape)     what an operator computes; tensors among its arguments are
-                                                  ("tensor", term, dtype, device, shape, strides, alignment in bytes)
+                                                  ("tensor", term, dtype, device, shape, strides, alignment in bytes);
+                                                  a size of its result that depends on data is None, and dtype and
+                                                  shape of several results are None
     ("move", operator, arguments, dtype, shape)   the same where layouts do not count: ("value", term)
     ("out", term, index, dtype, shape)            one of an operator's several results
     ("view", term, shape, strides, offset)        elements of a term, counted in row-major order
@@ -33,7 +35,13 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 5
+FORMAT = 6
+
+FLOATS = ("float64", "float32", "bfloat16", "float16")
+"""The dtypes that exact operators compute in."""
+
+ROOTS = ("parameter ", "input ")
+"""What a proved output must read one of each: names of graphs' inputs begin with them."""
 
 Term = tuple[Any, ...]
 Size = Any
@@ -104,9 +112,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What a certificate is about: the text of the case's file, what was asked for besides, and by what the graphs were
+    made. `code` is the sha256 of our packages; `outputs` are those that the step returns."""
+
+    case: str
+    code: str
+    torch: str
+    machine: str
+    outputs: tuple[str, ...]
+    extra_passes: tuple[str, ...] = ()
+    precompiled: int = 0
+
+
+@dataclass(frozen=True)
 class Certificate:
-    """All that a checker needs: `answers` are outputs with their verdicts. For readers the case, what is assumed, and
-    where it was made."""
+    """All that a checker needs: `answers` are outputs with their verdicts. `case` is the case's name; `subject` is None
+    in tests alone, of two graphs that are no case's."""
 
     case: str
     reference: Graph
@@ -114,7 +136,7 @@ class Certificate:
     steps: tuple[Step, ...]
     answers: tuple[tuple[str, str], ...]
     assumptions: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
+    subject: Subject | None = None
 
 
 def nodes_in(argument: Any) -> list[int]:

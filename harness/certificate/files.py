@@ -1,61 +1,163 @@
 """Certificates on disk: four JSON files, and their SHA-256 as `sha256sum` writes them. Reading executes nothing.
 
-certificate.json    the case, answers, assumptions, the environment
+certificate.json    what it is about, answers, assumptions, and the digests of the other three
 reference.json      one graph, a call a line
 candidate.json      the other
 steps.json          terms, rules and hints, a line each
+
+So the digest of certificate.json names all of a certificate.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import stat
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor
-from bitproof.harness.certificate.rules import rejecting, require
+from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, Size, Step, Subject, Tensor
+from bitproof.harness.certificate.errors import rejecting, require
 
 FILES = ("certificate.json", "reference.json", "candidate.json", "steps.json")
 MAIN, SUMS = FILES[0], "SHA256SUMS"
+LARGEST = 1 << 29
+"""Bytes of a file. Those of 61 layers take 65 MB together."""
 
 
 def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
     """Read the files. Raises RejectedError; unless `sealed`, digests may be wrong, which is for tests."""
     with rejecting():
-        main, reference, candidate, steps = (_load(folder / name) for name in FILES)
-        require(main["format"] == FORMAT, f"a certificate of another format than {FORMAT}")
-        others = {*sums_of(folder).splitlines()} ^ {*(folder / SUMS).read_text().splitlines()} if sealed else ()
-        require(not others, f"not what was certified: {', '.join(sorted({line[66:] for line in others}))}")
-        about = main["assumptions"], main["environment"]
-        rows = tuple(Step(*step) for step in steps)
-        return Certificate(main["case"], _graph(reference), _graph(candidate), rows, main["answers"], *about)
+        contents = {name: _content(folder / name) for name in FILES}
+        main = _load(contents[MAIN])
+        found = main["format"]
+        require(found == FORMAT, f"a certificate of format {found}, which is not {FORMAT}: made by another version")
+        if sealed:
+            sums = sums_of(contents)
+            lines = {*sums.splitlines()} ^ {*_content(folder / SUMS).decode().splitlines()}
+            unlike = {line[66:] for line in lines} | {name for name, _ in {*_sealed(contents)} ^ {*main["files"]}}
+            require(not unlike, f"not what was certified: {', '.join(sorted(unlike))}")
+        known = ("format", "case", "files", "answers", "assumptions", "subject")
+        require({*main} == {*known}, f"its parts are not {', '.join(known)}")
+        reference, candidate, steps = (_load(contents[name]) for name in FILES[1:])
+        return Certificate(
+            case=_text(main["case"]),
+            reference=_graph(reference),
+            candidate=_graph(candidate),
+            steps=tuple(Step(*step) for step in steps),
+            answers=tuple((_text(name), _text(verdict)) for name, verdict in main["answers"]),
+            assumptions=tuple(map(_text, main["assumptions"])),
+            subject=_subject(main["subject"]),
+        )
 
 
-def sums_of(folder: Path) -> str:
-    """The digests of the files."""
-    return "".join(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in FILES)
+def digests_of(contents: dict[str, bytes]) -> tuple[tuple[str, str], ...]:
+    """The SHA-256 of each file."""
+    return tuple((name, hashlib.sha256(content).hexdigest()) for name, content in contents.items())
 
 
-def _load(file: Path) -> Any:
-    return _frozen(json.loads(file.read_text()))
+def sums_of(contents: dict[str, bytes]) -> str:
+    """The digests of the files, as `sha256sum` writes them."""
+    return "".join(f"{digest}  {name}\n" for name, digest in digests_of(contents))
+
+
+def _sealed(contents: dict[str, bytes]) -> tuple[tuple[str, str], ...]:
+    """What the main file says of the others."""
+    return tuple(x for x in digests_of(contents) if x[0] != MAIN)
+
+
+def _content(file: Path) -> bytes:
+    found = file.stat()
+    require(stat.S_ISREG(found.st_mode), f"{file.name} is not a regular file")  # a pipe would block
+    require(found.st_size <= LARGEST, f"{file.name} has more than {LARGEST} bytes")
+    return file.read_bytes()
+
+
+def _load(content: bytes) -> Any:
+    return _frozen(json.loads(content.decode(), object_pairs_hook=_unique))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    require(len(found) == len(pairs), f"a name stands twice: {[name for name, _ in pairs][:8]}")
+    return found
 
 
 def _frozen(value: Any) -> Any:
     """Arrays as tuples, and neither fractions nor truth values, which no part of a certificate has."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
     if isinstance(value, bool | float):
         raise ValueError(f"the value {value}")
-    if isinstance(value, dict):
-        return {key: _frozen(item) for key, item in value.items()}
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _text(value: Any) -> str:
+    require(type(value) is str, f"{str(value)[:80]} is no text")
+    return str(value)
+
+
+def _number(value: Any) -> int:
+    require(type(value) is int and value >= 0, f"{str(value)[:80]} is no number of anything")
+    return int(value)
+
+
+def _subject(value: Any) -> Subject | None:
+    if value is None:
+        return None
+    require({*value} == {field.name for field in fields(Subject)}, "what it is about has other parts")
+    require(value["precompiled"] in (0, 1), "precompiled is neither 0 nor 1")
+    return Subject(
+        case=_text(value["case"]),
+        code=_text(value["code"]),
+        torch=_text(value["torch"]),
+        machine=_text(value["machine"]),
+        outputs=tuple(map(_text, value["outputs"])),
+        extra_passes=tuple(map(_text, value["extra_passes"])),
+        precompiled=value["precompiled"],
+    )
 
 
 def _graph(value: Any) -> Graph:
-    calls = ((name, op, args, _value(result), *rest) for name, op, args, result, *rest in value["calls"])
-    return Graph(tuple(Call(*call) for call in calls), value["outputs"])
+    require({*value} == {"outputs", "calls"}, "a graph has other parts than outputs and calls")
+    outputs = tuple((_text(name), _number(index)) for name, index in value["outputs"])
+    return Graph(tuple(_call(*call) for call in value["calls"]), outputs)
+
+
+def _call(name: str, op: str, args: Any, value: Any, writes: Any, random: int, place: Any) -> Call:
+    names = {argument: None for argument, _ in args}
+    is_call = (
+        type(name) is str and type(op) is str and random in (0, 1) and all(type(x) is str for x in (*names, *writes))
+    )
+    require(is_call and len(names) == len(args), f"{str(name)[:80]} is no call")
+    return Call(name, op, args, _value(value), writes, bool(random), place)
 
 
 def _value(value: Any) -> Any:
+    if value is None:
+        return None
     if not isinstance(value, dict):
+        return _size(value)
+    [(kind, found)] = value.items()
+    if kind == "several":
+        return tuple(map(_value, found))
+    require(kind == "tensor", f"{kind} is no kind of value")
+    dtype, device, shape, strides, offset, storage = found
+    require(len(shape) == len(strides), f"{len(strides)} strides for {len(shape)} dims")
+    for size in (*shape, *strides, offset, storage):
+        _size(size)
+    return Tensor(_text(dtype), _text(device), shape, strides, offset, storage)
+
+
+def _size(value: Any) -> Size:
+    """A size, which may depend on data: then it is a sum of products of symbols."""
+    if type(value) is int and value >= 0:
         return value
-    return Tensor(*value["tensor"]) if "tensor" in value else tuple(map(_value, value["several"]))
+    is_sum = (
+        type(value) is tuple
+        and value[:1] == ("size",)
+        and all(type(n) is int and all(type(name) is str for name in names) for n, *names in value[1:])
+    )
+    require(is_sum, f"{str(value)[:80]} is no size")
+    return value

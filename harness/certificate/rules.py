@@ -1,4 +1,8 @@
-"""Terms that have steps, and each rule of rewriting, applied once. harness/prove/rules.py argues the rules.
+"""Terms that have steps, their types, and each rule of rewriting, applied once. prove/rules.py argues the rules.
+
+Every term has a type, which is derived from the types of what it is made of (types.py): a term whose parts do not fit
+has no place among the steps, and a step must leave its term's type as it is. Rules may rely on that, and are about
+values alone.
 
 A rule takes a term and the step's hint, and gives the last form of the term that it makes of it, which earlier steps
 must have led to: looking up a term that has no step raises KeyError. It gives None where it says nothing of a term.
@@ -6,66 +10,52 @@ must have led to: looking up a term that has no step raises KeyError. It gives N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 from bitproof.harness.certificate import windows
-from bitproof.harness.certificate.data import Step, Term, terms_in
+from bitproof.harness.certificate.data import ROOTS, Step, Term, terms_in
+from bitproof.harness.certificate.errors import require
+from bitproof.harness.certificate.types import Type, shape_of, type_of
 from bitproof.harness.certificate.windows import Window
-
-ROOTS = ("parameter ", "input ")
-"""What a proved output must read one of each: names of graphs' inputs begin with them."""
-
-
-class RejectedError(Exception):
-    """What is wrong with a certificate."""
-
-
-def require(holds: bool, otherwise: str) -> None:
-    """Reject a certificate in which something does not hold."""
-    if not holds:
-        raise RejectedError(otherwise)
-
-
-@contextmanager
-def rejecting() -> Iterator[None]:
-    """Whatever goes wrong within is what is wrong with a certificate."""
-    try:
-        yield
-    except (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise RejectedError(f"{type(error).__name__}: {error}") from error
 
 
 class Terms:
-    """The steps that were checked so far: of each its term, what it equals, its shape (None where a size depends on
-    data), and which of ROOTS it reads."""
+    """The steps that were checked so far: of each its term, what it equals, its type, and which of ROOTS it reads."""
 
     def __init__(self) -> None:
         self.terms: list[Term] = []
         self.equals: list[int] = []
-        self.shapes: list[tuple[int, ...] | None] = []
+        self.types: list[Type] = []
         self.roots: list[frozenset[str]] = []
         self.places: dict[Term, int] = {}
 
     def add(self, step: Step) -> None:
-        """Check one step: its term is new, made of terms in their last form, and equals what its rule says."""
+        """Check one step: its term is new, made of terms in their last form that fit together, and equals what its rule
+        says, which is of its type."""
         place, term, below = len(self.terms), step.term, terms_in(step.term)
         require(term not in self.places, f"step {place} has a term that has one already")
-        is_last = all(0 <= x < place and self.equals[x] == x for x in below)
+        is_last = all(type(x) is int and 0 <= x < place and self.equals[x] == x for x in below)
         require(is_last, f"step {place} reads no last form")
+        own_type = self.type_of(term)
         if step.rule:
             require(step.rule.split("_")[0] == term[0], f"step {place} applies {step.rule} to {term[0]}")
             found = RULES[step.rule](self, term, *step.hint)
             require(found is not None and found == step.equals, f"step {place} does not follow by {step.rule}")
+            told = f"step {place} rewrites {own_type} to {self.types[step.equals]}"
+            require(self.types[step.equals] == own_type, told)
         else:
             require(step.equals == place and not step.hint, f"step {place} rewrites its term by no rule")
         own = {kind for kind in ROOTS if term[0] == "input" and term[1].startswith(kind)}
-        self.shapes.append(self._shape(term))
+        self.types.append(own_type)
         self.roots.append(frozenset(own.union(*(self.roots[x] for x in below))))
         self.terms.append(term)
         self.equals.append(step.equals)
         self.places[term] = place
+
+    def type_of(self, term: Term) -> Type:
+        """The type of a term, by the types of those that it is made of. Raises RejectedError where they do not fit."""
+        return type_of(term, self.types)
 
     def find(self, *term: object) -> int:
         """The last form of a term that has a step. Raises KeyError for one that has none."""
@@ -80,29 +70,8 @@ class Terms:
         return tuple(self.find(term[0], x, *term[2:]) for x in places)
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """A term's shape. Raises ValueError where a size depends on data."""
-        if (found := self.shapes[place]) is None:
-            raise ValueError(f"term {place} has no shape that is numbers")
-        return found
-
-    def _shape(self, term: Term) -> tuple[int, ...] | None:
-        match term:
-            case ("view", base, *w):
-                is_inside = windows.within(windows.full(self.shape(base)), (*w,)) == (*w,)
-                require(is_inside, "a window shows what is not there, or has another form")
-                return w[0]
-            case ("cat", parts, dim):
-                shapes = [self.shape(x) for x in parts]
-                require(dim >= 0 and len({windows.put(x, dim, 0) for x in shapes}) == 1, "parts do not fit")
-                return windows.put(shapes[0], dim, sum(x[dim] for x in shapes))
-            case ("exact", _, _, _, operands):
-                return self.shapes[operands[0]]
-            case ("gather", below, ranks):
-                return (len(ranks[0]), *self.shape(below))
-            case ("reduce", below, _, _):
-                return self.shape(below)[1:]
-        shape = term[-1]
-        return shape if isinstance(shape, tuple) and all(type(n) is int for n in shape) else None
+        """A term's shape. Raises RejectedError where a size depends on data, or the term is no tensor."""
+        return shape_of(self.types[place])
 
     def as_window(self, place: int) -> tuple[int, Window]:
         """A term as a window on another: a view's own, or else the whole of it."""

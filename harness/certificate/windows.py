@@ -7,7 +7,7 @@ A window shows, at index i, element number offset + sum(i_k * stride_k). Its one
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from math import prod
 
 Shape = Sequence[int]
@@ -44,6 +44,12 @@ def repeated(shape: Shape, result: Shape) -> Window:
     if lead < 0 or any(n not in (1, m) for n, m in zip(shape, result[lead:], strict=True)):
         raise ValueError(f"{shape} does not repeat to {result}")
     return normal(result, (0,) * lead + full(shape)[1], 0)
+
+
+def broadcast(shapes: Iterable[Shape]) -> tuple[int, ...]:
+    """The shape of an operator's result, of operands that are repeated to have one."""
+    sizes = zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+    return tuple(next((n for n in dim if n != 1), 1) for dim in sizes)[::-1]
 
 
 def flat(w: Window) -> Window:

@@ -1,43 +1,122 @@
-"""One `bitproof check-certificate`: a certificate checked without torch, and the exit status."""
+"""One `bitproof check-certificate`: certificates checked, without torch unless they are retraced; the exit status."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from bitproof.harness.case import Case
 from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.data import Certificate, Subject
+from bitproof.harness.certificate.errors import RejectedError, require
 from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
-from bitproof.harness.certificate.rules import RejectedError
-from bitproof.harness.errors import UsageError
+from bitproof.harness.certificate.subject import check_subject
+from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.printable import printable
+from bitproof.harness.torch_versions import SUPPORTED, is_supported
 
 ACCEPTED, LESS, REJECTED = 0, 1, 3
 
+SHOWN_CHANGES = 8
 
-def check_certificates(folder: Path) -> int:
-    """Check the certificate in a folder, or each in the folders of it; tell what each says and what it assumes.
 
-    Returns 0 where all are accepted and every output is proved, 1 where an output is not claimed, 3 where a
-    certificate is rejected. Raises UsageError where there is none.
+def check_certificates(
+    folder: Path, *, retrace: bool = False, extra_passes: Sequence[str] = (), precompiled: Path | None = None
+) -> int:
+    """Check the certificate in a folder, or each in the folders of it; tell what each says, what it assumes, and what
+    was not checked.
+
+    With `retrace` both graphs are made anew, which needs torch; `extra_passes` and `precompiled` are then those that
+    certificates were made with. Returns 0 where all are accepted and every output is proved, 1 where an output is not
+    claimed, 3 where a certificate is rejected. Raises UsageError where there is none, and where options are wrong.
     """
+    if not retrace and (extra_passes or precompiled is not None):
+        raise UsageError(
+            "--extra-pass and --precompiled are about graphs that are made anew", expected="--retrace beside them"
+        )
     parts = sorted({path.parent for name in FILES for path in folder.glob(f"*/{name}")})  # a part alone is rejected
     folders = [folder] if (folder / MAIN).is_file() else parts
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
-    return max(_check(folder) for folder in folders)
+    return max(_check(folder, retrace, extra_passes, precompiled) for folder in folders)
 
 
-def _check(folder: Path) -> int:
+def _check(folder: Path, retrace: bool, extra_passes: Sequence[str], precompiled: Path | None) -> int:
     try:
         certificate = read_certificate(folder)
         counts = check(certificate)
+        check_subject(certificate)
+        subject = certificate.subject
+        assert subject is not None
+        case = _case_of(subject)
+        if retrace:
+            from bitproof.harness.prove.retrace import check_retraced
+
+            check_retraced(certificate, subject, case, extra_passes, precompiled)
     except RejectedError as error:
         _tell(f"{folder}: REJECTED: {error}")
         return REJECTED
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     _tell(f"{folder}: accepted: case {certificate.case}, {len(certificate.steps)} steps; outputs: {told}")
+    digest = hashlib.sha256((folder / MAIN).read_bytes()).hexdigest()
+    for line in (f"sha256 of {MAIN}: {digest}", *_about(certificate, subject, case, retrace)):
+        _tell(f"  {line}")
     for text in certificate.assumptions:
         _tell(f"  assumes that {text}")
     return ACCEPTED if counts["PROVED"] and set(counts) == {"PROVED"} else LESS
+
+
+def _case_of(subject: Subject) -> Case:
+    try:
+        case = Case.from_dict(json.loads(subject.case))
+    except CaseError as error:
+        raise RejectedError(f"it holds no case: {error.what}") from error
+    is_own = is_supported(subject.torch)
+    require(is_own, f"made with torch {subject.torch}, and bitproof supports {SUPPORTED} alone")
+    return case
+
+
+def _about(certificate: Certificate, subject: Subject, case: Case, retraced: bool) -> list[str]:
+    """What a certificate is about, and what nobody checked of that."""
+    from bitproof.builtin_cases import CASES
+
+    model, ranks = case.model, case.parallelism.world_size
+    lines = [f"is about {case.candidate} against {case.reference}, {model.family} {model.flavor}, {ranks} ranks"]
+    own = CASES.get(case.name)
+    if own is None:
+        lines.append(f"no case {case.name} comes with bitproof: what it is, certificate.json says")
+    elif own != case:
+        changes = _changes(json.loads(subject.case), json.loads(json.dumps(own.to_dict())))
+        more = f", and {len(changes) - SHOWN_CHANGES} more" if len(changes) > SHOWN_CHANGES else ""
+        lines.append(f"not as case {case.name} comes with bitproof: {', '.join(changes[:SHOWN_CHANGES])}{more}")
+    options = [f"--extra-pass {name}" for name in subject.extra_passes] + ["--precompiled"] * subject.precompiled
+    if options:
+        lines.append(f"the candidate was made with {' '.join(options)}")
+    if _calls(certificate.reference.calls) == _calls(certificate.candidate.calls):
+        lines.append("both graphs are the same, call for call")
+    by = f"by code {subject.code[:12]} with torch {subject.torch} on {subject.machine}"
+    if retraced:
+        return [*lines, f"both graphs were made anew {by}, and are those of the certificate"]
+    return [
+        *lines,
+        f"NOT CHECKED: that these are the graphs of this case, and were made {by}; --retrace makes them anew",
+    ]
+
+
+def _calls(calls: Sequence[object]) -> list[object]:
+    from bitproof.harness.certificate.data import Call
+
+    return [(call.op, call.args, call.value) for call in calls if isinstance(call, Call)]
+
+
+def _changes(told: object, own: object, name: str = "") -> list[str]:
+    """The fields in which two cases as JSON differ, each with the value that is told."""
+    if isinstance(told, dict) and isinstance(own, dict):
+        names = sorted({*told, *own})
+        return [x for key in names for x in _changes(told.get(key), own.get(key), f"{name}.{key}".lstrip("."))]
+    return [] if told == own else [f"{name} {json.dumps(told)}"]
 
 
 def _tell(text: str) -> None:

@@ -14,7 +14,7 @@ from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.graph.options import GraphOptions, check_extra_passes
 from bitproof.harness.machine.describe import torch_version
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
-from bitproof.harness.prove.certify import certificate_of, write_certificate
+from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
 from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
@@ -57,7 +57,8 @@ def prove(
         result = _proved(case, GraphOptions(extra_passes=extra_passes), precompiled)
         found.append(result)
         if folder is not None and result.proof is not None:
-            write_certificate(certificate_of(case.name, result.proof), folder / case.name)
+            subject = subject_of(case, result.proof, extra_passes, precompiled=precompiled is not None)
+            write_certificate(certificate_of(case.name, result.proof, subject), folder / case.name)
         if not as_json:
             print(_row(result) if as_table else "\n".join(_lines(result)), flush=True)
     status = worst([_status(result, asked) for result in found] or [UNJUDGED])

@@ -21,12 +21,12 @@ from bitproof.harness.case import Case
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, CaseError, UsageError
 from bitproof.harness.machine.devices import unmet_requirement
-from bitproof.harness.program import interrupts
+from bitproof.harness.program import interrupts, launched
 from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
 from bitproof.harness.report import proofs, terminal
 from bitproof.harness.report.progress import Progress, make_progress
 from bitproof.harness.report.status import error_status, exit_status, worst
-from bitproof.harness.report.write import discard_if_bare, finish_run, is_reporting_rank, prepare_run_dir, warm_up
+from bitproof.harness.report.write import discard_if_bare, finish_run, prepare_run_dir, warm_up
 
 if TYPE_CHECKING:
     from bitproof.harness.options import RunOptions
@@ -160,7 +160,7 @@ def run_and_report(
         refuse_torchrun("sensitivity", "is no work for many ranks: it replays them all in one process")
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
-        reports = is_reporting_rank()
+        reports = launched.is_first()
         if reports:
             names = ", ".join(case.name for case in cases)
             part = f"shard {shard}, " if shard else ""

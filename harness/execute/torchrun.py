@@ -224,6 +224,7 @@ class Team:
         self._heard: list[Message] = []
         self._failed_at = float("inf")
         self._own_dir = self._first_dir = run_dir.resolve()
+        self._store: _Store | None = None  # where rank 0 serves it, its ranks meet there until the end
         self._links = Links(work)
         self._launcher = Launcher()
         self._host = self._start_host()
@@ -305,9 +306,9 @@ class Team:
             port = self._links.listen(os.environ["MASTER_ADDR"])
             addresses = [os.environ["MASTER_ADDR"], socket.gethostname()]
             word = json.dumps({"addresses": addresses, "port": port, "token": self._token})
-            store = _Store(self.rank == 0, deadline, self._launcher)
-            while not store.put(word):
-                self._wait_for(store.where, deadline, arrived)
+            self._store = _Store(self.rank == 0, deadline, self._launcher)
+            while not self._store.put(word):
+                self._wait_for(self._store.where, deadline, arrived)
         while len(arrived) < self.world_size:
             for line, said in self._links.newcomers():
                 self._meet(line, said, arrived)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bitproof.harness.capture.store import MANIFEST, read_manifest, read_recording
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import CaseResult, Report, Verdict
@@ -30,6 +29,8 @@ def read_run(run_dir: Path) -> Report:
 
 
 def _refuse_other(result: CaseResult, folder: Path, field: str, path: Path) -> None:
+    from bitproof.harness.capture.store import read_recording
+
     found = dict(_first_runs(folder))
     systems = (result.case.reference, result.case.candidate)
     if not all(system in found for system in systems):
@@ -53,6 +54,8 @@ def _refuse_other(result: CaseResult, folder: Path, field: str, path: Path) -> N
 
 def _first_runs(folder: Path) -> Iterator[tuple[str, Path]]:
     """The recordings of first runs by their system: second runs have another arm."""
+    from bitproof.harness.capture.store import MANIFEST, read_manifest
+
     for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
         about = read_manifest(manifest.parent)
         if about.arm in (None, "first"):

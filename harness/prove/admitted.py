@@ -105,7 +105,7 @@ def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
     memory = {name: {storage_key(x) for x in _tensors(value)} for name, value in given.items()}
     told = set().union(*(memory.get(name, set()) for name in says))
     hidden = set().union(*memory.values()) - told
-    if any(storage_key(x) in hidden for x in _tensors(results)):
+    if str(target) not in known.SHARES_UNTOLD and any(storage_key(x) in hidden for x in _tensors(results)):
         return f"{target} hands back memory that it was given, and does not say so"
     written = set().union(*(memory.get(name, set()) for name in written_names(target)))
     others = set().union(*(memory[name] for name in given if name not in written_names(target)))

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bitproof.harness.certificate.check import SIDES
 from bitproof.harness.certificate.data import Call, Graph, Size, Tensor, Term
+from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.prove import operators
 from bitproof.harness.prove.export import RefusedError, refuse
 from bitproof.harness.prove.layouts import alignment_of, expanded, is_contiguous, shows, windows_of
@@ -122,7 +122,7 @@ class Canonicalizer:
         if call.op.split(".")[-2:][0] in operators.UNINITIALIZED:
             if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
                 return self._opaque(call, ())
-            return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, call.value.shape))
+            return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, _told(call.value.shape)))
         if call.op in operators.JOINS:
             return self._cat(call, args)
         if call.op in operators.EXACT:
@@ -321,9 +321,9 @@ class Canonicalizer:
             self._generator = ("fresh", SIDES[self.side], index, "generator", ())
 
 
-def _told(shape: tuple[Size, ...]) -> tuple[int, ...] | None:
-    """A shape of numbers; one that depends on data is told by operator and arguments."""
-    return shape if all(isinstance(size, int) for size in shape) else None
+def _told(shape: tuple[Size, ...]) -> tuple[int | None, ...]:
+    """A shape; sizes in it that depend on data are told by operator and arguments, and None here."""
+    return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 def _listed(value: Any) -> tuple[Any, ...]:

@@ -5,20 +5,37 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from bitproof.harness.case import Case
+from bitproof.harness.case.case_file import case_text
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.certificate.check import check_calls
-from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Tensor, terms_in
-from bitproof.harness.certificate.files import MAIN, SUMS, sums_of
-from bitproof.harness.certificate.rules import Terms, cat_of_neighbours, rejecting
+from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Subject, Tensor, terms_in
+from bitproof.harness.certificate.errors import rejecting
+from bitproof.harness.certificate.files import FILES, MAIN, SUMS, digests_of, sums_of
+from bitproof.harness.certificate.rules import Terms, cat_of_neighbours
 from bitproof.harness.machine.describe import torch_version
+from bitproof.harness.program.sources import own_digest
 from bitproof.harness.prove.answers import Proof
 
 
-def certificate_of(case: str, proof: Proof) -> Certificate:
+def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
+    """What a case's proof is about: the case, and by what its graphs were made, in this process."""
+    return Subject(
+        case=case_text(case),
+        code=own_digest(),
+        torch=torch_version() or "unknown",
+        machine=platform.machine(),
+        outputs=tuple(name for name, _ in proof.sides[0].graph.outputs),
+        extra_passes=extra_passes,
+        precompiled=int(precompiled),
+    )
+
+
+def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
     """All that a checker needs of a case's proof. Raises RejectedError where it would not accept it."""
     graphs = proof.sides[0].graph, proof.sides[1].graph
     whole = Certificate(
@@ -28,7 +45,7 @@ def certificate_of(case: str, proof: Proof) -> Certificate:
         steps=tuple(proof.table.steps),
         answers=tuple((answer.output, answer.verdict) for answer in proof.answers),
         assumptions=assumed(graphs, proof.table.used()),
-        environment=(("torch", torch_version() or "unknown"), ("machine", platform.machine())),
+        subject=subject,
     )
     needed = _needed(whole)
     places = {old: new for new, old in enumerate(needed)}
@@ -115,18 +132,21 @@ def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
 def write_certificate(certificate: Certificate, folder: Path) -> None:
     """Write the files; the main one and the digests last, so that a folder that has these is whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "reference.json").write_text(_graph_text(certificate.reference))
-    (folder / "candidate.json").write_text(_graph_text(certificate.candidate))
-    (folder / "steps.json").write_text(_lines([_step_data(step) for step in certificate.steps]))
+    steps = _lines([_step_data(step) for step in certificate.steps])
+    texts = _graph_text(certificate.reference), _graph_text(certificate.candidate), steps
+    contents = {name: text.encode() for name, text in zip(FILES[1:], texts, strict=True)}
     main = {
         "format": FORMAT,
         "case": certificate.case,
+        "files": digests_of(contents),
         "answers": certificate.answers,
         "assumptions": certificate.assumptions,
-        "environment": certificate.environment,
+        "subject": certificate.subject and asdict(certificate.subject),
     }
-    (folder / MAIN).write_text(json.dumps(main, indent=1) + "\n")
-    (folder / SUMS).write_text(sums_of(folder))
+    contents = {**contents, MAIN: (json.dumps(main, indent=1) + "\n").encode()}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    (folder / SUMS).write_text(sums_of({name: contents[name] for name in FILES}))
 
 
 def _lines(items: list[Any]) -> str:

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError
-from bitproof.harness.program import launched
 from bitproof.harness.records import Report
 from bitproof.harness.report import html, json, junit, markdown
 from bitproof.harness.report.status import error_status, worst
@@ -152,11 +151,6 @@ def write_atomically(path: Path, content: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def is_reporting_rank(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this process prints and writes the report: always, except on ranks above 0 that others started."""
-    return launched.is_first(environment)
 
 
 def _point_latest(run_dir: Path) -> None:

@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bitproof.harness.certificate.calls import Walk
 from bitproof.harness.certificate.check import SIDES, check, check_answers
 from bitproof.harness.certificate.data import Certificate, Graph
+from bitproof.harness.certificate.errors import RejectedError, rejecting
 from bitproof.harness.certificate.files import read_certificate
-from bitproof.harness.certificate.rules import RejectedError, Terms, rejecting
+from bitproof.harness.certificate.rules import Terms
 from tests.harness.certificate.corruption import corrupt
 
 LARGE = 1_000
@@ -125,7 +126,7 @@ class Replay:
         found = _rejects(run)
         for term in terms.terms[num_terms:]:
             del terms.places[term]
-        for column in (terms.terms, terms.equals, terms.shapes, terms.roots):
+        for column in (terms.terms, terms.equals, terms.types, terms.roots):
             del column[num_terms:]
         return found
 

@@ -34,8 +34,8 @@ from bitproof.harness.capture.store import read_recording
 from bitproof.harness.case import Case, Model, Parallelism
 from bitproof.harness.case.case_file import case_text, read_case
 from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.errors import RejectedError
 from bitproof.harness.certificate.files import read_certificate
-from bitproof.harness.certificate.rules import RejectedError
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.history.store import add_runs, read_nights
 from bitproof.harness.machine.determinism import set_determinism

@@ -94,6 +94,18 @@ def test_a_run_that_differs_says_where_and_how_to_replay_it(flipped, tmp_path, m
     assert main([*command[1:], "--report-dir", str(tmp_path)]) == 1
 
 
+def test_every_call_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "bitproof.harness.execute.launch.run_cases", lambda cases, options, *_: asked.append(options) or []
+    )
+    monkeypatch.setattr("bitproof.harness.execute.launch.environment", lambda device: {})
+    for given in ({}, {"every_call": True}):
+        run = bitproof.run(CASE, report_dir=tmp_path, **given)
+        assert ("--every-call" in run.report.options) is bool(given)
+    assert [options.every_call for options in asked] == [False, True]
+
+
 def test_a_call_that_is_wrong_raises_and_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="no such case"):
         bitproof.run("moe_sequence", report_dir=tmp_path)

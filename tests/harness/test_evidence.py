@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from bitproof.harness.case import KINDS, Chunking
+from bitproof.harness.case import KINDS
 from bitproof.harness.cli import main
 from bitproof.harness.commands.merge import merge
 from bitproof.harness.errors import RecordingError
@@ -201,10 +201,10 @@ def test_no_two_reports_parts_make_a_third_that_claims_more(tmp_path):
 
 
 def test_fewer_comparisons_than_the_recordings_beside_a_report_show_are_refused(tmp_path, capsys):
-    one = case("one", reference="eager", candidate="eager_chunked", chunking=Chunking(dim="batch", modules="layers.*"))
+    one = case("one")
     counts = {"loss": 4, "grad": 4, "param": 4, "buffer": 4, "optimizer": 4}
     folder = write_report(tmp_path, [result(one, compared=counts, losses=dict.fromkeys(ROLES, [(2.0).hex()] * 2))])
-    for system in ("eager", "eager_chunked"):
+    for system in (one.reference, one.candidate):
         make_recording(folder / "recordings" / "one" / system, one, system=system)
     assert main(["report", str(folder)]) == 0
     capsys.readouterr()

@@ -276,3 +276,13 @@ def test_handlers_come_back():
         interrupts.too_late()
         os.kill(os.getpid(), signal.SIGTERM)
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+def test_before_anything_is_loaded_the_command_ends_with_3_and_no_traceback(number: signal.Signals) -> None:
+    code = (
+        f"import os, bitproof.__main__ as m; m._end_when_interrupted(); os.kill(os.getpid(), {int(number)}); m.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (interrupts.STATUS, "", f"{interrupts.MESSAGE}\n")

@@ -6,6 +6,7 @@ import random
 import sys
 import types
 import unittest
+from itertools import islice
 from typing import Any
 
 import torch
@@ -89,8 +90,9 @@ def recorded(samples: int) -> dict[str, list[Arguments]]:
                 continue
             real = dtype is torch.float32
             try:
-                found = info.sample_inputs("cpu", dtype, requires_grad=real and info.supports_autograd)
-                for _, sample in zip(range(samples if real else 4), found, strict=False):
+                found = [*islice(info.sample_inputs("cpu", dtype, requires_grad=real and info.supports_autograd), 100)]
+                random.Random(info.name).shuffle(found)  # the first ones are of scalars
+                for sample in found[: samples if real else 4]:
                     _record(recorder, info, sample, backward=real)
             except Exception:  # a sample that cannot be made here
                 continue

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.rules import RejectedError
+from bitproof.harness.certificate.errors import RejectedError
 from bitproof.harness.prove.certify import certificate_of
 from tests.harness.prove.graphs import compare, randn
 
@@ -20,8 +20,6 @@ def test_a_certificate_holds_no_step_that_nobody_needs():
     for place in range(len(found.steps)):  # none can be missed
         with pytest.raises(RejectedError):
             check(replace(found, steps=found.steps[:place] + found.steps[place + 1 :]))
-    assert found.environment[0][0] == "torch"
-    assert all(type(text) is str for pair in found.environment for text in pair)
 
 
 def test_steps_stand_in_an_order_in_which_each_rests_on_earlier_ones():

@@ -158,16 +158,3 @@ def test_an_unknown_format_is_refused_with_those_that_exist(report):
     assert str(error.value) == (
         "UsageError: there is no such report format\n  expected: html or json or junit or md\n  found: 'pdf'"
     )
-
-
-@pytest.mark.parametrize(
-    ("environment", "reports"),
-    [
-        ({}, True),
-        ({"RANK": "3", "WORLD_SIZE": "8"}, True),
-        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "8"}, True),
-        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "8"}, False),
-    ],
-)
-def test_under_torchrun_only_rank_0_reports(environment, reports):
-    assert write.is_reporting_rank(environment) is reports

@@ -1,0 +1,64 @@
+"""Is a certificate about what it says, as far as can be told without torch? `--retrace` checks the rest.
+
+1. The case in it is the one that it names, by a version of torch that is supported, on a kind of machine.
+2. Both graphs take the same inputs, laid out alike, and return the outputs that a step of these has: the loss, and the
+   gradient of each parameter. Whoever leaves one out must leave out its parameter, and with it what reads that.
+3. Every collective is among the ranks of the case, all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+from bitproof.harness.certificate.data import ROOTS, Certificate, Graph, Tensor
+from bitproof.harness.certificate.errors import rejecting, require
+
+PARAMETER, BUFFER, INPUT = ROOTS[0], "buffer ", ROOTS[1]
+LOSS, GRADIENT = "loss", "gradient of "
+
+
+def check_subject(certificate: Certificate) -> None:
+    """Hold what a certificate says that it is about against its graphs. Raises RejectedError where they disagree."""
+    with rejecting():
+        subject = certificate.subject
+        if subject is None:
+            require(False, "it does not say what it is about")
+            return
+        case = json.loads(subject.case)
+        require(case["name"] == certificate.case, f"it names case {certificate.case}, and holds case {case['name']}")
+        require(re.fullmatch("[0-9a-f]{64}", subject.code) is not None, f"{subject.code} is no digest of our code")
+        require(re.fullmatch(r"\w+", subject.machine) is not None, f"{subject.machine} is no kind of machine")
+        inputs = _inputs(certificate.reference)
+        others = _inputs(certificate.candidate)
+        names = dict.fromkeys(name for name, _ in sorted({*inputs} ^ {*others}, key=str))
+        require(inputs == others, f"the graphs' inputs are not the same, in one order: {', '.join(names)}")
+        parameters = [name.removeprefix(PARAMETER) for name, _ in inputs if name.startswith(PARAMETER)]
+        outputs = (LOSS, *(GRADIENT + name for name in parameters))
+        for told, graph in (("reference", certificate.reference), ("candidate", certificate.candidate)):
+            returned = tuple(name for name, _ in graph.outputs)
+            unlike = sorted({*returned} ^ {*outputs}) or ["in another order"]
+            require(returned == outputs, f"the {told} does not return the step's outputs: {', '.join(unlike)}")
+            _check_ranks(graph, case["parallelism"]["world_size"])
+        require(subject.outputs == outputs, "its list of outputs is not that of its graphs")
+
+
+def _inputs(graph: Graph) -> list[tuple[str, Tensor]]:
+    """A graph's inputs and how they lie. They come first: parameters, buffers, inputs of the step."""
+    found = [(call.name, replace(call.value, storage=0)) for call in graph.calls if call.op == "input"]
+    first = [(call.name, call.op) for call in graph.calls[: len(found)]]
+    kinds = [next((i for i, kind in enumerate((PARAMETER, BUFFER, INPUT)) if x.startswith(kind)), -1) for x, _ in found]
+    require(all(op == "input" for _, op in first), "inputs do not come first")
+    require(-1 not in kinds and kinds == sorted(kinds), "inputs are not parameters, buffers and inputs in this order")
+    numbers = [x.removeprefix(INPUT) for x, _ in found if x.startswith(INPUT)]
+    require(numbers == [str(i) for i in range(len(numbers))], "inputs are not numbered from 0 on")
+    return found
+
+
+def _check_ranks(graph: Graph, world_size: int) -> None:
+    for call in graph.calls:
+        for name, value in call.args:
+            if name == "group_name" and value[0] == "ranks":
+                ranks = sorted(rank for group in value[1] for rank in group)
+                require(ranks == [*range(world_size)], f"{call.name} is among other ranks than the {world_size}")

@@ -1,0 +1,166 @@
+"""The type of each kind of term, derived from the types of the terms that it is made of, and compared with them.
+
+A tensor's type is its dtype and its shape, in which None stands for a size that depends on data. Everything else that a
+term may be is one of three texts. What a graph's input, a constant, fresh memory or an opaque operator gives is told by
+the term itself: that is the graph's word (see docs/proving.md). Devices are no part of a type: values have none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from bitproof.harness.certificate import windows
+from bitproof.harness.certificate.data import FLOATS, Term
+from bitproof.harness.certificate.errors import RejectedError, require
+
+NUMBER, STATE, SEVERAL = "a number", "a generator's state", "several results"
+SIDES = ("reference", "candidate")
+ARITY = {"cast": 1, "neg": 1, "add": 2, "sub": 2, "mul": 2}
+WORDS = ("bool", "float", "str", "dtype", "device", "enum")
+"""Kinds of arguments that are one text."""
+
+Type = tuple[str, tuple[int | None, ...]] | str
+
+
+def shape_of(found: Type) -> tuple[int, ...]:
+    """The shape of a tensor's type. Raises RejectedError for what is none, or has a size that depends on data."""
+    require(not isinstance(found, str) and None not in found[1], f"{found} has no shape that is numbers")
+    return found[1]  # type: ignore[return-value]
+
+
+def type_of(term: Term, types: Sequence[Type]) -> Type:
+    """The type of a term among terms of these types. Raises RejectedError where they do not fit."""
+    match term:
+        case ("view", base, shape, strides, offset):
+            w, own = (_sizes(shape), _sizes(strides), offset), types[base]
+            is_inside = type(offset) is int and windows.within(windows.full(shape_of(own)), w) == w
+            require(is_inside, "a window shows what is not there, or has another form")
+            return own[0], shape
+        case ("cat", (first, *_) as parts, dim):
+            rank = len(shape_of(types[first]))
+            require(type(dim) is int and 0 <= dim < rank, f"{dim} is no dim of {rank}")
+            shapes = [shape_of(types[x]) for x in parts]
+            fits = {(types[x][0], windows.put(shape, dim, 0)) for x, shape in zip(parts, shapes, strict=True)}
+            require(len(fits) == 1 and {*map(len, shapes)} == {rank}, "parts do not fit")
+            return types[first][0], windows.put(shapes[0], dim, sum(shape[dim] for shape in shapes))
+        case ("exact", operator, dtype, str(), operands):
+            require(ARITY.get(operator) == len(operands), f"{operator} of {len(operands)} operands")
+            told = [_tensor(types[x]) for x in operands]
+            of_one_shape = len({shape for _, shape in told}) == 1
+            require(of_one_shape, f"{operator} of operands of other shapes: {[list(shape) for _, shape in told]}")
+            dtypes = {x for x, _ in told}
+            is_float = {dtype, *dtypes} <= {*FLOATS} and (operator == "cast" or dtypes == {dtype})
+            require(is_float, f"{operator} to {dtype} of {sorted(dtypes)}")
+            return dtype, told[0][1]
+        case ("gather", below, ranks):
+            return types[below][0], (_num_ranks(ranks), *shape_of(types[below]))
+        case ("reduce", below, str(operation), ranks):
+            dtype, shape = types[below][0], shape_of(types[below])
+            require(len(shape) == 2 and shape[0] == _num_ranks(ranks), f"{list(shape)} are not each rank's columns")
+            require(operation.split(" on ")[0].endswith(f" in {dtype}"), f"{operation} of {dtype}")
+            return dtype, shape[1:]
+        case ("input" | "constant", str(), str(dtype), shape):
+            return dtype, _sizes(shape)
+        case ("op" | "move" as kind, str(), arguments, dtype, shape):
+            for name, value in arguments:
+                require(type(name) is str, f"{name} is no argument's name")
+                _check_argument(value, types, STATE if name == "generator" and kind == "op" else kind)
+            return SEVERAL if dtype is None and shape is None else (_text(dtype), _pattern(shape))
+        case ("out", several, index, str(dtype), shape):
+            require(types[several] == SEVERAL and type(index) is int and index >= 0, f"{index} of {types[several]}")
+            return dtype, _pattern(shape)
+        case ("item", below):
+            require({*_tensor(types[below])[1]} <= {1, None}, "a number is read from a tensor of several")
+            return NUMBER
+        case ("extent", below, index):
+            found = types[below]
+            is_open = found == SEVERAL or (not isinstance(found, str) and [*found[1], 0][: index + 1][-1] is None)
+            require(type(index) is int and index >= 0 and is_open, f"size {index} of {found} is no matter of data")
+            return NUMBER
+        case ("rows", sizes):
+            _check_sizes(sizes, types)
+            return NUMBER
+        case ("draws", below):
+            _tensor(types[below])
+            return STATE
+        case ("seed",):
+            return STATE
+        case ("fresh", side, call, dtype, shape):
+            require(side in SIDES and type(call) is int and call >= 0, f"{side}, call {call}, is no call")
+            return STATE if (dtype, shape) == ("generator", ()) else (_text(dtype), _pattern(shape))
+    raise RejectedError(f"a term of no known kind: {str(term)[:80]}")
+
+
+def _tensor(found: Type) -> tuple[str, tuple[int | None, ...]]:
+    if isinstance(found, str):
+        raise RejectedError(f"{found} is no tensor")
+    return found
+
+
+def _text(value: Any) -> str:
+    require(type(value) is str, f"{value} is no dtype")
+    return str(value)
+
+
+def _pattern(shape: Any) -> tuple[int | None, ...]:
+    _sizes(tuple(n for n in shape if n is not None))
+    return tuple(shape)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    require(type(shape) is tuple and all(type(n) is int and n >= 0 for n in shape), f"{shape} are no sizes")
+    return tuple(shape)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _num_ranks(groups: Any) -> int:
+    """How many ranks each instance of a group has: as many as the others, and none is in two places."""
+    ranks = _sizes(tuple(rank for group in groups for rank in group))
+    fits = len({len(group) for group in groups}) == 1 and len({*ranks}) == len(ranks) > 0
+    require(fits, f"{groups} are no instances of one group")
+    return len(groups[0])
+
+
+def _check_argument(value: Any, types: Sequence[Type], kind: str) -> None:
+    """What an opaque operator reads is of the type that it is said to be."""
+    match value:
+        case int():
+            pass
+        case ("tensor", place, dtype, str(), shape, strides, lead) if kind == "op":
+            told = dtype, tuple(n if type(n) is int else None for n in shape)
+            require(types[place] == told, f"{types[place]} is read as {told}")
+            require(len(strides) == len(shape), f"{len(strides)} strides for {len(shape)} dims")
+            _check_sizes((*shape, *strides, lead), types)
+        case ("value", place) if kind == "move":
+            _tensor(types[place])
+        case ("value", place) if kind == STATE:
+            require(types[place] == STATE, f"a random call draws from {types[place]}")
+        case ("list", *items):
+            for item in items:
+                _check_argument(item, types, kind)
+        case ("size", *_):
+            _check_sizes((value,), types, least=None)
+        case ("none",) | ("graph", _):
+            pass
+        case ("ranks", groups):
+            _num_ranks(groups)
+        case (word, str()) if word in WORDS:
+            pass
+        case _:
+            raise RejectedError(f"an argument of no known kind: {str(value)[:80]}")
+
+
+def _check_sizes(sizes: Any, types: Sequence[Type], least: int | None = 0) -> None:
+    """Sizes are whole numbers, or sums of products of numbers that were read."""
+    for size in sizes:
+        match size:
+            case int():
+                require(least is None or size >= least, f"{size} is no size")
+            case ("size", *products):
+                for coefficient, *places in products:
+                    is_product = type(coefficient) is int and all(types[x] == NUMBER for x in places)
+                    require(is_product, f"{size} is no sum of products of numbers")
+            case _:
+                raise RejectedError(f"{size} is no size")

@@ -1,0 +1,77 @@
+"""A certificate's graphs made anew from its case, and compared call by call with those that it holds."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bitproof.harness.case import Case
+from bitproof.harness.certificate.data import Certificate, Graph, Subject
+from bitproof.harness.certificate.errors import require
+from bitproof.harness.certificate.types import SIDES
+from bitproof.harness.errors import BitproofError, UsageError
+from bitproof.harness.graph.options import GraphOptions, check_extra_passes
+from bitproof.harness.machine.describe import torch_version
+from bitproof.harness.program.sources import own_digest
+from bitproof.harness.prove.prove import prove_case
+
+
+def check_retraced(
+    certificate: Certificate,
+    subject: Subject,
+    case: Case,
+    extra_passes: Sequence[str] = (),
+    precompiled: Path | None = None,
+) -> None:
+    """Hold a certificate's graphs against those that this code makes of its case, with this torch, on this machine.
+
+    Passes and a precompiled step are the caller's: a certificate may name some, and nothing that it names is run.
+    Raises UsageError where it names others; RejectedError where it was made by something else than what is here, or
+    where a call differs.
+    """
+    if subject.extra_passes != tuple(extra_passes) or bool(subject.precompiled) != (precompiled is not None):
+        raise UsageError(
+            f"the certificate of {certificate.case} was made with other options",
+            expected=_options(subject.extra_passes, bool(subject.precompiled)),
+            found=_options(extra_passes, precompiled is not None),
+            fix="check this certificate alone, with these options, if you trust what they name",
+        )
+    for name, told, here in (
+        ("code", subject.code, own_digest()),
+        ("torch", subject.torch, torch_version()),
+        ("a machine of kind", subject.machine, platform.machine()),
+    ):
+        require(told == here, f"its graphs cannot be made anew here: made with {name} {told}, here is {here}")
+    options = GraphOptions(extra_passes=tuple(extra_passes))
+    check_extra_passes(options.extra_passes, case)
+    try:
+        found = prove_case(case, options, precompiled=precompiled, evaluate=False)
+    except UsageError:
+        raise
+    except BitproofError as error:
+        require(False, f"its case gives no graphs: {str(error).splitlines()[0]}")
+        return
+    if found.graphs is None:
+        require(False, f"its case gives no graphs: {found.reason}")
+        return
+    for side, graph, anew in zip(SIDES, (certificate.reference, certificate.candidate), found.graphs, strict=True):
+        _check_alike(side, graph, anew)
+
+
+def _options(extra_passes: Sequence[str], precompiled: bool) -> str:
+    told = [*(f"--extra-pass {name}" for name in extra_passes), *(["--precompiled DIR"] if precompiled else [])]
+    return " ".join(told) or "none"
+
+
+def _check_alike(side: str, told: Graph, anew: Graph) -> None:
+    """Two graphs must be the same but for the places in source that readers are shown."""
+    for index, (one, other) in enumerate(zip(told.calls, anew.calls, strict=False)):
+        is_same = replace(one, place=()) == replace(other, place=())
+        require(
+            is_same, f"call {index} of the {side}, {one.op} `{one.name}`, is {other.op} `{other.name}` when made anew"
+        )
+    num_told, num_anew = len(told.calls), len(anew.calls)
+    require(num_told == num_anew, f"the {side} has {num_told} calls, and {num_anew} when made anew")
+    require(told.outputs == anew.outputs, f"the {side} returns other calls than when made anew")

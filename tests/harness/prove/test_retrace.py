@@ -1,0 +1,90 @@
+from dataclasses import replace
+
+import pytest
+
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Case, Model, Parallelism
+from bitproof.harness.certificate.data import Graph
+from bitproof.harness.certificate.errors import RejectedError
+from bitproof.harness.errors import UsageError
+from bitproof.harness.prove import retrace
+from bitproof.harness.prove.certify import certificate_of, subject_of
+from bitproof.harness.prove.prove import CaseProof, prove_case
+from tests.harness.prove.graphs import compare, randn
+
+W, X = randn(4, 6), randn(4, 6)
+CASE = Case(name="same", family="test", reference="eager", candidate="graph")
+
+
+@pytest.fixture
+def certificate():
+    proof = compare(lambda w, x: w + x, lambda w, x: x + w, W, X)
+    return certificate_of("same", proof, subject_of(CASE, proof))
+
+
+@pytest.fixture
+def anew(monkeypatch, certificate):
+    """The graphs that the case gives when it is traced: a test may exchange one."""
+    found = {"graphs": (certificate.reference, certificate.candidate)}
+    monkeypatch.setattr(
+        retrace, "prove_case", lambda *_, **__: CaseProof(CASE, "PROVED", graphs=found["graphs"], reason="no reason")
+    )
+    return found
+
+
+def check(certificate, **options):
+    retrace.check_retraced(certificate, certificate.subject, CASE, **options)
+
+
+def test_graphs_that_the_case_gives_are_accepted(certificate, anew):
+    check(certificate)
+
+
+def test_places_in_source_are_for_readers(certificate, anew):
+    calls = tuple(replace(call, place=("elsewhere", None, None, None)) for call in certificate.candidate.calls)
+    check(replace(certificate, candidate=Graph(calls, certificate.candidate.outputs)))
+
+
+def test_a_candidate_that_is_the_reference_is_rejected_by_its_first_other_call(certificate, anew):
+    with pytest.raises(
+        RejectedError, match=r"call 2 of the candidate, aten.add.Tensor `add`, is aten.add.Tensor `add`"
+    ):
+        check(replace(certificate, candidate=certificate.reference))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda graph: Graph(graph.calls[:-1], graph.outputs), "the reference has 2 calls, and 3 when made anew"),
+        (lambda graph: Graph(graph.calls, (("out 0", 1),)), "the reference returns other calls than when made anew"),
+        (lambda graph: Graph((graph.calls[0], *graph.calls), graph.outputs), "call 1 of the reference, input"),
+    ],
+)
+def test_a_graph_of_other_calls_or_outputs_is_rejected(certificate, anew, change, reason):
+    with pytest.raises(RejectedError, match=reason):
+        check(replace(certificate, reference=change(certificate.reference)))
+
+
+def test_a_case_that_gives_no_graphs_is_rejected(certificate, anew):
+    anew["graphs"] = None
+    with pytest.raises(RejectedError, match="its case gives no graphs: no reason"):
+        check(certificate)
+
+
+def test_what_was_proved_with_a_precompiled_step_is_retraced_with_one(certificate, anew):
+    subject = replace(certificate.subject, precompiled=1)
+    with pytest.raises(UsageError, match="was made with other options") as found:
+        check(replace(certificate, subject=subject))
+    assert found.value.expected == "--precompiled DIR"
+
+
+@pytest.mark.traces
+@pytest.mark.slow
+def test_a_case_is_traced_anew_and_another_number_of_layers_is_seen():
+    small = Model(layers=1, dense_layers=0)
+    case = replace(CASES["moe_seq"], model=small, parallelism=Parallelism(world_size=2))
+    found = prove_case(case, evaluate=False)
+    certificate = certificate_of(case.name, found.proof, subject_of(case, found.proof))
+    retrace.check_retraced(certificate, certificate.subject, case)
+    with pytest.raises(RejectedError, match="when made anew"):
+        retrace.check_retraced(certificate, certificate.subject, replace(case, model=Model(layers=2, dense_layers=0)))

@@ -47,7 +47,8 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_collectives.py
 	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 
-fuzz: $(VENV)/ready         ## wrong and right rewrites and the catalogue of faults for the prover, corrupted and forged certificates for the checker, damaged files for readers
+fuzz: $(VENV)/ready         ## programs with one wrong call for blame, rewrites and faults for the prover, corrupted and forged certificates, damaged files
+	$(BIN)/python tests/benchmarks/blame_programs.py 100000
 	$(BIN)/python tests/benchmarks/fuzz_prove.py
 	$(BIN)/python tests/benchmarks/fuzz_prove.py 200 0 moe_seq
 	$(BIN)/python tests/benchmarks/prove_faults.py

@@ -1,41 +1,43 @@
-"""Which call is to blame: the first, in execution order, whose inputs agree and whose output does not.
+"""Which call is to blame for a record that differs: the first whose inputs agree and whose output does not.
 
-1. A call of the candidate agrees when the reference called the same operator in the same direction and
-   got the same outputs; chunk 0 may not stand for chunk 1, but what runs once may stand for either, and so
-   may a call whose direction is not known. The module does not count: passes write joins and sums of their
-   own. A call of an operator that the reference never called agrees when the reference computed its values
-   in some other way; so does a view, when its input agrees and any view of the reference came to its outputs.
-2. Start at the tensors that differ, and walk back from each call to those that computed its inputs, as
-   long as some input does not agree: to the call that left an input in its memory, and, where that is
-   not known, to the last one that gave such a value. A call whose inputs all agree is a root. Values that
-   differ and reach no result are never visited, so what a pass adds raises no suspicion by itself. A view
-   is passed over in favor of the call that reads it, where the reference has no such call; one that keeps
-   all elements in their order is always passed over, as no value in it can be wrong.
-3. A collective's inputs are those of all ranks that took part: a rank that received bad rows is not to
-   blame, nor is the collective; the rank that sent them is. What only packs right values for a collective, as a
-   bucket does, has values that the reference has nowhere, and computes nothing: then the collective is to blame,
-   unless a tensor that differs holds another right value, as one that was packed in the wrong place does.
-   A part of a bucket that is right by itself is right, so what reads it may be to blame; and a new call that changes
-   a right bucket is a root. But where a value that only its collective could have given is lost, parts are not trusted.
-4. Of the roots, the first in execution order is the answer, on the lowest rank; the others are listed. What packs, and
-   the collective of a bucket, are the answer only where no other call is, or where that only reads what was packed in
-   another place: the reference has a bucket's values nowhere. What reads nothing is the answer only where no other
-   computes, nor packs before it: how long `arange` is follows from what was joined wrong. Where the answer only reads
-   another right value, and a new call made that of nothing, such as zeros, that call is the answer.
-   Where the answer is a part of a sum that the reference takes in another grouping, it belongs where that sum does.
-5. Where the answer only reads another right value than its partner does, or where there is no root, a
-   call may be missing: the first call of the reference, in the history of the value that the candidate
-   should have had, whose output the candidate has nowhere and whose inputs it has.
-6. No call of the update is wrong where what it is given is: where a tensor that differs is another right value and its
-   own was computed, as where two gradients are exchanged, the call that gave its own is the answer; the collective of a
-   bucket where that call only reads parts of one.
+Calls of all ranks are one partial order: a rank's own order, and a collective's launches before what any rank
+computes of it. Only what lies before the record on a path of values can be blamed, so the walk starts at the record
+and goes back.
+
+1. A call of the candidate agrees when the reference called the same operator in the same direction and got the same
+   outputs; chunk 0 may not stand for chunk 1, but what runs once may stand for either, and so may a call whose
+   direction is not known. The module does not count: passes write joins and sums of their own. A call of an operator
+   that the reference never called agrees when the reference computed its values in some other way; so does a copy, or
+   a view, of what agrees.
+2. From each call the walk goes on to those that gave an input that does not agree: to what left it in its memory,
+   and, where a log does not say, to the last that gave such a value. A call whose inputs all agree is a root. A view
+   is passed over in favor of the call that reads it, where the reference has no such call, and always where it keeps
+   all elements in their order.
+3. A collective's inputs are those of all its ranks: a rank that received bad rows is not to blame, nor is the
+   collective; the rank that gave it something else is, be that wrong or another right value. What only packs right
+   values for a collective, as a bucket does, has values that the reference has nowhere, and computes nothing: then
+   the collective is to blame. A part of a bucket that is right by itself is right, so what reads it may be to blame;
+   and a new call that changes a right bucket is a root. But where a value that only its collective could have given
+   is lost, parts are not trusted, nor where the record holds another one's right value: what put right values in
+   another order is to blame then.
+4. Of the roots the first in the partial order is the answer; of those that know nothing of each other, the one that
+   passed fewer collectives, then the one on the lowest rank. Proven ones come first: the reference makes that very
+   call, of the same inputs on all ranks, and has its output nowhere. What packs, and what reads nothing, as `arange`,
+   whose length follows from what was joined wrong, come last. Other proven ones are told beside the answer.
+5. Where the answer only reads another right value than its partner does, or where there is no root, a call may be
+   missing: the first call of the reference, in the history of the value that the candidate should have had, whose
+   output the candidate has nowhere and whose inputs it has. Where a new call made that other value of nothing, such
+   as zeros, it is the answer. A part of a sum that the reference groups otherwise belongs where that sum does.
+6. No call of the update is wrong where what it is given is: where the record is another right value and its own was
+   computed, as where two gradients are exchanged, the call that gave its own is the answer, or the collective of its
+   bucket.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -84,10 +86,11 @@ class _Blame:
     logs: Sequence[CandidateLog]
     joined: JoinedLogs
     differing: Mapping[int, Sequence[Pair]]
+    record: Differing = field(default_factory=dict)
 
     def explain(self, record: Differing) -> Culprit | None:
         """The call that one record's history leads to."""
-        logs = self.logs
+        logs, self.record = self.logs, record
         picked = self._pick(record)
         missing = self._missing_for(picked) if picked is not None and picked.reads else None
         if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
@@ -96,6 +99,8 @@ class _Blame:
             for each in logs:
                 each.trusts_parts = False
             picked = self._pick(record)
+        if picked is None and (exchanged := self._exchanged(record)):
+            picked = self._first_of(exchanged, exchanged)
         if picked is None:
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
         (first_rank, index), partner, same, roots = picked
@@ -116,7 +121,9 @@ class _Blame:
             missing = self._missing_for(picked)
             if missing is not None:
                 return missing
-        how: How = same or ("reads" if partner is not None else "adds")
+        how: How = same or (log.how_it_reads(index) if partner is not None else "adds")
+        if how == "computes" and not call.inputs:
+            how = "draws"
         if call.collective and not call.outputs and not call.operator.startswith("send"):
             how = "abandons"
         arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
@@ -146,17 +153,23 @@ class _Blame:
         """The roots of all that differs."""
         return self._roots(self.differing)
 
-    def others(self, culprit: Culprit) -> tuple[Call, ...]:
-        """Calls that give another output from the same inputs as the reference's, and are none of those that are told.
+    def others(self, culprit: Culprit) -> tuple[tuple[How, Call], ...]:
+        """Calls at other places that are wrong, too, and know nothing of the blamed one, with what is wrong with each.
 
-        They lie at other places, or run other operators; nothing is said of a call that only may be wrong.
+        They give something else than the same call of the reference; or, as the blamed one, are calls of an operator
+        that it does not make there. Nothing is said of a call that only may be wrong.
         """
-        found: dict[tuple[Place, str], Call] = {}
-        for rank, index in sorted(self.roots, key=self.joined.when):
-            log, call = self.logs[rank], self.logs[rank].calls[index]
-            is_told = (call.place, call.operator) == (culprit.call.place, culprit.call.operator)
-            if not is_told and self._is_proven((rank, index)):
-                found.setdefault((call.place, call.operator), call)
+        found: dict[tuple[Place, str], tuple[How, Call]] = {}
+        blamed = self.logs[culprit.rank].calls[culprit.candidate] if culprit.candidate is not None else culprit.call
+        for site in sorted(self.roots, key=self.joined.when):
+            call = self.logs[site[0]].calls[site[1]]
+            kind = call.place, call.operator
+            if kind in ((culprit.call.place, culprit.call.operator), (blamed.place, blamed.operator)):
+                continue
+            if self._is_proven(site):
+                found.setdefault(kind, ("computes", call))
+            elif culprit.how == "adds" and call.operator == blamed.operator and self.logs[site[0]].is_extra(site[1]):
+                found.setdefault(kind, ("adds", call))
         return tuple(found.values())
 
     def _pick(self, differing: Differing) -> _Picked | None:
@@ -168,7 +181,10 @@ class _Blame:
             return self._first_of(proven, roots)
         packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
         computing = {(rank, index) for rank, index in roots - packing if logs[rank].calls[index].inputs}
-        picked = self._first_of(computing or roots, roots)
+        due = {
+            (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
+        }
+        picked = self._first_of(computing or due or roots, roots)
         is_elsewhere = picked.reads and logs[picked.site[0]].reads_parts(picked.site[1])  # of what was packed there
         return self._first_of(packing, roots) if packing and is_elsewhere else picked
 
@@ -184,6 +200,26 @@ class _Blame:
         ):  # a call too many of its operator, and the reference makes none of these
             partner = None
         return _Picked((rank, index), partner, same, roots)
+
+    def _exchanged(self, record: Differing) -> set[Site]:
+        """Calls in the history of a tensor that holds another one's right value, which put right values elsewhere.
+
+        What follows them agrees with the reference call by call; only which tensor it belongs to is another.
+        """
+        return {(rank, index) for rank, index in self._history(record) if self.logs[rank].exchanges(index)}
+
+    def _history(self, record: Differing) -> set[Site]:
+        """Every call from which a path of values leads to what a record holds."""
+        starts = [(rank, self.logs[rank].giver(has)) for rank, pairs in record.items() for _, has in pairs]
+        pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
+        seen = set[Site]()
+        while pending:
+            if (site := pending.pop()) in seen:
+                continue
+            for rank, index in self.joined.together(site):
+                seen.add((rank, index))
+                pending += [(rank, giver) for giver in self.logs[rank].givers(index)]
+        return seen
 
     def _is_proven(self, site: Site) -> bool:
         """Whether a call gives something else than the reference's with the same inputs, on all ranks that give any."""
@@ -226,12 +262,19 @@ class _Blame:
         for number, mine in enumerate(log.calls if call.collective else ()):
             if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
                 return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index, at=at)
-        if (made := log.made_as(index)) is not None:  # of another value: that is what is wrong, and no call is missing
+        made = log.made_as(index)
+        if made is not None and (rank, made) in self._history(
+            self.record
+        ):  # of another value: that is what is wrong, and no call is missing
             if (between := log.put_between(index, made)) is not None:
                 new = log.calls[between]
                 return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
+            mine = log.calls[made]
+            if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
+                return None  # it is right, and what is missing another tensor over its storage
             if not log.calls[made].view and log.reference.values.issuperset(log.calls[made].inputs):
-                return Culprit(how="reads", call=log.calls[made], ranks=ranks, candidate=made, reference=index, at=at)
+                how = log.how_it_reads(made)
+                return Culprit(how=how, call=log.calls[made], ranks=ranks, candidate=made, reference=index, at=at)
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, at=at)
 
     def _lacks(self, rank: int, call: Call) -> bool:

@@ -125,7 +125,7 @@ class CallRecorder(TorchDispatchMode):
             parts = [(lane(written, index, lanes), lane(results, index, lanes)) for index in range(lanes)]
         for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
             written_tensors = _tensors(part_written)
-            aliases = self._aliases(written_tensors)
+            aliases = [left for left in self._aliases(written_tensors) if left not in self._producers]
             self.calls.append(
                 Call(
                     place,

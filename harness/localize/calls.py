@@ -26,7 +26,8 @@ class Call(NamedTuple):
     """One operator call. Digests are those of records: over dtype, shape and every byte in order.
 
     `outputs` are taken after the call, and, of a collective, after its wait; what is written in place counts.
-    `aliases` are the other tensors over a storage that the call wrote, as they are after it. A `view` computes nothing.
+    `aliases` are the other tensors over a storage that the call wrote, as they are after it, where it changed them. A
+    `view` computes nothing.
     `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
     have histories of their own. None, or nothing, where that is not known.
     `scalars` are the arguments that are numbers, words, dtypes or lists of these, by name, left-out ones as defaults.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
@@ -19,7 +20,7 @@ class CandidateLog:
     def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
         self.calls = calls
         self.reference = reference
-        self._values = {value for call in calls for value in (*call.inputs, *call.outputs)}
+        self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
         self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
         self.trusts_parts = True
@@ -93,7 +94,8 @@ class CandidateLog:
         while pending:
             producer = pending.pop()
             view = self.calls[producer]
-            if view.view and (self.is_new(index) or keeps_order(view)):
+            is_for_it = self.is_new(index) and self.calls[index].operator != "clone"  # in which no value is wrong
+            if view.view and ((is_for_it and not self.is_proven(producer)) or keeps_order(view)):
                 pending += self._bad_inputs(producer)
             else:
                 found.add(producer)
@@ -103,6 +105,31 @@ class CandidateLog:
         """The same, views included; a right part of a bucket is right, where it is trusted, wherever it belongs."""
         unpacked = self._unpacked[index] if self.trusts_parts else ()
         return [producer for producer in self._bad[index] if producer not in unpacked]
+
+    def how_it_reads(self, index: int) -> Literal["reads", "inherits", "draws"]:
+        """What is wrong with a call that reads other inputs than its partner: nothing is called right unseen."""
+        call = self.calls[index]
+        if not call.inputs:
+            return "draws"
+        pairs = zip(call.inputs, self._given[index], strict=True)
+        is_left = any(giver is None and value not in self.reference.values for value, giver in pairs)
+        return "inherits" if is_left else "reads"
+
+    def giver(self, digest: str) -> int | None:
+        """The last call that gave a value."""
+        return self._latest.get(digest)
+
+    def givers(self, index: int) -> list[int]:
+        """The calls that gave a call's inputs, right or not."""
+        return [giver for giver in self._given[index] if giver is not None]
+
+    def exchanges(self, index: int) -> bool:
+        """Whether a call reads right values in another order than the reference's, and gives another one."""
+        call = self.calls[index]
+        if len(call.inputs) < 2 or not self.reference.values.issuperset(call.inputs):
+            return False
+        _, same = self.reference.partner(call, self.turn(index))
+        return same == "exchanges" and not self.reference.values.issuperset(call.outputs)
 
     def reads_parts(self, index: int) -> bool:
         """Whether a call reads right parts of a bucket."""
@@ -162,7 +189,7 @@ class CandidateLog:
         """
         made_late = {value for call in self.calls[before:] for value in call.outputs} if before is not None else set()
         there = self._values - made_late  # what is given to the step is there, whoever reads it when
-        there |= {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs)}
+        there |= {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
         late = {(value, call.place.direction) for call in self.calls[before:] for value in call.outputs}
 
         def is_missing(value: str) -> bool:

@@ -9,11 +9,16 @@ from typing import Literal
 from bitproof.harness.localize.calls import Call
 from bitproof.harness.records import BlamedCall
 
-How = Literal["computes", "reads", "exchanges", "regroups", "adds", "lacks", "abandons", "misplaces"]
+How = Literal[
+    "computes", "reads", "inherits", "draws", "exchanges", "regroups", "adds", "lacks", "abandons", "misplaces"
+]
 
 HOW: dict[How, str] = {
     "computes": "gives another output from the same inputs",
     "reads": "reads other inputs, each of them right by itself",
+    "inherits": "reads a value that the reference does not have and that no call of the step gave: an earlier step "
+    "left it, or what is no operator call wrote it",
+    "draws": "takes no tensor, and gives another value",
     "exchanges": "reads the same inputs in another order",
     "regroups": "puts right values together in another order than the reference does",
     "adds": "is a call that the reference does not make",
@@ -38,8 +43,7 @@ class Culprit:
     make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
     given otherwise, `reading` of where an input comes from that the partner does not read; `instead_of` is the operator
     of the reference's call that it stands for, whose place it then has. `explains` is what it leads to: a rank, and the
-    digests of both systems; `also` are other calls that give another output from the same inputs, of which it knows
-    nothing.
+    digests of both systems; `also` are other calls that are wrong, of which it knows nothing.
     """
 
     how: How
@@ -51,7 +55,7 @@ class Culprit:
     reading: str = ""
     instead_of: str = ""
     at: int | None = None
-    also: tuple[Call, ...] = ()
+    also: tuple[tuple[How, Call], ...] = field(default=(), compare=False)
     explains: tuple[int, str, str] | None = field(default=None, compare=False)
 
     @property

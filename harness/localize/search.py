@@ -17,7 +17,7 @@ from bitproof.harness.compare.verdict import computation_order
 from bitproof.harness.errors import BitproofError, RankError, RecordingError
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.calls import Call
-from bitproof.harness.localize.culprit import Culprit, call_of
+from bitproof.harness.localize.culprit import HOW, Culprit, call_of
 from bitproof.harness.localize.neighbours import neighbours_of
 from bitproof.harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
 from bitproof.harness.localize.strangers import find_strangers
@@ -191,16 +191,16 @@ def _tell(key: Key) -> str:
     return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
 
 
-MAX_OTHERS = 10
+MAX_OTHERS = 3
 
 
 def tell_others(culprit: Culprit) -> list[str]:
     """A remark on calls that are wrong, too, and know nothing of the blamed one; none where there are none."""
     if not culprit.also:
         return []
-    told = "; ".join(map(str, culprit.also[:MAX_OTHERS]))
-    more = f"; and {len(culprit.also) - MAX_OTHERS} more" if len(culprit.also) > MAX_OTHERS else ""
-    return [f"apart from the call to blame, other calls give another output from the same inputs: {told}{more}"]
+    told = "; ".join(f"{call} {HOW[how]}" for how, call in culprit.also[:MAX_OTHERS])
+    more = f"; and so on, {len(culprit.also)} in all" if len(culprit.also) > MAX_OTHERS else ""
+    return [f"apart from the call to blame, {told}{more}"]
 
 
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:

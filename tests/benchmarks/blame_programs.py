@@ -25,7 +25,7 @@ def judge(first: int, count: int) -> dict[str, list[int]]:
         if scene is None:
             found["nothing differs"].append(seed)
             continue
-        culprit, problem = answer(scene)
+        _, problem = answer(scene)
         found[f"{scene.way}: {problem or 'named'}"].append(seed)
     return found
 

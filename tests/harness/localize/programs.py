@@ -223,7 +223,8 @@ class Machine:
                 store[position] = token
             self.writers[rank][target.storage].append(site)
             others = [v for v in self.over[rank][target.storage] if v != op.reads[0]]
-            aliases = [(target.storage, self.digest(rank, self.tensors[rank][v])) for v in others]
+            left = [(target.storage, self.digest(rank, self.tensors[rank][v])) for v in others]
+            aliases = [each for each in left if each not in self.left[rank]]
             self.bind(rank, op.gives[0], target._replace(made_by=site))
             outputs = [target]
         else:

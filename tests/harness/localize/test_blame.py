@@ -216,7 +216,7 @@ def test_a_new_view_is_passed_over_in_favor_of_the_new_call_that_reads_it() -> N
 def test_an_input_that_no_call_computed_puts_the_blame_on_its_first_reader() -> None:
     culprit = blamed(STEP, [call("mm X w -> A"), call("silu A -> B"), call("sum B -> L")], "L")
     assert culprit is not None
-    assert (culprit.how, culprit.candidate) == ("reads", 0)
+    assert (culprit.how, culprit.candidate) == ("inherits", 0), "nobody looked at what left it"
 
 
 def test_a_tensor_that_was_changed_outside_of_every_call_has_no_culprit() -> None:
@@ -572,3 +572,65 @@ def test_what_is_computed_again_from_another_value_reads_that_and_is_no_call_of_
     candidate[3] = again._replace(node="silu_2")
     culprit = blamed(reference, candidate, "D")
     assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("adds", 3, None)
+
+
+def test_an_exchange_in_a_bucket_is_found_behind_what_follows_though_that_agrees_call_by_call() -> None:
+    """Clipping scales each part by a norm of all, which does not know their order."""
+    update = Place(None, "update")
+    made = [call("mul x -> a", BACKWARD), call("mul y -> b", BACKWARD)]
+
+    def log(packed: str, bucket: str, summed: str, parts: str, clipped: list[str]) -> list[Call]:
+        return [
+            *made,
+            call(f"chunk_cat {packed} -> {bucket}", BACKWARD)._replace(producers=(0, 1)),
+            reduce_scatter(f"{bucket} -> {summed}")._replace(producers=(2,)),
+            call(f"split {summed} -> {parts}", BACKWARD)._replace(producers=(3,), view=True),
+            *(call(text, update)._replace(producers=(4, None)) for text in clipped),
+        ]
+
+    scaled = ["foreach_mul r n -> s", "foreach_mul t n -> u"]
+    reference = [log("a b", "p", "q", "r t", scaled)]
+    candidate = [log("b a", "P", "Q", "t r", scaled[::-1])]
+    culprit = find_culprit(reference, candidate, {0: [("s", "u"), ("u", "s")]})
+    assert culprit is not None and (culprit.how, culprit.call.operator) == ("exchanges", "chunk_cat")
+
+
+def test_a_call_that_leads_to_another_record_is_told_beside_and_not_blamed_for_the_first() -> None:
+    reference = [call("mm x w -> a"), call("sum a -> l"), call("neg y -> b"), call("mul b g -> d", BACKWARD)]
+    candidate = [call("mm x w -> A"), call("sum A -> L"), call("neg y -> B"), call("mul B g -> D", BACKWARD)]
+    for first, others, blamed_at in ((("d", "D"), 0, 2), (("l", "L"), 2, 0)):
+        culprit = find_culprit([reference], [candidate], {0: [("l", "L"), ("d", "D")]}, (0, first))
+        assert culprit is not None and culprit.candidate == blamed_at
+        assert (culprit.explains, culprit.also) == ((0, *first), (("computes", candidate[others]),))
+
+
+def test_a_call_of_another_rank_that_no_value_leads_from_is_not_blamed_though_it_came_earlier_in_its_log() -> None:
+    reference = [[call("neg z -> y"), call("mm x w -> a"), call("sum a -> l")], [call("mul g h -> d", BACKWARD)]]
+    candidate = [[*reference[0][:1], call("mm x w -> A"), call("sum A -> L")], [call("mul g h -> D", BACKWARD)]]
+    differing = {0: [("l", "L")], 1: [("d", "D")]}
+    culprit = find_culprit(reference, candidate, differing, (0, ("l", "L")))
+    assert culprit is not None and (culprit.rank, culprit.candidate) == (0, 1)
+
+
+def test_a_record_that_no_call_explains_leaves_the_next_one_that_a_call_does() -> None:
+    candidate = [STEP[0], call("silu a -> B"), call("sum B -> L"), STEP[3]]
+    culprit = find_culprit([STEP], [candidate], {0: [("d", "Z"), ("l", "L")]}, (0, ("d", "Z")))
+    assert culprit is not None and (culprit.candidate, culprit.explains) == (1, (0, "l", "L"))
+
+
+def test_of_a_collective_the_rank_is_blamed_that_gave_it_another_right_value() -> None:
+    def log(rank: int, given: str, summed: str) -> list[Call]:
+        made = [call(f"mul x{rank} -> a{rank}"), call(f"mul y{rank} -> b{rank}")]
+        reduced = call(f"all_reduce {given}{rank} -> {summed}", collective=True)._replace(peers=(0, 1))
+        return [*made, reduced, call(f"sum {summed} -> l{summed}")]
+
+    reference = [log(rank, "a", "s") for rank in (0, 1)]
+    candidate = [log(0, "a", "S"), log(1, "b", "S")]
+    culprit = find_culprit(reference, candidate, {0: [("ls", "lS")], 1: [("ls", "lS")]})
+    assert culprit is not None and (culprit.how, culprit.rank, culprit.ranks) == ("reads", 1, (1,))
+
+
+def test_what_takes_no_tensor_is_not_told_to_read_others() -> None:
+    reference = [call("rand -> r"), call("mul r x -> l")]
+    culprit = blamed(reference, [call("rand -> R"), call("mul R x -> L")], "L")
+    assert culprit is not None and call_of(culprit).how == "takes no tensor, and gives another value"

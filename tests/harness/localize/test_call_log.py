@@ -367,9 +367,9 @@ class Accumulating:
             loss = self.model(part).exp().mean()
             loss.backward()
             total += loss.detach()
-        for parameter in self.model.parameters():
-            assert parameter.grad is not None
-            parameter.grad.div_(2)
+        for weight in self.model.parameters():
+            assert weight.grad is not None
+            weight.grad.div_(2)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.1, foreach=False)
         self.optimizer.step()
 
@@ -388,3 +388,20 @@ def test_phases_of_a_loop_with_micro_batches_come_from_what_runs() -> None:
     assert {direction for direction, _ in phases("div_")} == {"update"}, "what reads gradients after backward"
     assert {direction for direction, _ in phases("linalg_vector_norm")} == {"update"}, "clipping"
     assert {direction for direction, _ in phases("add_.Tensor") if direction != "backward"} >= {"forward", "update"}
+
+
+def test_another_part_of_a_storage_that_a_write_leaves_as_it_is_keeps_who_left_it() -> None:
+    """As gradients do that are parts of one bucket, and are added to one by one."""
+
+    class Parts(System):
+        def step(self, x: Tensor) -> None:
+            whole = x[0] * 2
+            first, second = whole[:1], whole[1:]
+            first.add_(1)
+            second.neg()
+
+    calls = calls_of(Parts(layers()), batch())
+    [negated] = [call for call in calls if call.operator == "neg"]
+    assert calls[negated.producers[0] or 0].view, "the write changed the other part, and the whole"
+    [written] = [call for call in calls if call.operator.startswith("add_")]
+    assert negated.inputs[0] not in written.aliases

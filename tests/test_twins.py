@@ -64,7 +64,6 @@ ELSEWHERE = {
     "harness/execute/accounts.py": ("tests/harness/execute/test_wire.py", "what ranks tell travels as it was told"),
     "harness/execute/folders.py": (LAUNCH, "what lies where is seen from a run"),
     "harness/execute/host_process.py": (LAUNCH, "both ends of a host's life are seen from a run"),
-    "harness/execute/ranks.py": (LAUNCH, "how ranks die, hang and raise is seen from a run"),
     "harness/execute/session.py": (LAUNCH, "what a session leaves behind is seen from a run"),
     "harness/execute/stage.py": (LAUNCH, "what ranks are forked from is seen from a run"),
     "harness/execute/worker.py": (LAUNCH, "what a rank does is seen from a run"),
@@ -74,9 +73,19 @@ ELSEWHERE = {
     "harness/localize/culprit.py": ("tests/harness/localize/test_blame.py", "blame names it"),
     "harness/localize/packing.py": ("tests/harness/localize/test_blame.py", "blame passes over what packs"),
     "harness/localize/replay.py": ("tests/harness/localize/test_blame.py", "calls are replayed to be blamed"),
-    "harness/localize/search.py": ("tests/harness/localize/test_blame.py", "a search ends with a blamed call"),
     "harness/case/shard.py": ("tests/harness/commands/test_shard.py", "a selection is dealt there"),
     "harness/ulps.py": ("tests/harness/compare/test_bits.py", "counts are made there"),
+    "harness/printable.py": ("tests/harness/report/test_hostile_text.py", "hostile text goes through every form"),
+    "harness/report/console.py": ("tests/harness/report/test_hostile_text.py", "hostile text goes through every form"),
+    "harness/report/markdown_text.py": (
+        "tests/harness/report/test_hostile_text.py",
+        "hostile text goes through every form",
+    ),
+    "harness/history/beside.py": ("tests/harness/test_evidence.py", "reports are held against recordings there"),
+    "harness/certificate/in_flight.py": (
+        "tests/harness/certificate/test_check.py",
+        "what is in flight is refused where graphs are checked",
+    ),
     "harness/report/bisection.py": ("tests/harness/commands/test_bisect.py", "searches are told where they are made"),
     "harness/report/diff.py": ("tests/harness/commands/test_record.py", "recordings are compared there"),
     "harness/records/artifact.py": ("tests/harness/commands/test_precompile.py", "runs tell of it there"),
@@ -124,7 +133,16 @@ ELSEWHERE = {
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
 }
 # Files of product code that are still too long.
-LONG: set[str] = set()
+LONG: set[str] = {
+    "harness/case/case.py",
+    "harness/execute/gpu_checks.py",
+    "harness/execute/requests.py",
+    "harness/execute/torchrun.py",
+    "harness/localize/call_log.py",
+    "harness/prove/export.py",
+    "harness/systems/graph.py",
+    "harness/torch_compat.py",
+}
 
 
 def has_code(path: Path) -> bool:

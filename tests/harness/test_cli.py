@@ -38,7 +38,7 @@ def called(monkeypatch) -> list:
     calls, shards = Calls(), []
     calls.shards = shards
 
-    def record(cases, options, report_dir, replay, not_run, shard, prove_first):
+    def record(cases, options, report_dir, replay, not_run, shard, prove_first, left_out=()):
         shards.append(shard)
         calls.append((cases, options, report_dir, replay, not_run))
         return 1

@@ -397,9 +397,9 @@ def test_checking_loads_neither_torch_nor_the_prover(tmp_path):
     assert json.loads(told[-1]) == [0, False, False]
 
 
-def test_the_checker_has_nine_hundred_lines_of_code_at_most():
+def test_the_checker_has_nine_hundred_and_fifty_lines_of_code_at_most():
     """A line counts that holds a token which is neither a comment nor part of a docstring."""
-    assert sum(len(lines_of_code(file.read_text())) for file in Path(certificates.__path__[0]).glob("*.py")) <= 900
+    assert sum(len(lines_of_code(file.read_text())) for file in Path(certificates.__path__[0]).glob("*.py")) <= 950
 
 
 def lines_of_code(source):

@@ -12,6 +12,12 @@ from bitproof.harness.records import CaseSeconds, Verdict
 SIDES = ("reference", "candidate")
 
 
+@pytest.fixture
+def case(case):
+    """Of systems of a user's: those of ours record a gradient for every parameter, which these records lack."""
+    return replace(case, reference="trainer:plain", candidate="trainer:overlapped")
+
+
 def test_a_judged_case_becomes_a_result_with_its_facts(case, record, flip):
     candidate = record()
     flip(candidate, 0, "grad", "layers.0.b", 1)

@@ -70,6 +70,8 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
     )
     unmeasured = Sensitivity(reason="nothing to replay")
     proof = ProofOutcome(
+        otherwise=1,
+        laid_out_otherwise=["gradient of w"],
         verdict=ProofVerdict.NOT_PROVED,
         proved=3,
         not_proved=1,

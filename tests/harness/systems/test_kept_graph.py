@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,12 @@ def installed() -> Installation:
 @functools.cache
 def traced() -> GraphProgram:
     return prepare(traced_part(CASE), torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that looked at its files before it loaded them."""
+    monkeypatch.setattr(sources, "_at_start", (time.time(), installed().sources))
 
 
 @pytest.fixture

@@ -290,6 +290,11 @@ def running_autograd_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def has_no_values(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape alone, as those have by which torch asks an operator for shapes."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
 def is_backward_running() -> bool:
     """Whether autograd's engine runs on this thread, be it a node or what it calls at its end."""
     return int(torch._C._current_graph_task_id()) != -1

@@ -231,15 +231,23 @@ class _Blame:
     def _fed_wrong(self, site: Site) -> set[Site] | None:
         """The ranks' calls that give a collective other inputs than they do in the reference.
 
-        Which of the reference's it stands for is told by the ranks that give the same; None where none does.
+        Which of the reference's it stands for is told by the ranks that give the same, then by its place, then by its
+        turn in the group; None where none gives the same.
         """
         calls = self.joined.together(site)
         best: set[Site] | None = None
+        least = (0, 0, 0)
         for rank, index in calls if len(calls) > 1 else ():
             for partner in self.logs[rank].reference.alike(self.logs[rank].calls[index]):
-                inputs = {r: self.known.logs[r][i].inputs for r, i in self.known.together((rank, partner))}
-                other = {(r, i) for r, i in calls if inputs.get(r) != self.logs[r].calls[i].inputs}
-                best = other if best is None or len(other) < len(best) else best
+                known = {r: self.known.logs[r][i] for r, i in self.known.together((rank, partner))}
+                mine = {site: self.logs[site[0]].calls[site[1]] for site in calls}
+                other = {
+                    site for site, call in mine.items() if site[0] not in known or known[site[0]].inputs != call.inputs
+                }
+                moved = sum(site[0] in known and known[site[0]].place != call.place for site, call in mine.items())
+                late = abs(self.known.turn((rank, partner)) - self.joined.turn((rank, index)))
+                if best is None or (len(other), moved, late) < least:
+                    best, least = other, (len(other), moved, late)
         return best
 
     def _missing_for(self, picked: _Picked) -> Culprit | None:
@@ -359,7 +367,10 @@ def _loses(logs: Sequence[CandidateLog], picked: _Picked, differing: Differing) 
         return False
     for rank, pairs in differing.items():
         index = logs[rank].first_missing(wanted for wanted, _ in pairs)
-        if index is not None and logs[rank].reference.log[index].collective:
+        if index is None or not logs[rank].reference.log[index].collective:
+            continue
+        is_its_own = (rank, index) == (picked.site[0], picked.partner) and logs[rank].reads_right_values(picked.site[1])
+        if not is_its_own:
             return True
     return False
 

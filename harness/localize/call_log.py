@@ -46,6 +46,7 @@ from bitproof.harness.torch_compat import (
     TorchDispatchMode,
     group_named,
     group_of,
+    has_no_values,
     is_backward_running,
     is_wrapper_subclass,
     last_sequence_number,
@@ -111,7 +112,7 @@ class CallRecorder(TorchDispatchMode):
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
         scalars = _scalars(function, args, kwargs)
         result = function(*args, **kwargs)
-        if any(tensor.is_meta for tensor in _tensors((args, kwargs, result))):  # a DTensor asks what shape is to come
+        if any(map(has_no_values, _tensors((args, kwargs, result)))):  # a DTensor asks what shape is to come
             return result
         read_here = [producer for _, producers in inputs for producer in producers if producer is not None]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)

@@ -131,6 +131,10 @@ class CandidateLog:
         _, same = self.reference.partner(call, self.turn(index))
         return same == "exchanges" and not self.reference.values.issuperset(call.outputs)
 
+    def reads_right_values(self, index: int) -> bool:
+        """Whether the reference has all that a call reads somewhere."""
+        return self.reference.values.issuperset(self.calls[index].inputs)
+
     def reads_parts(self, index: int) -> bool:
         """Whether a call reads right parts of a bucket."""
         return bool(self._unpacked[index])
@@ -194,8 +198,9 @@ class CandidateLog:
 
         def is_missing(value: str) -> bool:
             index = self.reference.producer(value)
-            direction = None if index is None else self.reference.log[index].place.direction
-            return value not in there and (value, direction) not in late
+            if index is None:  # given to the step, be it that nobody reads it here
+                return False
+            return value not in there and (value, self.reference.log[index].place.direction) not in late
 
         pending, seen, found = [*filter(is_missing, wanted)], set(), []
         while pending:
@@ -279,8 +284,9 @@ class CandidateLog:
         return call if turn < len(due) and value & set(self.reference.log[due[turn]].inputs) else None
 
     def _keeps_what_it_reads(self, call: Call) -> bool:
-        """Whether a call copies a right value, at most into another shape: no value in it can be wrong."""
-        return call.operator == "clone" and self.reference.values.issuperset((*call.inputs, *call.outputs))
+        """Whether a call copies a right value that the reference copies nowhere: no value in it can be wrong."""
+        is_right = self.reference.values.issuperset((*call.inputs, *call.outputs))
+        return call.operator == "clone" and is_right and not self.reference.gives(call)
 
     def is_new(self, index: int) -> bool:
         """Whether the reference never calls such an operator there."""

@@ -54,6 +54,10 @@ class JoinedLogs:
                 found.append((peer, group[turn]))
         return found or [site]
 
+    def turn(self, site: Site) -> int:
+        """How many collectives of its group a rank launched before this one."""
+        return self._turns[site[0]][site[1]]
+
     def when(self, site: Site) -> tuple[int, int, int]:
         """A key that is smaller for what happened before: collectives passed on the way, the rank, the rank's order."""
         if self._rounds is None:

@@ -48,6 +48,10 @@ class ReferenceLog:
         directions = self._directions.get(call.operator, set())
         return bool(directions) and (call.place.direction is None or not directions.isdisjoint(_told(call)))
 
+    def gives(self, call: Call) -> bool:
+        """Whether the operator gives these outputs anywhere."""
+        return (call.operator, call.outputs) in self._places
+
     def alike(self, call: Call) -> list[int]:
         """The calls of the same operator with the same inputs, by index, in the same direction and chunk."""
         indices = self._indices.get(call.operator, ())

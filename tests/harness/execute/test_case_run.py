@@ -171,7 +171,7 @@ def test_where_calls_cannot_be_logged_second_runs_are_made_without(tmp_path):
 
 def test_finding_the_cause_has_a_time_of_its_own_and_the_verdict_stands_where_that_is_short(tmp_path):
     found, arms = watched(toy("slow_when_watched"), tmp_path, control="never", explain_timeout=1.0)
-    assert (found.verdict, found.first_divergence.name, arms[2:]) == (Verdict.DIFFERENT, "weight", ["replay1"])
+    assert (found.verdict, found.first_divergence.name, set(arms[2:])) == (Verdict.DIFFERENT, "weight", {"replay1"})
     assert "the verdict stands:\nRankError: finding the cause took longer than 1 s" in found.error
     assert "fix: give a longer --explain-timeout" in found.error
 

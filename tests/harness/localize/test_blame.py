@@ -634,3 +634,10 @@ def test_what_takes_no_tensor_is_not_told_to_read_others() -> None:
     reference = [call("rand -> r"), call("mul r x -> l")]
     culprit = blamed(reference, [call("rand -> R"), call("mul R x -> L")], "L")
     assert culprit is not None and call_of(culprit).how == "takes no tensor, and gives another value"
+
+
+def test_an_update_that_leaves_out_a_parameter_lacks_that_call_though_nothing_else_reads_the_parameter() -> None:
+    update = Place(None, "update")
+    reference = [call("mm x g -> a", BACKWARD), call("adamw p a -> q", update), call("adamw r a -> s", update)]
+    culprit = find_culprit([reference], [[reference[0], reference[2]]], {0: [("q", "p")]})
+    assert culprit is not None and (culprit.how, culprit.call, culprit.reference) == ("lacks", reference[1], 1)

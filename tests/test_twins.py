@@ -138,6 +138,7 @@ LONG: set[str] = {
     "harness/execute/gpu_checks.py",
     "harness/execute/requests.py",
     "harness/execute/torchrun.py",
+    "harness/localize/blame.py",
     "harness/localize/call_log.py",
     "harness/prove/export.py",
     "harness/systems/graph.py",

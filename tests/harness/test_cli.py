@@ -128,6 +128,7 @@ UNTOLD = {
     "device": "auto",
     "collectives": "auto",
     "timeout": 600.0,
+    "explain_timeout": 600.0,
     "control": "always",
     "inject": None,
     "extra_passes": (),

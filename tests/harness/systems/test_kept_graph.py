@@ -79,7 +79,7 @@ def _rewrite(shelf: Shelf, change: Any) -> None:
     """Change what is kept, and make its hash right again: as somebody who knows the form would."""
     file = only_file(shelf)
     kept = json.loads(zlib.decompress(file.read_bytes()[32:]))
-    change(kept["value"])
+    change(kept["value"]["value"])
     packed = zlib.compress(json.dumps(kept).encode())
     file.write_bytes(hashlib.sha256(packed).digest() + packed)
 

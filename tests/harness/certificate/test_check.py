@@ -1,9 +1,6 @@
 import ast
 import io
-import json
 import random
-import subprocess
-import sys
 import tokenize
 from dataclasses import replace
 from pathlib import Path
@@ -382,24 +379,9 @@ def test_a_file_that_is_none_is_rejected(certificate, tmp_path, text):
         (tmp_path / name).write_text(kept)
 
 
-@pytest.mark.ranks
-def test_checking_loads_neither_torch_nor_the_prover(tmp_path):
-    write_certificate(tmp_path)
-    code = (
-        "import sys, json; from pathlib import Path;"
-        "from bitproof.harness.commands.check_certificate import check_certificates;"
-        f"status = check_certificates(Path({str(tmp_path)!r}));"
-        "proves = any(name.startswith('bitproof.harness.prove') for name in sys.modules);"
-        "print(json.dumps([status, 'torch' in sys.modules, proves]))"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "accepted: case same" in told[0]
-    assert json.loads(told[-1]) == [0, False, False]
-
-
-def test_the_checker_has_nine_hundred_and_fifty_lines_of_code_at_most():
+def test_the_checker_has_nine_hundred_and_ten_lines_of_code_at_most():
     """A line counts that holds a token which is neither a comment nor part of a docstring."""
-    assert sum(len(lines_of_code(file.read_text())) for file in Path(certificates.__path__[0]).glob("*.py")) <= 950
+    assert sum(len(lines_of_code(file.read_text())) for file in Path(certificates.__path__[0]).glob("*.py")) <= 910
 
 
 def lines_of_code(source):

@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -199,3 +201,18 @@ def test_words_of_a_certificate_cannot_say_that_another_is_accepted(folder, caps
     change(folder / "same", lambda m: m["assumptions"].append(name))
     told = told_of(folder / "same", capsys, 0)
     assert told.endswith("  assumes that x\\nother: accepted\\x1b[8m\n")
+
+
+@pytest.mark.ranks
+def test_checking_loads_neither_torch_nor_the_prover(tmp_path):
+    write(tmp_path, ADD)
+    code = (
+        "import sys, json; from pathlib import Path;"
+        "from bitproof.harness.commands.check_certificate import check_certificates;"
+        f"status = check_certificates(Path({str(tmp_path)!r}));"
+        "proves = any(name.startswith('bitproof.harness.prove') for name in sys.modules);"
+        "print(json.dumps([status, 'torch' in sys.modules, proves]))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "accepted: case same" in told[0]
+    assert json.loads(told[-1]) == [0, False, False]

@@ -332,7 +332,7 @@ def _pollute(garbage: int, sizes: Sequence[int]) -> None:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    return x.contiguous().reshape(-1).view(torch.uint8)
+    return torch.empty(x.numel(), dtype=x.dtype).copy_(x.reshape(-1)).view(torch.uint8)
 
 
 def _same_bytes(x: Tensor, y: Tensor) -> bool:

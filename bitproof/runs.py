@@ -142,7 +142,7 @@ def run(
         "device": found[0].device if found else options.device,
         "backend": found[0].backend if found else "unknown",
     }
-    results = complete([changed], found, NO_RESULT, **where)
+    results = complete([changed], found, NO_RESULT)
     files, named = _files_of(case, options.names, folder)
     report = Report(
         run_id=folder.name,

@@ -502,6 +502,21 @@ def sleep_on_stream(cycles: int) -> None:
     torch.cuda._sleep(cycles)
 
 
+def nnpack_enabled() -> bool:
+    """Whether NNPACK may compute convolutions on the CPU."""
+    return torch._C._get_nnpack_enabled()
+
+
+def set_nnpack_enabled(value: bool) -> None:
+    """Let NNPACK compute convolutions on the CPU, or not."""
+    torch._C._set_nnpack_enabled(value)
+
+
+def set_mkldnn_enabled(value: bool) -> None:
+    """Let oneDNN compute on the CPU, or not."""
+    torch._C._set_mkldnn_enabled(value)
+
+
 # Placements.
 
 

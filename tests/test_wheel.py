@@ -108,7 +108,7 @@ def write_loop(folder):
 
 def test_the_wheel_holds_every_module_and_data_file(wheel):
     def tracked(name: str) -> bool:
-        return name.endswith((".py", ".jinja", ".json", "py.typed")) and "__pycache__" not in name
+        return name.endswith((".py", ".jinja", ".json", ".txt", "py.typed")) and "__pycache__" not in name
 
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}

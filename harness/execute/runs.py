@@ -232,7 +232,7 @@ class Finisher:
         began = time.monotonic()
         self._program = self._made(run, seats, send)
         program = struck(self._program, parse_fault(run.inject) if run.inject else None, run.case)
-        program.races  # noqa: B018 (found once, before ranks are forked, and not by each of them)
+        _find_races(program)
         send(Place(""))
         return run_ranks(run, seats, send, hangup, program, time.monotonic() - began)
 
@@ -348,3 +348,11 @@ def run_ranks(
     send(Event(event="start"))
     end = Ranks(job, seats, request.log_of, send).run(hangup)
     return replace(end, prepare_seconds=prepare_seconds)
+
+
+def _find_races(program: object) -> None:
+    """Have a graph's races found here, once, before ranks are forked, and not by each of them."""
+    from bitproof.harness.systems.graph import GraphProgram
+
+    if isinstance(program, GraphProgram):
+        program.races  # noqa: B018 (it is kept from now on)

@@ -84,6 +84,8 @@ def read_switches() -> dict[str, Switch]:
     """All switches as they stand that a system may change to other bits, or to bits that vary."""
     import torch
 
+    from bitproof.harness import torch_compat
+
     cuda, onednn = torch.backends.cuda, torch.backends.mkldnn
     smallest = float("1e-310")  # zero on a thread that flushes denormals
     return read_determinism() | {
@@ -99,7 +101,7 @@ def read_switches() -> dict[str, Switch]:
         "mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
         "math_sdp": cuda.math_sdp_enabled(),
         "math_sdp_in_half": cuda.fp16_bf16_reduction_math_sdp_allowed(),
-        "nnpack_enabled": torch._C._get_nnpack_enabled(),
+        "nnpack_enabled": torch_compat.nnpack_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "mkldnn_enabled": bool(torch.backends.mkldnn.enabled),
         "cudnn_enabled": torch.backends.cudnn.enabled,
@@ -116,6 +118,8 @@ def read_switches() -> dict[str, Switch]:
 def _setters() -> dict[str, Callable[[Any], object]]:
     """What sets each switch of `read_switches` that a process can be given back."""
     import torch
+
+    from bitproof.harness import torch_compat
 
     cuda, cudnn, onednn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
 
@@ -142,7 +146,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
             f"cuda_matmul_{name}": attribute(cuda.matmul, name)
             for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
         },
-        "mkldnn_enabled": torch._C._set_mkldnn_enabled,
+        "mkldnn_enabled": torch_compat.set_mkldnn_enabled,
         "mkldnn_deterministic": attribute(onednn, "deterministic"),
         "default_dtype": lambda value: torch.set_default_dtype(getattr(torch, value)),
         "default_device": torch.set_default_device,
@@ -153,7 +157,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
         "mem_efficient_sdp": cuda.enable_mem_efficient_sdp,
         "math_sdp": cuda.enable_math_sdp,
         "math_sdp_in_half": cuda.allow_fp16_bf16_reduction_math_sdp,
-        "nnpack_enabled": torch._C._set_nnpack_enabled,
+        "nnpack_enabled": torch_compat.set_nnpack_enabled,
     }
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.prove import operators as known
 from bitproof.harness.prove.windows import row_major
-from bitproof.harness.torch_compat import OpOverload, storage_key
+from bitproof.harness.torch_compat import OpOverload, schema_of, storage_key
 
 ROWS, INNER, ANY = LAYOUTS = ("rows", "inner-rows", "any-layout")
 """Layouts of all tensors that an operator reads: row-major; with a last dim whose elements follow one another; any."""
@@ -101,7 +101,7 @@ def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
     on fake values."""
     if not isinstance(target, OpOverload):
         return None
-    says = {x.name for x in target._schema.arguments if x.alias_info is not None}
+    says = {x.name for x in schema_of(target).arguments if x.alias_info is not None}
     memory = {name: {storage_key(x) for x in _tensors(value)} for name, value in given.items()}
     told = set().union(*(memory.get(name, set()) for name in says))
     hidden = set().union(*memory.values()) - told

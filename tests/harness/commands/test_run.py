@@ -39,6 +39,7 @@ def equal(case: Case) -> CaseResult:
         device="cpu",
         backend="gloo",
         compared=dict.fromkeys(COMPARED, case.steps * world_size),
+        control={"reference": Verdict.EQUAL, "candidate": Verdict.EQUAL},
         losses={"reference": losses, "candidate": losses},
     )
 

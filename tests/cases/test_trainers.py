@@ -46,14 +46,17 @@ def test_each_gets_its_expected_verdict(results):
 
 
 @pytest.mark.ranks
-def test_the_call_that_fsdp2_makes_in_another_dtype_is_blamed_with_module_and_line(results):
+def test_the_call_that_fsdp2_makes_in_another_dtype_is_blamed_with_its_line_and_the_others_are_told(results):
     first = results["loop_bf16_reduce"].first_divergence
-    assert (first.kind, first.call.operator, first.call.direction, first.call.module) == (
+    assert (first.kind, first.name, first.call.operator, first.call.direction) == (
         "grad",
+        "embedding.weight",
         "chunk_cat",
         "backward",
-        "blocks.1",
     )
+    assert first.call.module is None, "FSDP2 reduces the root's gradients after backward, in no module"
+    [others] = [remark for remark in results["loop_bf16_reduce"].remarks if remark.startswith("apart from the call")]
+    assert "chunk_cat of blocks.1 (backward)" in others and "chunk_cat of blocks.0 (backward)" in others
     assert first.call.how == "gives another output from the same inputs"
     assert first.call.ranks == "0, 1"
     file, line = re.fullmatch(r"(.+):(\d+)", first.call.source).groups()

@@ -116,7 +116,13 @@ def test_what_reports_are_made_with_is_loaded_before_the_first_verdict(launch_wi
     ("options", "remarks"),
     [
         (RunOptions(), ()),
-        (RunOptions(control="when_different"), ()),
+        (
+            RunOptions(control="when_different"),
+            (
+                "--control when-different: only systems that differ ran twice, so that two agree was not seen a second "
+                "time",
+            ),
+        ),
         (
             RunOptions(control="never"),
             ("--no-control: no system ran twice, so noise was not told from defects",),

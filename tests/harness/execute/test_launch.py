@@ -150,7 +150,7 @@ def test_a_run_folder_holds_every_ranks_log_and_every_recording(batch):
         f"rank{rank}{run}.log" for rank in range(3) for run in ("", ".control", ".replay1")
     }
     manifest = json.loads((recordings / other / "manifest.json").read_text())
-    assert manifest["case"] == json.loads(json.dumps(batch["one_bit_off"].case.to_dict()))
+    assert manifest["case"] == json.loads(json.dumps(batch["one_bit_off"].case.stated()))
     assert manifest["determinism"]["deterministic_algorithms"] is True
     assert manifest["determinism"]["num_threads"] == 1
     assert manifest["environment"]["OMP_NUM_THREADS"] == "1"

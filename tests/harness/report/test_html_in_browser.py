@@ -26,7 +26,7 @@ VERDICTS = {
     "raising": "ERROR",
     "near": "CLOSE",
 }
-FLEX = Case(name="flex", family="x", requires="cuda")
+FLEX = Case(name="flex", family="x", reference="eager", requires="cuda")
 SIZES = [(360, "light"), (360, "dark"), (1200, "light"), (1200, "dark")]
 
 # Texts whose contrast with what lies behind them is less than WCAG's 4.5 to 1.

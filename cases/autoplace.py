@@ -1,7 +1,7 @@
 """Placements that a linear program chose, under a bound on a rank's memory: the system autoplace against eager.
 
 Eager computes under the same placements, so both agree in every bit. Under each bound the
-program has to mix: FSDP alone does not keep it. docs/placement.md has the figures.
+program has to mix: FSDP alone does not keep it. docs/explanation/placement.md has the figures.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
 
 
 def made_to_see(base: Case, parallelism: Parallelism) -> Case:
-    """A case whose inputs show what those of `base` hide: `docs/faults.md` has the defects that are seen here alone.
+    """A case whose inputs show what those of `base` hide: docs/reference/faults.md lists the defects seen here alone.
 
     Rows have positions of their own and hold ends of documents; six data ranks are no power of two, and share an
     expert, or a set of experts, by threes, so that every sum has three summands or more; of twelve experts one gets no

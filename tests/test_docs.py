@@ -92,13 +92,32 @@ COMMANDS = [command.words for page in PAGES for block in blocks(page) for comman
 RUNNABLE = [page for page in PAGES if any(block.runs for block in blocks(page))]
 
 
-def test_every_link_leads_to_a_file():
-    missing = []
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if not link.startswith("https://") and not (page.parent / link).exists():
-                missing.append(f"{page.relative_to(ROOT)}: {link}")
-    assert missing == []
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub and the built site give a page's headings: lower case, hyphens, no punctuation."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    plain = (re.sub(r"\]\([^)]*\)", "]", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in plain}
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Links of a page's text that lead to no file of the repository, or to no heading of it."""
+    broken = []
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
+        if link.startswith("https://"):
+            continue
+        target = page.parent / link if link else page
+        if not target.exists() or (anchor and anchor not in anchors(text if target == page else target.read_text())):
+            broken.append(f"{link}#{anchor}" if anchor else link)
+    return broken
+
+
+def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading():
+    assert {page: found for page in PAGES if (found := broken_links(page, page.read_text()))} == {}
+
+
+def test_a_link_to_a_missing_file_or_heading_is_found():
+    text = "# A `b`, c\n[1](README.md) [2](nowhere.md) [3](#a-b-c) [4](#a-b) [5](README.md#nowhere) [6](https://x.org/y#z)\n"
+    assert broken_links(ROOT / "README.md", text) == ["nowhere.md", "#a-b", "README.md#nowhere"]
 
 
 def test_every_path_of_ours_that_is_named_is_there():
@@ -111,6 +130,20 @@ def test_every_path_of_ours_that_is_named_is_there():
         ):
             if not (ROOT / path).exists():
                 missing.append(f"{page.relative_to(ROOT)}: {path}")
+    assert missing == []
+
+
+def test_every_page_that_the_code_names_is_there():
+    """Docstrings and errors name pages by their path; https addresses of others' documentation are no such path."""
+    missing, named = [], 0
+    for folder in ("bitproof", "harness", "reference", "cases", "tests", ".ci"):
+        for file in (file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".jinja", "")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                for path in re.findall(r"(?<![\w./-])docs/[\w./-]*\.md", file.read_text(errors="replace")):
+                    named += 1
+                    if not (ROOT / path).exists():
+                        missing.append(f"{file.relative_to(ROOT)}: {path}")
+    assert named >= 10
     assert missing == []
 
 

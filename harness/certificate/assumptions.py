@@ -1,4 +1,4 @@
-"""What a proof takes for granted of the machine and the runs, in words. docs/proving.md argues each."""
+"""What a proof takes for granted of the machine and the runs, in words. docs/explanation/proving.md argues each."""
 
 from __future__ import annotations
 

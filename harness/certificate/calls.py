@@ -1,7 +1,7 @@
 """The term of each call of a graph, derived by the checker from the graph as data.
 
-What is said of each kind of call is what docs/proving.md says; a call of no kind here is opaque, with the layouts of
-all tensors that it reads. A call that cannot be derived has no term, and so has none that reads it.
+docs/explanation/proving.md describes each kind of call. A call of no kind here is opaque, with the layouts of all
+tensors that it reads. A call that cannot be derived has no term, and so has none that reads it.
 """
 
 from __future__ import annotations

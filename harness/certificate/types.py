@@ -1,8 +1,9 @@
 """The type of each kind of term, derived from the types of the terms that it is made of, and compared with them.
 
 A tensor's type is its dtype and its shape, in which None stands for a size that depends on data. Everything else that a
-term may be is one of three texts. What a graph's input, a constant, fresh memory or an opaque operator gives is told by
-the term itself: that is the graph's word (see docs/proving.md). Devices are no part of a type: values have none.
+term may be is one of three texts. The term itself states what a graph's input, a constant, fresh memory or an opaque
+operator gives: that is the graph's word (see docs/explanation/proving.md). Devices are no part of a type: values have
+none.
 """
 
 from __future__ import annotations

@@ -69,9 +69,8 @@ def prove(
         print("\n".join(_reasons(found)), end="")
     elif tried:
         listed = dict.fromkeys(text for result in tried for text in _assumed(result))
-        print(
-            "\n".join(["", "This assumes, besides what docs/proving.md says of tracing:", *(f"- {x}" for x in listed)])
-        )
+        head = "Assumptions, besides those on tracing in docs/explanation/proving.md:"
+        print("\n".join(["", head, *(f"- {x}" for x in listed)]))
     return status
 
 

@@ -6,5 +6,5 @@
                              ─► answers.py     outputs compared, differences led back to modules
                              ─► evaluate.py    terms computed on random inputs, against both graphs
 
-docs/proving.md says what is proved, under which assumptions, and what is not.
+docs/explanation/proving.md says what is proved, under which assumptions, and what is not.
 """

@@ -5,8 +5,8 @@ concatenation of element-by-element operators of windows of what is left. They g
 
 "Exact" is an operator that gives each element of its result from the elements at the same place alone, by one
 correctly rounded operation, so that neither layout nor neighbours count (see `operators.py` for which, and
-docs/proving.md for what that assumes of a machine). A NaN's sign and payload are not covered: operands may change
-places.
+docs/explanation/proving.md for what that assumes of a machine). A NaN's sign and payload are not covered: operands may
+change places.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a static proof said of a case before it ran. docs/proving.md says what that means."""
+"""What a static proof said of a case before it ran. docs/explanation/proving.md says what that means."""
 
 from __future__ import annotations
 

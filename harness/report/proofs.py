@@ -1,8 +1,8 @@
 """What reports say of proofs: a column beside the verdict, and the loudest line where a proved case differs.
 
-A proof holds under assumptions, which docs/proving.md lists. A case that is PROVED and found DIFFERENT shows that one
-of them is false on that machine, or that something beside the step took part; the line says which call shows it, and
-which assumption that is.
+A proof holds under assumptions, which docs/explanation/proving.md lists. A case that is PROVED and found DIFFERENT
+shows that one of them is false on that machine, or that something beside the step took part; the line says which call
+shows it, and which assumption that is.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _blamed(first: Divergence) -> str:
 
 
 def _false_assumption(call: BlamedCall | None) -> str:
-    """The assumption that a call to blame shows to be false, as docs/proving.md words them."""
+    """The assumption that a call to blame shows to be false, as docs/explanation/proving.md words them."""
     if call is None:
         return "both sides run what was traced (no call explains the difference)"
     if call.how is not None and "same inputs" not in call.how:

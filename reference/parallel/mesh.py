@@ -172,7 +172,7 @@ def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.Proce
     """A group in memory where there is some with room left, else one over torch's `group`.
 
     gloo's group is made either way. Its idle threads cost nothing to speak of, and on a machine that others keep busy
-    ranks without them take steps up to three times as long (docs/decisions/shared-memory.md).
+    ranks without them take steps up to three times as long (docs/explanation/decisions/shared-memory.md).
     """
     rings = _memory[0].next_area(partition, dist.get_rank(), _limits[0].total_seconds()) if _memory else None
     if rings is None:

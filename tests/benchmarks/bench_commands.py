@@ -7,7 +7,7 @@
 |------------|-------------------------------------------------------------|---------------------------------|
 | no-control | `run --no-control` of the three cases                       | 45 s                            |
 | control    | `run` of the three cases                                    | 2.1 times faster than before    |
-| bisect     | `bisect` of the example in docs/localizing.md               | twice as fast as before         |
+| bisect     | `bisect` of the example in docs/how-to/localizing.md               | twice as fast as before         |
 | shrink     | `shrink` of the example there                               | 60 s                            |
 | others     | `run -j 2 --control when-different` of 66 other cases, once | 7 min                           |
 

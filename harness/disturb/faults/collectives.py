@@ -17,7 +17,7 @@ SQUARE = Need(
     "as many ranks that share a set of experts as that share an expert",
 )
 NO_BUCKETS = Need(lambda case: not case.pipeline.bucket, "collectives of one parameter each")
-ORDERS = "NCCL #1497 and docs/gpus.md: the order of a sum over ranks is the transport's own"
+ORDERS = "NCCL #1497 and docs/explanation/gpus.md: the order of a sum over ranks is the transport's own"
 
 
 def _gather(g: Surgeon) -> Call:

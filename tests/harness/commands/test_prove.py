@@ -33,7 +33,7 @@ def test_a_proved_case_is_told_in_a_line_with_what_it_assumes(case_file, capsys)
     assert main(["prove", "--case", case_file("moe_seq")]) == 0
     first, *others = capsys.readouterr().out.splitlines()
     assert first.startswith("moe_seq: PROVED: 19 PROVED of 19 outputs; 19 of 19 computed and found so; ")
-    assert others[1] == "This assumes, besides what docs/proving.md says of tracing:"
+    assert others[1] == "Assumptions, besides those on tracing in docs/explanation/proving.md:"
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ class _Blame:
         missing = self._missing_for(picked) if picked is not None and picked.reads else None
         if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
             return missing
-        if picked is None or (picked.reads and _loses(logs, picked, record)):
+        if picked is None or (picked.reads and self._loses(picked, record)):
             for each in logs:
                 each.trusts_parts = False
             picked = self._pick(record)
@@ -185,8 +185,9 @@ class _Blame:
             (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
         }
         picked = self._first_of(computing or due or roots, roots)
-        is_elsewhere = picked.reads and logs[picked.site[0]].reads_parts(picked.site[1])  # of what was packed there
-        return self._first_of(packing, roots) if packing and is_elsewhere else picked
+        is_elsewhere = picked.reads and logs[picked.site[0]].reads_parts(picked.site[1])
+        packed = packing & self._before({picked.site}) if is_elsewhere else set()  # what it reads was packed there
+        return self._first_of(packed, roots) if packed else picked
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
         """The first site: what happened before the others, and of those that did not, the one on the lowest rank."""
@@ -195,11 +196,27 @@ class _Blame:
         partner, same = log.reference.partner(log.calls[index], log.turn(index))
         if same is None and (first := log.repeated_by(index)) is not None:
             partner, _ = log.reference.partner(log.calls[first], log.turn(first))
-        if same is None and log.is_extra(
-            index
-        ):  # a call too many of its operator, and the reference makes none of these
-            partner = None
+        if same is None and log.is_extra(index):  # a call too many of its operator: the reference has none for it
+            partner = log.stands_for(index)
         return _Picked((rank, index), partner, same, roots)
+
+    def _loses(self, picked: _Picked, differing: Differing) -> bool:
+        """Whether first went missing what a collective gives of inputs that all ranks have: a bucket was packed wrong.
+
+        Of other collectives a bucket may give the parts in other shapes.
+        """
+        (picked_rank, picked_index), logs = picked.site, self.logs
+        if logs[picked_rank].is_extra(picked_index):  # what a pass put there is wrong, and no bucket
+            return False
+        for rank, pairs in differing.items():
+            index = logs[rank].first_missing(wanted for wanted, _ in pairs)
+            if index is None or not logs[rank].reference.log[index].collective:
+                continue
+            sites = self.known.together((rank, index))
+            is_its_own = (picked_rank, picked.partner) in sites and logs[picked_rank].reads_right_values(picked_index)
+            if not is_its_own and all(logs[r].has(self.known.logs[r][i].inputs) for r, i in sites):
+                return True
+        return False
 
     def _exchanged(self, record: Differing) -> set[Site]:
         """Calls in the history of a tensor that holds another one's right value, which put right values elsewhere.
@@ -210,9 +227,12 @@ class _Blame:
 
     def _history(self, record: Differing) -> set[Site]:
         """Every call from which a path of values leads to what a record holds."""
-        starts = [(rank, self.logs[rank].giver(has)) for rank, pairs in record.items() for _, has in pairs]
-        pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
-        seen = set[Site]()
+        starts = [(rank, self.logs[rank].giver(*pair)) for rank, pairs in record.items() for pair in pairs]
+        return self._before({(rank, index) for rank, index in starts if index is not None})
+
+    def _before(self, sites: set[Site]) -> set[Site]:
+        """These calls, and every call from which a path of values leads to one of them."""
+        pending, seen = list(sites), set[Site]()
         while pending:
             if (site := pending.pop()) in seen:
                 continue
@@ -281,6 +301,8 @@ class _Blame:
             if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
                 return None  # it is right, and what is missing another tensor over its storage
             if not log.calls[made].view and log.reference.values.issuperset(log.calls[made].inputs):
+                if (packed := log.wrongly_packed(made)) is not None:
+                    made, index = packed, log.stands_for(packed)
                 how = log.how_it_reads(made)
                 return Culprit(how=how, call=log.calls[made], ranks=ranks, candidate=made, reference=index, at=at)
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, at=at)
@@ -315,7 +337,7 @@ class _Blame:
         """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
         logs = self.logs
         is_misplaced = any(has in logs[rank].reference.values for rank, pairs in differing.items() for _, has in pairs)
-        starts = [(rank, logs[rank].last_producer(has)) for rank, pairs in differing.items() for _, has in pairs]
+        starts = [(rank, logs[rank].last_producer(*pair)) for rank, pairs in differing.items() for pair in pairs]
         pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
         seen, roots, read = set(pending), set(), {}
         while pending:
@@ -356,23 +378,6 @@ class _Picked(NamedTuple):
     def reads(self) -> bool:
         """Whether it only reads other values than its partner."""
         return self.partner is not None and self.same is None
-
-
-def _loses(logs: Sequence[CandidateLog], picked: _Picked, differing: Differing) -> bool:
-    """Whether what first went missing is what a collective gives, though its input is there: a bucket was packed wrong.
-
-    Of other collectives a bucket may give the parts in other shapes.
-    """
-    if logs[picked.site[0]].is_extra(picked.site[1]):  # what a pass put there is wrong, and no bucket
-        return False
-    for rank, pairs in differing.items():
-        index = logs[rank].first_missing(wanted for wanted, _ in pairs)
-        if index is None or not logs[rank].reference.log[index].collective:
-            continue
-        is_its_own = (rank, index) == (picked.site[0], picked.partner) and logs[rank].reads_right_values(picked.site[1])
-        if not is_its_own:
-            return True
-    return False
 
 
 def _unlike_arguments(call: Call, partner: Call) -> str:

@@ -23,6 +23,7 @@ class CandidateLog:
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
         self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
+        self._num_givers = Counter[str]()
         self.trusts_parts = True
         self._bad: list[tuple[int, ...]] = []
         self._unpacked: list[set[int]] = []
@@ -36,11 +37,12 @@ class CandidateLog:
             self._unpacked.append(unpacked)
             if self._shows_what_is_wrong(index, found):
                 self._agrees[index] = False
-            elif self._keeps_what_it_reads(call) and all(self._agrees[i] for i in found):
-                self._agrees[index] = True
+            elif self._keeps_what_it_reads(call):
+                self._agrees[index] = all(self._agrees[i] or i in unpacked for i in found)
             self._bad.append(tuple(i for i in found if not self._agrees[i]))
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
+                self._num_givers[value] += 1
 
     def _givers(self, call: Call) -> tuple[int | None, ...]:
         """The call that gave each input: the one that left it in its memory, or the last that gave such a value.
@@ -74,12 +76,12 @@ class CandidateLog:
         call = self.calls[index]
         return sum((earlier.place, earlier.operator) == (call.place, call.operator) for earlier in self.calls[:index])
 
-    def last_producer(self, digest: str) -> int | None:
-        """The last call that gave this value, unless it agrees, and what it reads too.
+    def last_producer(self, wanted: str, digest: str) -> int | None:
+        """The call that gave a record its value, unless it agrees, and what it reads too.
 
         A sum without one of its summands is a right value as well: the sum so far.
         """
-        index = self._latest.get(digest)
+        index = self.giver(wanted, digest)
         return None if index is None or (self._agrees[index] and not self.bad_producers(index)) else index
 
     def new_constant(self, index: int, partner: int | None) -> int | None:
@@ -115,8 +117,16 @@ class CandidateLog:
         is_left = any(giver is None and value not in self.reference.values for value, giver in pairs)
         return "inherits" if is_left else "reads"
 
-    def giver(self, digest: str) -> int | None:
-        """The last call that gave a value."""
+    def giver(self, wanted: str, digest: str) -> int | None:
+        """The call that gave a record its value: the last that did so, or the one that is where `wanted` was given."""
+        known = self.reference.producer(wanted)
+        if known is not None and self._num_givers[digest] > 1:
+            due = self.reference.log[known]
+            own = {each.inputs for each in map(self.reference.log.__getitem__, self.reference.there(due))}
+            there = [i for i in _alike(self.calls, due) if digest in self.calls[i].outputs]
+            there = [i for i in there if self.calls[i].inputs not in own or self.calls[i].inputs == due.inputs]
+            if there:
+                return there[-1]
         return self._latest.get(digest)
 
     def givers(self, index: int) -> list[int]:
@@ -134,6 +144,10 @@ class CandidateLog:
     def reads_right_values(self, index: int) -> bool:
         """Whether the reference has all that a call reads somewhere."""
         return self.reference.values.issuperset(self.calls[index].inputs)
+
+    def has(self, values: Iterable[str]) -> bool:
+        """Whether all of these values are somewhere here."""
+        return self._values.issuperset(values)
 
     def reads_parts(self, index: int) -> bool:
         """Whether a call reads right parts of a bucket."""
@@ -155,7 +169,7 @@ class CandidateLog:
         is_own = self.calls[index].view and self.reference.values.isdisjoint(self.calls[index].inputs)
         pending = [i for i in given if not self._agrees[i]] if is_own and self.bucket_of(index) is None else []
         for i in pending:
-            if not self.packs(i):
+            if not self.packs(i) or self.is_wrong(i):
                 return True
             pending += self._bad[i] if self.calls[i].view else ()
         return False
@@ -178,8 +192,39 @@ class CandidateLog:
         return None if self.reference.values.issuperset(self.calls[launch].inputs) else launch
 
     def only_packs(self, index: int) -> bool:
-        """Whether a call puts right values together and computes nothing, as far as it is known by its operator."""
-        return name_of(self.calls[index]) in PACKING and all(map(self.only_packs, self.bad_producers(index)))
+        """Whether a call puts right values together and computes nothing, as far as it is known by its operator.
+
+        One that the reference makes of the same values and that gives another is wrong in itself; so is one that reads
+        another value than the call of the reference that it stands for.
+        """
+        packs = name_of(self.calls[index]) in PACKING and not self.is_wrong(index)
+        return packs and all(map(self.only_packs, self.bad_producers(index)))
+
+    def is_wrong(self, index: int) -> bool:
+        """Whether a call is wrong in itself, whatever it packs: in what it gives, or in what it reads."""
+        return self.is_proven(index) or self.stands_for(index) is not None
+
+    def stands_for(self, index: int) -> int | None:
+        """The call of the reference that this log makes nowhere, and that a call reads most, but not all, inputs of."""
+        call = self.calls[index]
+        for other in self.reference.there(call):
+            known = self.reference.log[other]
+            num_other = (Counter(call.inputs) - Counter(known.inputs)).total()
+            is_alike = len(call.inputs) == len(known.inputs) and 0 < num_other <= len(call.inputs) / 2
+            if is_alike and self._values.isdisjoint(known.outputs):
+                return other
+        return None
+
+    def wrongly_packed(self, index: int) -> int | None:
+        """The first call that reads another value than it should and that packed what a call reads a part of."""
+        pending, found = list(self._bad[index]), list[int]()
+        while pending:
+            number = pending.pop()
+            if self.stands_for(number) is not None:
+                found.append(number)
+            elif self.packs(number):
+                pending += self._bad[number]
+        return min(found, default=None)
 
     def is_packing(self, index: int) -> bool:
         """Whether a call only packs right values, or is the collective of such."""

@@ -57,6 +57,10 @@ class ReferenceLog:
         indices = self._indices.get(call.operator, ())
         return [i for i in indices if self.log[i].inputs == call.inputs and _fits(self.log[i].place, call.place)]
 
+    def there(self, call: Call) -> list[int]:
+        """The calls of the same operator at the same place, by index."""
+        return [i for i in self._indices.get(call.operator, ()) if self.log[i].place == call.place]
+
     def makes(self, call: Call) -> bool:
         """Whether the reference makes this very call there, of the same inputs and numbers."""
         indices = self._indices.get(call.operator, ())

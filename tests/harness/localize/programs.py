@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from bitproof.harness.localize.blame import find_culprit
@@ -557,16 +558,34 @@ class Noise:
 
 @dataclass
 class Scene:
-    """One program, both logs, and what is wrong: `planted` are the wrong call's sites, and `right` the run without."""
+    """One program, both logs, and what is wrong: `planted` are the wrong call's sites; `without` runs it without."""
 
     seed: int
     reference: Trace
     candidate: Trace
-    right: Trace
+    without: Machine
     planted: tuple[Site, ...]
     first: tuple[str, int]
     differing: dict[int, list[tuple[str, str]]]
     way: str
+
+    @cached_property
+    def right(self) -> Trace:
+        """What the candidate does without the wrong call; made only where it is asked for, as it takes its time."""
+        trace = self.without.run()
+        assert trace.shown == self.reference.shown, f"seed {self.seed}: the candidate's noise changes values"
+        return trace
+
+    def may_lead(self, site: Site) -> bool:
+        """Whether a path of values leads from a call to the first record.
+
+        Of two calls that give one value a log without origins does not tell which one is read.
+        """
+        upstream, (rank, index) = self.candidate.upstream(self.first), site
+        calls = self.candidate.calls[rank]
+        if site in upstream or calls[index].producers or not calls[index].inputs:
+            return site in upstream
+        return any(r == rank and calls[i].outputs == calls[index].outputs for r, i in upstream)
 
     def is_determined(self) -> bool:
         """Whether values tell: the reference has what the call reads, and what it should give, but not what it gives.
@@ -616,8 +635,7 @@ def generate(seed: int) -> Scene | None:
     planted = wrong_of(rng, candidate)
     origins = rng.random() < 0.8
     reference = Machine(program, origins=origins).run()
-    right = Machine(candidate, origins=origins).run()
-    assert right.shown == reference.shown, f"seed {seed}: the candidate's noise changes values"
+    without = Machine(candidate, origins=origins)
     wrong = Machine(candidate, planted, origins=origins).run()
     keys = [key for key in reference.shown if reference.shown[key] != wrong.shown[key]]
     if not keys:
@@ -627,7 +645,7 @@ def generate(seed: int) -> Scene | None:
         differing.setdefault(key[1], []).append((reference.shown[key], wrong.shown[key]))
     sites = tuple(wrong.sites[planted.op, rank] for rank in planted.ranks)
     way = "computes" if planted.reads is None else "reads"
-    return Scene(seed, reference, wrong, right, sites, keys[0], differing, way)
+    return Scene(seed, reference, wrong, without, sites, keys[0], differing, way)
 
 
 def answer(scene: Scene) -> tuple[Culprit | None, str]:
@@ -638,7 +656,7 @@ def answer(scene: Scene) -> tuple[Culprit | None, str]:
         return None, "finds nothing"
     if culprit.candidate is not None:
         site = culprit.rank, culprit.candidate
-        if site not in scene.candidate.upstream(scene.first):
+        if not scene.may_lead(site):
             return culprit, "blames what is not upstream"
         if site in scene.planted:
             return culprit, ""

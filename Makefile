@@ -56,8 +56,11 @@ fuzz: $(VENV)/ready         ## programs with one wrong call for blame, rewrites 
 	$(BIN)/python tests/benchmarks/forge_certificates.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
 
+# A scan that was cut off goes on with the same file: make operators OPERATORS='--json reports/operators.json'.
+OPERATORS :=
+
 operators: $(VENV)/ready    ## every operator that a proof admits does what its schema and its fake say; takes half an hour
-	$(BIN)/python tests/benchmarks/scan_operators.py
+	$(BIN)/python tests/benchmarks/scan_operators.py $(OPERATORS)
 
 # The whole soak takes hours on two cores; SOAK says less: make soak SOAK='--runs 20 --session 40 --controls 1'.
 SOAK :=

@@ -140,7 +140,6 @@ LONG: set[str] = {
     "harness/execute/torchrun.py",
     "harness/localize/blame.py",
     "harness/localize/call_log.py",
-    "harness/prove/export.py",
     "harness/systems/graph.py",
     "harness/torch_compat.py",
 }

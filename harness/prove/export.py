@@ -7,13 +7,11 @@ memory exactly where real ones do, so aliases are told from them and not from op
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import sympy
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -31,6 +29,7 @@ from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.prove import admitted
 from bitproof.harness.prove import operators as known
 from bitproof.harness.prove.executed import runs_otherwise
+from bitproof.harness.prove.expressions import size_of
 from bitproof.harness.prove.layouts import shows
 from bitproof.harness.torch_compat import (
     FakeTensor,
@@ -228,7 +227,10 @@ class _Exporter:
             return size
         if not isinstance(size, torch.SymInt):
             raise _refused(node, f"a number that is a {type(size).__name__}")
-        return size_of(node, symbols.expression(size))
+        try:
+            return size_of(symbols.expression(size))
+        except ValueError as error:
+            raise _refused(node, str(error)) from None
 
     def _arguments(self, node: Node) -> Iterable[tuple[str, Any]]:
         schema = schema_of(node.target)
@@ -291,35 +293,6 @@ class _Exporter:
                 return ("none",)
             case _:
                 return self._size(node, x)
-
-
-def size_of(node: Node, expression: Any) -> data.Size:
-    """A size as a sum of products of symbols, in an order that equal sizes share. Raises RefusedError."""
-    try:
-        return _size_of(expression)
-    except ValueError as error:
-        raise _refused(node, str(error)) from None
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _size_of(expression: Any) -> data.Size:
-    """Whole steps ask this of few expressions, and torch makes each anew: sums are taken apart once."""
-    expanded = sympy.expand(expression)
-    if expanded.is_Integer:
-        return int(expanded)
-    products = []
-    for product in sympy.Add.make_args(expanded):
-        coefficient, names = 1, []
-        for factor in sympy.Mul.make_args(product):
-            base, exponent = factor.as_base_exp()
-            if factor.is_Integer:
-                coefficient *= int(factor)
-            elif base.is_Symbol and exponent.is_Integer and exponent > 0:
-                names += [str(base)] * int(exponent)
-            else:
-                raise ValueError(f"a size that is no sum of products: {expression}")
-        products.append((coefficient, *sorted(names)))
-    return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
 
 
 def refuse(call: Call, what: str) -> RefusedError:

@@ -4,15 +4,17 @@ Every overload of aten and prims for which arguments can be made, each in a proc
 layouts, dtypes and forms, on real values and on fake ones (`tests/harness/prove/scan.py`). Printed is a row for each
 that misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did
 not run at all. `--write` writes that list anew, or its rows of the NAMEs (`aten.add.Tensor`) that are scanned
-alone.
+alone. With `--json FILE` a scan that was cut off goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
+import resource
 import select
 import signal
 import sys
@@ -35,7 +37,9 @@ from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorde
 
 AT_MOST = 40
 LEAST = 3
-SECONDS = 60
+CPU_SECONDS = 120
+SECONDS = 1200
+"""Time limits of one operator: of its process on a core, and, for one that waits, by the clock of a busy machine."""
 
 
 def main() -> int:
@@ -45,37 +49,37 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the list of admitted operators anew")
     parser.add_argument("--calls", type=int, default=AT_MOST, help="calls of each operator that are to run")
     parser.add_argument("--samples", type=int, default=16, help="of torch's samples of each operator")
-    parser.add_argument("--json", type=Path, help="write what was seen of each operator here")
+    parser.add_argument("--json", type=Path, help="keep what was seen of each operator here, and go on from it")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)  # fake values that fail are counted
     set_determinism(given.seed, fill_uninitialized=False)
     start = time.monotonic()
     ops = [op for op in operators() if not given.names or str(op) in given.names]
+    notes = Notes(given.json, f"torch {torch.__version__}, {given.calls} calls, {given.samples} samples, {given.seed}")
+    found = notes.read()
     known = recorded(given.samples)
     stems = by_stem(known, operators())
     print(f"{len(known)} operators have calls that torch's samples make; {time.monotonic() - start:.0f} s", flush=True)
-    found = _scan_apart(
-        {
-            str(op): lambda op=op: scan(
-                op, calls_of(op, known, stems), at_most=given.calls, chance=random.Random(f"{given.seed} {op}")
-            )
-            for op in ops
-        },
-        given.jobs,
-        given.json,
-    )
-    if given.json:
-        _keep(found, given.json)
+    work = {
+        str(op): lambda op=op: scan(
+            op, calls_of(op, known, stems), at_most=given.calls, chance=random.Random(f"{given.seed} {op}")
+        )
+        for op in ops
+    }
+    scan_apart({name: each for name, each in work.items() if name not in found}, given.jobs, found, notes)
+    found = {name: found[name] for name in work}
     honest = {name: layout for name, seen in found.items() if (layout := seen.honest_in(LEAST))}
     if given.write:
         kept = {name: layout for name, layout in admitted.names().items() if name not in found}
         admitted.write(honest | (kept if given.names else {}))
-    return _tell(found, honest, time.monotonic() - start, partial=bool(given.names))
+    return tell(found, honest, time.monotonic() - start, partial=bool(given.names))
 
 
-def _tell(found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, partial: bool) -> int:
+def tell(found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, partial: bool) -> int:
+    """Print what was seen. Returns 1 where an operator that a proof admits did otherwise, or did not run; else 0."""
     allowed = admitted.names()
     print(f"\n| operator | what it does | in | such a call |\n{'|---' * 4}|")
     for name, seen in found.items():
@@ -132,17 +136,40 @@ class _Child:
         os.close(self.pipe)
         _, status = os.waitpid(self.pid, 0)
         if status or not self.data:
+            print(f"{self.name} ended its process, status {status}", file=sys.stderr, flush=True)
             return Scanned(crashed=True)
         return Scanned(**json.loads(self.data))
 
 
-def _keep(found: Mapping[str, Scanned], out: Path) -> None:
-    out.write_text(json.dumps({name: asdict(seen) for name, seen in found.items()}, indent=1))
+@dataclass
+class Notes:
+    """A file of what was seen so far by a scan with these settings; one of other settings is begun anew."""
+
+    file: Path | None
+    settings: str
+
+    def read(self) -> dict[str, Scanned]:
+        """What an earlier scan that was cut off saw."""
+        if self.file is None or not self.file.exists():
+            return {}
+        kept = json.loads(self.file.read_text())
+        if kept["settings"] != self.settings:
+            return {}
+        print(f"{len(kept['found'])} operators were scanned before ({self.file})")
+        return {name: Scanned(**seen) for name, seen in kept["found"].items()}
+
+    def write(self, found: Mapping[str, Scanned]) -> None:
+        """Keep what was seen; the file is there whole or as it was."""
+        if self.file is not None:
+            kept = {"settings": self.settings, "found": {name: asdict(seen) for name, seen in found.items()}}
+            part = self.file.with_suffix(".part")
+            part.write_text(json.dumps(kept, indent=1))
+            part.replace(self.file)
 
 
-def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int, out: Path | None) -> dict[str, Scanned]:
-    """What each piece of work returns, in a process of its own: an operator may end it, or hang."""
-    waiting, running, found = list(work), list[_Child](), dict[str, Scanned]()
+def scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int, found: dict[str, Scanned], notes: Notes) -> None:
+    """Put what each piece of work returns into `found`. Each has its own process: an operator may end it, or hang."""
+    waiting, running, num_before = list(work), list[_Child](), len(found)
     while waiting or running:
         while waiting and len(running) < jobs:
             running.append(_start(waiting[0], work[waiting.pop(0)]))
@@ -151,11 +178,10 @@ def _scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int, out: Path 
             if (child.pipe in said and not child.read()) or time.monotonic() > child.deadline:
                 running.remove(child)
                 found[child.name] = child.end()
-                if len(found) % 100 == 0:
-                    print(f"  {len(found)} of {len(work)}", file=sys.stderr, flush=True)
-                    if out is not None:
-                        _keep(found, out)
-    return {name: found[name] for name in work}
+                if (len(found) - num_before) % 50 == 0:
+                    print(f"  {len(found)} of {len(work) + num_before}", file=sys.stderr, flush=True)
+                    notes.write(found)
+    notes.write(found)
 
 
 def _start(name: str, work: Callable[[], Scanned]) -> _Child:
@@ -164,6 +190,8 @@ def _start(name: str, work: Callable[[], Scanned]) -> _Child:
     if pid == 0:
         try:
             os.close(read)
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             data = json.dumps(asdict(work())).encode()
             with os.fdopen(write, "wb") as out:

@@ -3,8 +3,8 @@ import operator
 import time
 
 import pytest
-import sympy
 import torch
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bitproof.harness.certificate.check import check
@@ -13,7 +13,7 @@ from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.prove import operators as known
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.certify import certificate_of
-from bitproof.harness.prove.export import RefusedError, export_graph, size_of
+from bitproof.harness.prove.export import RefusedError, export_graph
 from tests.harness.prove.graphs import aten, c10d, names_of, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)
@@ -187,11 +187,12 @@ def test_a_write_to_a_constant_is_an_output_that_is_refused():
     assert check(certificate_of("a constant written", found)) == {"PROVED": 1, "REFUSED": 1}
 
 
-def test_sizes_are_sums_of_products_and_nothing_else():
-    a, b = sympy.symbols("u0 u1", integer=True)
-    [node] = torch.fx.symbolic_trace(lambda x: x).graph.find_nodes(op="placeholder")
-    assert size_of(node, sympy.Integer(7)) == 7
-    assert size_of(node, 2 * b * a + b + 3) == ("size", (3,), (2, "u0", "u1"), (1, "u1"))
-    assert size_of(node, (a + b) * 2) == size_of(node, 2 * b + 2 * a)
-    with pytest.raises(RefusedError, match="no sum of products"):
-        size_of(node, sympy.Max(1, a))
+def test_a_size_that_is_no_sum_of_products_is_refused_naming_the_node():
+    graph = torch.fx.Graph()
+    counts = graph.placeholder("counts")
+    number = graph.call_function(aten._local_scalar_dense.default, (counts,))
+    larger = graph.call_function(torch.sym_max, (number, 1))
+    graph.output((graph.call_function(aten.arange.default, (larger,)),))
+    counted = torch.tensor(3)
+    with pytest.raises(RefusedError, match=r"a size that is no sum of products: Max\(1, u0\) \(`arange_default`\)"):
+        export_graph(GraphModule(torch.nn.Module(), graph), ["input 0"], (counted,), ["out"], GroupTable())

@@ -15,7 +15,7 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_gathered
 
-.PHONY: run test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
+.PHONY: run docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -34,6 +34,9 @@ check: $(VENV)/ready-dev    ## format, lint, types and tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+docs: $(VENV)/ready-docs    ## the documents as a site in build/site; a warning is an error, a minute of CPU the budget
+	ulimit -t 60; NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build
 
 bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_passes.py
@@ -138,6 +141,10 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-dev: $(VENV)/ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/ready-docs: $(VENV)/ready
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	touch $@
 
 clean:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from bitproof.harness.cli import main
+from tests.workflow import Runner
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "reports" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,10 +45,16 @@ class Command(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of shown commands. `mark` is the comment before it: `exits with N`, `needs: ...` or `takes: ...`."""
+    """A block of a page. `mark` is the comment before: `exits with N`, `needs: ...`, `takes: ...` or `file: NAME`."""
 
     commands: list[Command]
     mark: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that the page has its reader save, if the block is one."""
+        return self.mark.removeprefix("file: ") if self.mark.startswith("file: ") else None
 
     @property
     def status(self) -> int:
@@ -70,7 +78,7 @@ def blocks(page: Path) -> list[Block]:
                 commands.append(Command(shlex.split(typed[1] or typed[2]), []))
             elif commands and line.strip() not in ("", "..."):
                 commands[-1].prints.append(line)
-        found.append(Block(commands, match["mark"] or ""))
+        found.append(Block(commands, match["mark"] or "", match["text"]))
     return found
 
 
@@ -180,7 +188,7 @@ def test_every_summary_of_a_command_names_one():
 def test_every_mark_is_one_that_is_known():
     for page in PAGES:
         for mark in (block.mark for block in blocks(page) if block.mark):
-            assert re.fullmatch(r"exits with [1-3]|needs: .+|takes: .+", mark), (page, mark)
+            assert re.fullmatch(r"exits with [1-3]|needs: .+|takes: .+|file: [a-z_]+\.(py|json)", mark), (page, mark)
 
 
 def test_only_bitproof_is_imported_in_what_is_shown_of_python():
@@ -207,8 +215,10 @@ def test_a_shown_line_is_missing_where_it_differs_in_more_than_time_and_place():
 def test_the_commands_of_a_page_run_one_after_the_other(page, tmp_path):
     (tmp_path / "cases").symlink_to(ROOT / "cases")  # the examples are named as from a checkout
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for block in filter(lambda block: block.runs, blocks(page)):
-        for index, command in enumerate(block.commands):
+    for block in blocks(page):
+        if block.file:
+            (tmp_path / block.file).write_text(block.text)
+        for index, command in enumerate(block.commands if block.runs else ()):
             done = subprocess.run(
                 command.words,
                 cwd=tmp_path,
@@ -221,3 +231,13 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, tmp_path):
             said = shlex.join(command.words) + "\n" + done.stdout + done.stderr
             assert done.returncode == expected, said
             assert not_printed(command.prints, done.stdout + done.stderr) == [], said
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_the_workflow_that_the_readme_shows_runs_and_fills_the_summary(tmp_path):
+    [shown] = [match for match in BLOCK.finditer((ROOT / "README.md").read_text()) if match["language"] == "yaml"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    runner = Runner({"env": {}} | yaml.safe_load(shown["text"]), tmp_path, {"PATH": path}, skipped=("Install",))
+    assert runner.run() == 0, runner.output
+    assert "Verdicts: 3 EQUAL." in (tmp_path / "summary.md").read_text()

@@ -66,6 +66,7 @@ FLOORS = (
     {"bitproof.harness.torch_inductor", "bitproof.harness.ulps", "bitproof.reference"},
     {"bitproof.harness.records"},
     {"bitproof.harness.options"},
+    {"bitproof.harness.processes"},
     {"bitproof.harness.machine"},
     {"bitproof.harness.capture", "bitproof.harness.evidence", "bitproof.harness.graph"},
     {"bitproof.harness.disturb", "bitproof.harness.placement"},
@@ -73,7 +74,7 @@ FLOORS = (
     {"bitproof.harness.precompile"},
     {"bitproof.harness.history", "bitproof.harness.localize", "bitproof.harness.prove"},
     {"bitproof.harness.sensitivity"},
-    {"bitproof.harness.execute"},
+    {"bitproof.harness.execute", "bitproof.harness.gpu_checks"},
     {"bitproof.builtin_cases"},
     {"bitproof.harness.commands"},
     {"bitproof.harness.cli"},
@@ -239,7 +240,8 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_its
     allowed = {
         "bitproof.harness.execute.models",
         "bitproof.harness.execute.worker",
-        "bitproof.harness.execute.gpu_checks",
+        "bitproof.harness.gpu_checks.checks",
+        "bitproof.harness.gpu_checks.run",
         "bitproof.harness.systems.autoplace",
         "bitproof.harness.systems.graph",
     }
@@ -278,6 +280,37 @@ def test_nothing_of_ours_imports_the_face_that_others_see():
 def test_every_linked_folder_is_the_top_level_one():
     for folder, name in LINKED.items():
         assert (ROOT / "bitproof" / name).resolve() == (ROOT / folder).resolve()
+
+
+# Who forks, starts or watches processes outside of `harness/processes`, and why.
+MEANS_OF_PROCESSES = {"multiprocessing", "select", "selectors", "subprocess"}
+CALLS_FOR_PROCESSES = {"fork", "forkpty", "killpg", "pidfd_open", "pipe", "popen", "posix_spawn", "system", "waitid"}
+CALLS_FOR_PROCESSES |= {"execv", "execve", "execvp", "spawnv", "spawnve", "spawnvp", "wait", "waitpid"}
+ELSEWHERE = {
+    "bitproof.harness.execute.links": "it watches connections to other machines, and no process",
+    "bitproof.harness.localize.standalone.main": "it is the text of a file that runs without bitproof",
+    "bitproof.harness.shared_memory": "a rank that waits in memory sees whether another one lives",
+}
+
+
+def means_of_processes(name: str) -> set[str]:
+    """What a module uses that starts or watches a process."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & MEANS_OF_PROCESSES
+        elif isinstance(node, ast.ImportFrom) and node.module in {"os", *MEANS_OF_PROCESSES}:
+            names = {alias.name for alias in node.names}
+            found |= {node.module} if node.module != "os" else names & CALLS_FOR_PROCESSES
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            found |= {node.attr} & CALLS_FOR_PROCESSES
+    return found
+
+
+def test_one_room_alone_forks_starts_and_watches_processes():
+    found = {name for name in MODULES if means_of_processes(name) and not within(name, "bitproof.harness.processes")}
+    assert found == ELSEWHERE.keys()
+    assert means_of_processes("bitproof.harness.processes.forked") == {"fork", "pipe", "waitpid"}
 
 
 @pytest.mark.ranks

@@ -61,7 +61,7 @@ ELSEWHERE = {
         "tests/harness/execute/test_transport.py",
         "ranks follow where torchrun made them",
     ),
-    "harness/execute/accounts.py": ("tests/harness/execute/test_wire.py", "what ranks tell travels as it was told"),
+    "harness/execute/accounts.py": ("tests/harness/processes/test_wire.py", "what ranks tell travels as it was told"),
     "harness/execute/folders.py": (LAUNCH, "what lies where is seen from a run"),
     "harness/execute/host_process.py": (LAUNCH, "both ends of a host's life are seen from a run"),
     "harness/execute/session.py": (LAUNCH, "what a session leaves behind is seen from a run"),
@@ -129,13 +129,16 @@ ELSEWHERE = {
     "harness/disturb/faults/ranks.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/disturb/faults/tensor.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/execute/fault_runs.py": (FAULT_RUNS, "faults are run as they are called"),
+    "harness/gpu_checks/found.py": ("tests/harness/gpu_checks/test_checks.py", "checks find it there"),
+    "harness/gpu_checks/run.py": ("tests/harness/gpu_checks/test_checks.py", "checks are run there, each in processes"),
+    "harness/processes/watch.py": ("tests/harness/processes/test_forked.py", "forked processes are watched there"),
+    "harness/processes/started.py": ("tests/harness/processes/test_apart.py", "modules of ours are started there"),
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
 }
 # Files of product code that are still too long.
 LONG: set[str] = {
     "harness/case/case.py",
-    "harness/execute/gpu_checks.py",
     "harness/execute/requests.py",
     "harness/execute/torchrun.py",
     "harness/localize/blame.py",

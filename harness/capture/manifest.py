@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +15,7 @@ from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.determinism import Readings
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.machine.gpus import agreed_facts, num_gpus
+from bitproof.harness.processes.command import CommandError, run_command
 from bitproof.harness.program.sources import own_digest
 from bitproof.harness.records import GraphIdentity, MachineFacts, Manifest, Switch, TorchCompile
 
@@ -98,9 +98,7 @@ def commit() -> str | None:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, env=environment
-        )
-    except (OSError, subprocess.SubprocessError):
+        answer = run_command(command, _GIT_SECONDS, environment=environment)
+    except CommandError:
         return None
-    return answer.stdout.strip()
+    return answer.out.strip() if answer.status == 0 else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from bitproof.harness import torch_versions
 from bitproof.harness.machine.compiler import compiler, compiler_problem
 from bitproof.harness.options import RunOptions
+from bitproof.harness.processes.command import CommandError, run_command
 from bitproof.harness.records import CaseResult, Verdict
 
 MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
@@ -232,12 +232,12 @@ def probe_torch() -> Torch | str:
     """What torch says of itself, or, as a text, why it cannot be asked."""
     command = [sys.executable, "-c", PROBE]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
-        if done.returncode == 0:
-            return Torch(**json.loads(done.stdout.splitlines()[-1]))
-        lines = done.stderr.strip().splitlines()
-        return lines[-1] if lines else f"importing it ended with exit status {done.returncode}"
-    except (subprocess.TimeoutExpired, OSError, ValueError, IndexError) as error:
+        done = run_command(command, PROBE_SECONDS)
+        if done.status == 0:
+            return Torch(**json.loads(done.out.splitlines()[-1]))
+        lines = done.err.strip().splitlines()
+        return lines[-1] if lines else f"importing it ended with exit status {done.status}"
+    except (CommandError, ValueError, IndexError) as error:
         return f"asking it failed: {error}"
 
 

@@ -1,6 +1,6 @@
 """`bitproof doctor --gpu`: what a machine's GPUs must do, tried one thing after the other, as a table of pass and fail.
 
-First what a step relies on, in `execute/gpu_checks.py`; then that a rank that is killed or hangs is named; then the
+First what a step relies on, in `gpu_checks/`; then that a rank that is killed or hangs is named; then the
 three main cases on all GPUs. What needs several GPUs and NCCL is not tried without them, and on a machine without GPUs
 nothing is: every such line says so, and NOT RUN is no pass.
 """
@@ -8,11 +8,7 @@ nothing is: every such line says so, and NOT RUN is no pass.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,20 +18,22 @@ from typing import Literal
 
 from bitproof.harness.case import Case
 from bitproof.harness.commands.doctor import MAIN_CASES, Torch, probe_torch
+from bitproof.harness.gpu_checks.found import Found
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.options import RunOptions
+from bitproof.harness.processes import wire
+from bitproof.harness.processes.started import Started
 from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 
 Outcome = Literal["pass", "FAIL", "NOT RUN"]
-_START = Path(__file__).parents[1] / "program" / "start.py"
 _CHECKS_SECONDS = 1800
 _CASE_SECONDS = 600.0
 _HANG_SECONDS = 60.0
 ALONE = ("digests", "attention", "grouped products", "offload", "digest bandwidth")
 TOGETHER = ("sums in rank order", "native sums", "all-to-all")
 NAMES = (*ALONE, *TOGETHER)
-"""What `harness.execute.gpu_checks` checks, on one device and on all ranks; importing it would load torch."""
+"""What `harness.gpu_checks.checks` has, on one device and on all ranks; importing it would load torch."""
 KILLED, HUNG = "a killed rank", "a hung rank"
 
 
@@ -93,33 +91,23 @@ def status_of(lines: list[Line]) -> int:
 
 
 def run_checks(device: str, ranks: int) -> Iterator[Line]:
-    """The checks of `execute/gpu_checks.py`, in a process that ends with them; those of one device for one rank.
+    """The checks of `gpu_checks/`, in a process that ends with them; those of one device for one rank.
 
     One that was not told has failed.
     """
-    reader, writer = os.pipe()
-    command = [sys.executable, "-P", str(_START), "bitproof.harness.execute.gpu_checks", "--answers", str(writer)]
-    command += ["--device", device, "--ranks", str(ranks)]
-    environment = os.environ | ENVIRONMENT
     left = dict.fromkeys(NAMES if ranks > 1 else ALONE)
-    with (
-        tempfile.TemporaryFile() as log,
-        subprocess.Popen(
-            command, pass_fds=[writer], env=environment, stdout=log, stderr=log, start_new_session=True
-        ) as process,
-    ):
-        os.close(writer)
+    arguments = ["--device", device, "--ranks", str(ranks)]
+    with tempfile.TemporaryDirectory(prefix="bitproof-doctor-") as folder:
+        log = Path(folder, "gpu_checks.log")
+        process = Started("bitproof.harness.gpu_checks.run", arguments, log=log, environment=ENVIRONMENT)
         try:
-            with open(reader, encoding="utf-8") as answers:
-                for line in answers:
-                    found = json.loads(line)
-                    left.pop(found["name"], None)
-                    yield Line(name=found["name"], outcome="pass" if found["is_ok"] else "FAIL", found=found["found"])
-            process.wait(_CHECKS_SECONDS)
+            while (line := process.inlet.wait(_CHECKS_SECONDS)) is not None:
+                found: Found = wire.read(line, Found)
+                left.pop(found.name, None)
+                yield Line(name=found.name, outcome="pass" if found.is_ok else "FAIL", found=found.found)
         finally:
             process.kill()
-        log.seek(0)
-        last = (log.read().decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+        last = (log.read_text(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
     for name in left:
         yield Line(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")
 

@@ -1,8 +1,8 @@
 """Proofs ahead of a run: before any rank starts, a process of its own proves every case, and tells what came of it.
 
 The command line's process loads no torch, and the host never traces; so this one does, once for all cases. It is handed
-them all, and answers case by case (`execute/apart`). A proof that fails, or a process that dies, makes a case NOT TRIED
-and keeps nothing from running. A user's passes, and a hang in one of them, have a case's time as under a run.
+them all, and answers case by case (`processes/apart`). A proof that fails, or a process that dies, makes a case NOT
+TRIED and keeps nothing from running. A user's passes, and a hang in one of them, have a case's time as under a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitproof.harness.case import Case
-from bitproof.harness.execute.apart import Lost, answer_all, answers_apart
+from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
 from bitproof.harness.records import ProofOutcome, ProofVerdict
 
 MOST_NAMED = 200

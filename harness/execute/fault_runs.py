@@ -24,7 +24,6 @@ from bitproof.harness.compare.verdict import compare, demand_substance
 from bitproof.harness.disturb.faults import Entry, Site
 from bitproof.harness.errors import BitproofError, RankError, UsageError
 from bitproof.harness.execute.case_run import CaseRun
-from bitproof.harness.execute.process import cpu_of_descendants
 from bitproof.harness.execute.requests import RunAnswer
 from bitproof.harness.execute.session import Desk
 from bitproof.harness.localize.blame import find_culprit
@@ -35,6 +34,7 @@ from bitproof.harness.localize.replay import Replay, archive_of, read_log, read_
 from bitproof.harness.localize.search import differing_digests, held_as
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.processes.process import cpu_of_descendants
 from bitproof.harness.records import (
     BlamedCall,
     CaseResult,

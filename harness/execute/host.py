@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.capture.store import warm_up
-from bitproof.harness.execute import wire
 from bitproof.harness.execute.answers import Answerer
 from bitproof.harness.execute.failures import Problem
-from bitproof.harness.execute.process import adopt_orphans, die_with_parent, end_children, keep_private
 from bitproof.harness.execute.requests import REQUESTS, Request
 from bitproof.harness.execute.worker import preload
 from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.processes import wire
+from bitproof.harness.processes.channel import send
+from bitproof.harness.processes.process import adopt_orphans, die_with_parent, end_children, keep_private
 from bitproof.harness.program.sources import installation
 
 _LAST_MOMENT = 0.3  # seconds
@@ -44,7 +45,7 @@ of its time, since what it holds until backward is so many objects, and none of 
 def main() -> None:
     """Answer requests until standard input ends, or the parent; then leave nothing."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
+    parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--parent", type=int, help="pid of a parent to end with")
     parser.add_argument(
         "--signalled", action="store_true", help="have the kernel tell of the end of the parent's thread"
@@ -75,10 +76,8 @@ def serve(options: argparse.Namespace) -> None:
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("bitproof").setLevel(logging.DEBUG if options.verbose else logging.INFO)
 
-    def send(message: Any) -> None:
-        content = memoryview(wire.write(message))
-        while content:
-            content = content[os.write(options.answers, content) :]
+    def answer_with(message: Any) -> None:
+        send(options.answers, message)
 
     preload()
 
@@ -89,7 +88,7 @@ def serve(options: argparse.Namespace) -> None:
     gc.set_threshold(_NEW_OBJECTS)
     gc.enable()
 
-    answerer = Answerer(send, hangup=0, made_of=made_of)
+    answerer = Answerer(answer_with, hangup=0, made_of=made_of)
     try:
         for line in sys.stdin:
             request: Request[Any] = wire.read(line, *REQUESTS)
@@ -97,9 +96,9 @@ def serve(options: argparse.Namespace) -> None:
                 answer = answerer.answer(request)
             except Exception as error:
                 traceback.print_exc()
-                send(Problem.of(error, request.about))
+                answer_with(Problem.of(error, request.about))
             else:
-                send(answer)
+                answer_with(answer)
     finally:
         answerer.close()
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
-import select
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,19 +11,19 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from bitproof.harness.errors import RankError
-from bitproof.harness.execute import wire
 from bitproof.harness.execute.failures import Problem, signal_name, tail
 from bitproof.harness.execute.requests import Request
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.options import OnEvent
+from bitproof.harness.processes import wire
+from bitproof.harness.processes.forked import ask_for_stacks
+from bitproof.harness.processes.started import Started
 from bitproof.harness.records import Event
 
 A = TypeVar("A")
 
 _LOOK_SECONDS = 0.5  # between two looks at whether anybody still waits
 _END_SECONDS = 1.0  # for a host to end by itself what it has started
-
-_START = str(Path(__file__).parents[1] / "program" / "start.py")
 
 
 class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
@@ -55,34 +50,14 @@ class HostProcess:
         self, log: Path, *, temporary: Path | None = None, verbose: bool = False, is_alone: bool = True
     ) -> None:
         self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        reader, writer = os.pipe()
-        command = [sys.executable, "-P", _START, "bitproof.harness.execute.host", "--answers", str(writer)]
-        command += ["--verbose"] if verbose else []
-        command += ["--temporary", str(temporary)] if temporary else []
-        command += ["--parent", str(os.getpid())]
+        arguments = ["--verbose"] if verbose else []
+        arguments += ["--temporary", str(temporary)] if temporary else []
+        arguments += ["--parent", str(os.getpid())]
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that forks
-            command += ["--signalled"]
-        try:
-            with log.open("wb") as output:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[writer],
-                    env=_host_environment(is_alone) | ({"TMPDIR": str(temporary)} if temporary else {}),
-                    start_new_session=True,
-                )
-        except BaseException:
-            os.close(reader)
-            raise
-        finally:
-            os.close(writer)
-        self._reader = reader
-        self._received = b""
+            arguments += ["--signalled"]
+        environment = _host_environment(is_alone) | ({"TMPDIR": str(temporary)} if temporary else {})
+        self._process = Started("bitproof.harness.execute.host", arguments, log=log, environment=environment)
         self._is_busy = False
-        atexit.register(self.kill)
 
     def ask(
         self,
@@ -101,10 +76,8 @@ class HostProcess:
             self.kill()
             raise Abandoned
         self._is_busy = True
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(wire.write(request))
-            self._process.stdin.flush()
+            self._process.tell(request)
         except OSError as error:
             raise self._crash() from error
         while True:
@@ -123,62 +96,33 @@ class HostProcess:
 
     def end_if_idle(self) -> None:
         """Begin to end a host that is asked nothing: what a process of that size holds takes a while to give back."""
-        if self._process.returncode is None and not self._is_busy:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if not self._is_busy:
+            self._process.begin_to_end()
 
     def kill(self) -> None:
         """End the host and every process below it, now. Harmless when done before."""
-        atexit.unregister(self.kill)
-        if self._process.returncode is None:
-            if self._is_busy and self._process.stdin is not None:  # what left the group, the host can find
-                with contextlib.suppress(OSError):
-                    self._process.stdin.close()
-                self._wait(_END_SECONDS)
-            # Before the host is reaped its pid, which is its group's, cannot belong to anybody else.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-        if self._reader >= 0:
-            os.close(self._reader)
-            self._reader = -1
-
-    def _has_ended(self) -> bool:
-        """Whether the host has ended; it stays to be reaped."""
-        if self._process.returncode is not None:
-            return True
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        if self._is_busy and self._process.status is None:  # what left the group, the host can find
+            self._process.hang_up()
+            self._process.wait(_END_SECONDS)
+        self._process.kill()
 
     def _next_line(self, deadline: float, timeout: float, is_abandoned: Callable[[], bool]) -> bytes:
-        while b"\n" not in self._received:
-            left = deadline - time.monotonic()
-            readable, _, _ = select.select([self._reader], [], [], max(0.0, min(left, _LOOK_SECONDS)))
-            if not readable and is_abandoned():
+        inlet = self._process.inlet
+        while (line := inlet.wait(max(0.0, min(deadline - time.monotonic(), _LOOK_SECONDS)))) is None:
+            if inlet.is_over:
+                raise self._crash()
+            if is_abandoned():
                 self.kill()
                 raise Abandoned
-            if not readable and left <= _LOOK_SECONDS:
+            if time.monotonic() >= deadline:
                 raise self._silence(timeout)
-            if not readable:
-                continue
-            content = os.read(self._reader, 1 << 16)
-            if not content:
-                raise self._crash()
-            self._received += content
-        line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def _wait(self, seconds: float) -> None:
-        limit = time.monotonic() + seconds
-        while not self._has_ended() and time.monotonic() < limit:
-            time.sleep(0.01)
-
     def _crash(self) -> HostLost:
-        self._wait(1.0)
+        self._process.wait(1.0)
         self.kill()
-        code = self._process.returncode
+        code = self._process.status
+        assert code is not None, "it was reaped"
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"
         error = RankError(
             f"the process that starts the ranks {how}",
@@ -189,9 +133,7 @@ class HostProcess:
         return HostLost(error, silent=False)
 
     def _silence(self, timeout: float) -> HostLost:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGUSR1)
-        time.sleep(0.5)
+        ask_for_stacks([self._process.pid])
         self.kill()
         error = RankError(
             f"the case ran longer than {timeout:g} s, and its ranks had not started",
@@ -203,12 +145,9 @@ class HostProcess:
 
 
 def _host_environment(is_alone: bool) -> dict[str, str]:
-    environment = os.environ | ENVIRONMENT
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    if sys.flags.safe_path:  # told by `-P`, perhaps, which only this process has seen
-        environment["PYTHONSAFEPATH"] = "1"
-    if is_alone and sys.platform == "linux":
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host name that resolves nowhere must not matter
+    environment = dict(ENVIRONMENT)
+    if is_alone and sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that resolves nowhere must not matter
     return environment
 
 

@@ -6,12 +6,7 @@ may hang: it reads pipes, reaps exits, and keeps the clock.
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import logging
 import os
-import selectors
-import signal
 import socket
 import sys
 import time
@@ -19,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from bitproof.harness.execute import wire
 from bitproof.harness.execute.accounts import (
     ACCOUNTS,
     Account,
@@ -42,19 +36,14 @@ from bitproof.harness.execute.failures import (
     log_name,
     stack_of,
 )
-from bitproof.harness.execute.process import (
-    children,
-    close_private,
-    die_with_parent,
-    end_children,
-    keep_short,
-    keep_to_one_core,
-    redirect_output,
-)
 from bitproof.harness.execute.profile import profiled
 from bitproof.harness.execute.requests import Seats
 from bitproof.harness.execute.worker import Job, run_rank
 from bitproof.harness.options import OnEvent
+from bitproof.harness.processes import wire
+from bitproof.harness.processes.forked import Child, Send, ask_for_stacks, fork
+from bitproof.harness.processes.process import children, end_children, keep_to_one_core
+from bitproof.harness.processes.watch import Watch
 from bitproof.harness.program.launched import FORKED
 from bitproof.harness.records import Event
 from bitproof.harness.shared_memory import Board, SharedMemory
@@ -65,7 +54,6 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 0.5
 SECONDARY_GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.2
-_EXIT_POLL_SECONDS = 0.002  # from a rank's last word to its exit is a moment, and nothing tells of the exit
 _NUM_STACKS = 4
 _LOOPBACK = "127.0.0.1"
 
@@ -75,13 +63,10 @@ class Rank:
     """One forked rank, as the watcher sees it."""
 
     rank: int
-    pid: int
-    pipe: int
+    process: Child
     log: Path
     place: str = "at its start"
     step: int = -1
-    received: bytes = b""
-    is_silent: bool = False
     graph: PreparedGraph | None = None
     done: Done | None = None
     exited: bool = False
@@ -121,45 +106,34 @@ class Ranks:
                 self.ranks.append(self._fork(rank))
             return self._watch(began, hangup)
         finally:
-            self._kill()
+            processes = [rank.process for rank in self.ranks]
+            for process in processes:
+                process.begin_to_end()
+            for process in processes:
+                process.kill()
             end_children(but=others)  # what a system started, and left to us
             if self.memory is not None:
                 self.memory.close()
             self.board.close()
 
     def _fork(self, rank: int) -> Rank:
-        reader, writer = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        host, pid = os.getpid(), os.fork()
-        if pid == 0:
-            for other in self.ranks:
-                os.close(other.pipe)
-            os.close(reader)
+        def live(tell: Send) -> int:
             os.environ.update(_environment_of(rank, self.job.case.parallelism.world_size, self.seats, self.port))
-            _run_child(self.job, rank, self.seats, self.log_of(rank), writer, host, self.memory, self.board)
-        os.close(writer)
-        os.set_blocking(reader, False)
-        return Rank(rank, pid, reader, self.log_of(rank))
+            if self.seats.server is None:  # where others serve the store, they also say which cores a rank may have
+                keep_to_one_core(rank, self.job.case.parallelism.world_size)
+            return _run_reporting(self.job, rank, self.seats, tell, self.memory, self.board)
+
+        log = self.log_of(rank)
+        return Rank(rank, fork(live, log=log), log)
 
     def _watch(self, began: float, hangup: int | None) -> End:
         deadline = began + self.job.timeout
-        with selectors.DefaultSelector() as selector:
-            for rank in self.ranks:
-                selector.register(rank.pipe, selectors.EVENT_READ, rank)
-            if hangup is not None:
-                selector.register(hangup, selectors.EVENT_READ, None)
+        rank_of = {rank.process: rank for rank in self.ranks}
+        with Watch([*rank_of], hangup) as watch:
             while not all(rank.exited for rank in self.ranks):
-                is_leaving = any(rank.is_silent and not rank.exited for rank in self.ranks)
-                for event, _ in selector.select(_EXIT_POLL_SECONDS if is_leaving else _POLL_SECONDS):
-                    if event.data is None:
-                        raise SystemExit("nobody waits for this run any more")
-                    if not self._read(event.data, began):
-                        selector.unregister(event.fd)
-                        event.data.is_silent = True
-                self._reap(began)
-                for rank in self.ranks:
-                    keep_short(rank.log)
+                for process, line in watch.look(_POLL_SECONDS):
+                    self._hear(rank_of[process], line, began)
+                self._note_exits()
                 limit = self._limit_of_grace()
                 if limit is not None and time.monotonic() >= limit:
                     break
@@ -172,20 +146,13 @@ class Ranks:
         done = [rank.done for rank in self.ranks if rank.done is not None]
         return End(done=done, graph=self.ranks[0].graph, start_seconds=self.start_seconds)
 
-    def _read(self, rank: Rank, began: float) -> bool:
-        """Take all that a rank has told so far; False when it will tell no more."""
-        with contextlib.suppress(BlockingIOError):
-            while content := os.read(rank.pipe, 1 << 16):
-                *lines, rank.received = (rank.received + content).split(b"\n")
-                for line in lines:
-                    try:
-                        account = wire.read(line, *ACCOUNTS)
-                    except ValueError as error:  # whatever a system does to descriptors, a rank's account is its own
-                        rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
-                    else:
-                        self._take(rank, account, began)
-            return False
-        return True
+    def _hear(self, rank: Rank, line: bytes, began: float) -> None:
+        try:
+            account = wire.read(line, *ACCOUNTS)
+        except ValueError as error:  # whatever a system does to descriptors, a rank's account is its own
+            rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
+        else:
+            self._take(rank, account, began)
 
     def _take(self, rank: Rank, account: Account, began: float) -> None:
         match account:
@@ -218,18 +185,14 @@ class Ranks:
                 found=f"code hash {hashes[rank.rank]}, not {hashes[first]}",
             )
 
-    def _reap(self, began: float) -> None:
+    def _note_exits(self) -> None:
         for rank in self.ranks:
-            if rank.exited:
-                continue
-            pid, status = os.waitpid(rank.pid, os.WNOHANG)
-            if pid == 0:
+            status = rank.process.status  # of one that was reaped, and so has told all
+            if rank.exited or status is None:
                 continue
             rank.exited = True
-            self._read(rank, began)
-            code = os.waitstatus_to_exitcode(status)
-            if rank.failure is None and (code != 0 or rank.done is None):
-                rank.failure = failure_of_exit(rank.rank, code, rank.log)
+            if rank.failure is None and (status != 0 or rank.done is None):
+                rank.failure = failure_of_exit(rank.rank, status, rank.log)
 
     def _failures(self) -> list[Failure]:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
@@ -246,10 +209,7 @@ class Ranks:
         """Ask every rank that lags for its stack, and tell, with the collective that it launched or waits for."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
-        for rank in unfinished:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGUSR1)
-        time.sleep(0.5)
+        ask_for_stacks([rank.process.pid for rank in unfinished])
         last = min(rank.step for rank in unfinished)
         lagging = [rank for rank in unfinished if rank.step == last]
         stacks = [
@@ -267,17 +227,6 @@ class Ranks:
         assert self.board is not None, "it was made before ranks were forked"
         last = self.board.read(rank.rank)
         return f"  {last}\n" if last else ""
-
-    def _kill(self) -> None:
-        for rank in self.ranks:
-            if not rank.exited:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, signal.SIGKILL)
-        for rank in self.ranks:
-            if not rank.exited:
-                os.waitpid(rank.pid, 0)
-                rank.exited = True
-            os.close(rank.pipe)
 
 
 def _environment_of(rank: int, world_size: int, seats: Seats, port: int) -> dict[str, str]:
@@ -306,44 +255,14 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _run_child(
+def _run_reporting(
     job: Job,
     rank: int,
     seats: Seats,
-    log: Path,
-    writer: int,
-    host: int,
+    tell: Callable[[Account | Failure], None],
     memory: SharedMemory | None,
     board: Board | None,
-) -> NoReturn:
-    """The forked rank, from its first line to its exit. It never returns into the host's frames."""
-    status = 1
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        die_with_parent(host)
-        close_private()
-        if seats.server is None:  # where others serve the store, they also say which cores a rank may have
-            keep_to_one_core(rank, job.case.parallelism.world_size)
-        redirect_output(log)
-        faulthandler.enable()
-        faulthandler.register(signal.SIGUSR1, all_threads=False)
-        status = _run_reporting(job, rank, seats, writer, memory, board)
-    finally:
-        with contextlib.suppress(BaseException):
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-
-def _run_reporting(
-    job: Job, rank: int, seats: Seats, writer: int, memory: SharedMemory | None, board: Board | None
 ) -> int:
-    def tell(account: Account) -> None:
-        content = memoryview(wire.write(account))
-        while content:
-            content = content[os.write(writer, content) :]
-
     try:
         with profiled(job.profile_of(rank)):
             run_rank(job, rank, _open_store(seats, job), tell, memory, board)

@@ -1,7 +1,7 @@
 """What is asked of a host, a frozen dataclass a request, and what each is answered with. Loads no torch.
 
 A request's class names the class of its answer; `harness.execute.answers` has a method for each, and
-`harness.execute.wire` carries both between processes.
+`harness.processes.wire` carries both between processes.
 """
 
 from __future__ import annotations

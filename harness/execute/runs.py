@@ -21,7 +21,6 @@ from bitproof.harness.execute.accounts import End
 from bitproof.harness.execute.kernels import make_kernels
 from bitproof.harness.execute.models import check_model
 from bitproof.harness.execute.precompiled import read_precompiled
-from bitproof.harness.execute.process import num_cores
 from bitproof.harness.execute.programs import needs_program, options_of_rank, struck
 from bitproof.harness.execute.ranks import Ranks
 from bitproof.harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
@@ -29,6 +28,7 @@ from bitproof.harness.execute.stage import Place, Send, Stage
 from bitproof.harness.execute.worker import Job
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.options import OnEvent
+from bitproof.harness.processes.process import num_cores
 from bitproof.harness.program.sources import Installation
 from bitproof.harness.records import Event
 from bitproof.harness.systems.graph_key import Shelf, shelf_of, step_part

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import random
-import select
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +20,12 @@ from typing import TYPE_CHECKING
 
 from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, RankError
-from bitproof.harness.execute import wire
-from bitproof.harness.execute.apart import Lost, answer_all, answers_apart
-from bitproof.harness.execute.process import die_with_parent, num_cores
 from bitproof.harness.options import Effort
+from bitproof.harness.processes import wire
+from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
+from bitproof.harness.processes.forked import Send, fork
+from bitproof.harness.processes.process import num_cores
+from bitproof.harness.processes.watch import Watch
 from bitproof.harness.records import Sensitivity
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from bitproof.harness.sensitivity.measure import Steps
     from bitproof.harness.sensitivity.spread import Fate
 
+_LOOK_SECONDS = 1.0
 MARGIN = 300.0
 """Seconds that tracing, the replay of steps and the last calls may take beyond the time for calls."""
 
@@ -189,71 +189,40 @@ def _forked(shares: Sequence[Callable[[], Iterator[Finding]]]) -> Iterator[Findi
     """What forked processes yield, a share each, in the order in which it comes. Raises RankError where one dies."""
     from bitproof.harness.sensitivity.examine import Finding
 
-    readers = {_fork(share): b"" for share in shares}
+    def live(share: Callable[[], Iterator[Finding]], send: Send) -> None:
+        for finding in share():
+            send(finding)
+
+    children = [fork(functools.partial(live, share)) for share in shares]
     try:
-        while readers:
-            ready, _, _ = select.select([reader for _, reader in readers], [], [])
-            for key in [key for key in readers if key[1] in ready]:
-                content = os.read(key[1], 1 << 16)
-                *lines, readers[key] = (readers[key] + content).split(b"\n")
-                for line in lines:
+        with Watch(children) as watch:
+            while not all(child.has_ended() for child in children):
+                for _, line in watch.look(_LOOK_SECONDS):
                     yield wire.read(line, Finding)
-                if not content:
-                    del readers[key]
-                    _end(*key)
+                for child in children:
+                    if child.status:
+                        raise RankError(
+                            "a process that follows errors through a step failed",
+                            found=f"exit status {child.status}",
+                            fix="see the log for what it said",
+                        )
     finally:
-        for pid, reader in readers:
-            os.kill(pid, 9)
-            with contextlib.suppress(RankError):
-                _end(pid, reader)
-
-
-def _fork(share: Callable[[], Iterator[Finding]]) -> tuple[int, int]:
-    reader, writer = os.pipe()
-    parent, pid = os.getpid(), os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    status = 1
-    try:
-        die_with_parent(parent)
-        os.close(reader)
-        with os.fdopen(writer, "wb", buffering=0) as pipe:
-            for finding in share():
-                pipe.write(wire.write(finding))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def _end(pid: int, reader: int) -> None:
-    os.close(reader)
-    _, status = os.waitpid(pid, 0)
-    if status:
-        raise RankError(
-            "a process that follows errors through a step failed",
-            found=f"exit status {os.waitstatus_to_exitcode(status)}",
-            fix="see the log for what it said",
-        )
+        for child in children:
+            child.kill()
 
 
 def isolated(run: Callable[[], Fate]) -> Fate:
     """What a forked process says of an error's fate; a crash of it is a failure that a run would see."""
     from bitproof.harness.sensitivity.spread import FAILURE, Fate
 
-    reader, writer = os.pipe()
-    parent, pid = os.getpid(), os.fork()
-    if pid == 0:
-        try:
-            die_with_parent(parent)
-            os.write(writer, wire.write(run()))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        content = pipe.read()
-    os.waitpid(pid, 0)
-    fate: Fate = wire.read(content, Fate) if content else Fate(FAILURE)
+    def live(send: Send) -> None:
+        with contextlib.suppress(BaseException):  # it has said nothing then
+            send(run())
+
+    child = fork(live)
+    try:
+        line = child.inlet.wait(None)
+    finally:
+        child.kill()
+    fate: Fate = wire.read(line, Fate) if line else Fate(FAILURE)
     return fate

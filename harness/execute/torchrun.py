@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from bitproof.harness.capture.made_of import Facts, differences, tell_ranks
 from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, CaseError, RankError
-from bitproof.harness.execute import wire
 from bitproof.harness.execute.accounts import End
 from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
 from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
@@ -53,6 +52,7 @@ from bitproof.harness.execute.transport import do_not_wait_for_rank_0
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.devices import Placement, place
 from bitproof.harness.options import OnEvent
+from bitproof.harness.processes import wire
 from bitproof.harness.program import interrupts
 from bitproof.harness.program.search_path import search_path
 from bitproof.harness.records import CaseResult

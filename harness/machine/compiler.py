@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
+
+from bitproof.harness.processes.command import CommandError, run_command
 
 _SECONDS = 60
 
@@ -23,9 +24,8 @@ def compiled_for() -> list[str]:
     Inductor has the compiler use every instruction that the processor has, whatever torch itself makes of them.
     """
     try:
-        asked = subprocess.run([compiler(), "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
-        version = asked.stdout.partition("\n")[0]
-    except (OSError, subprocess.TimeoutExpired) as error:
+        version = run_command([compiler(), "--version"], _SECONDS).out.partition("\n")[0]
+    except CommandError as error:
         version = f"cannot be run: {error}"
     return [compiler(), version, _instructions()]
 
@@ -50,10 +50,10 @@ def compiler_problem() -> str | None:
         source.write_text("int main() { return 0; }\n")
         arguments = [command, "-c", str(source), "-o", str(source.with_suffix(".o"))]
         try:
-            done = subprocess.run(arguments, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
+            done = run_command(arguments, _SECONDS)
+        except CommandError as error:
             return f"{command} cannot be run: {error}"
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it says nothing"]
-        return f"{command} ends with status {done.returncode} on a one-line program: {lines[0]}"
+    if done.status:
+        lines = done.err.strip().splitlines() or ["it says nothing"]
+        return f"{command} ends with status {done.status} on a one-line program: {lines[0]}"
     return None

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitproof.harness.processes.command import CommandError, run_command
 from bitproof.harness.records import MachineFacts
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def _count_elsewhere() -> int:
     """Where the driver's library does not tell, torch counts by starting CUDA: in a process that ends with it."""
     command = [sys.executable, "-c", _COUNT]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
-        return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        done = run_command(command, _COUNT_SECONDS)
+        return int(done.out.split()[-1]) if done.status == 0 else 0
+    except (CommandError, ValueError, IndexError):
         return 0
 
 
@@ -130,8 +130,10 @@ def _topology() -> list[str] | None:
     """How GPUs are joined: the rows of `nvidia-smi topo -m`, up to its legend."""
     command = ["nvidia-smi", "topo", "-m"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOPOLOGY_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
+        done = run_command(command, _TOPOLOGY_SECONDS)
+    except CommandError:
         return None
-    rows = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).partition("Legend:")[0].splitlines()
+    if done.status:
+        return None
+    rows = re.sub(r"\x1b\[[0-9;]*m", "", done.out).partition("Legend:")[0].splitlines()
     return [" ".join(row.split()) for row in rows if row.strip()]

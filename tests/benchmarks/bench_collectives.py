@@ -36,8 +36,8 @@ from tabulate import tabulate
 from bitproof.builtin_cases import CASES
 from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.execute.process import keep_to_one_core
 from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.processes.process import keep_to_one_core
 from bitproof.harness.torch_compat import register_group, unregister_group
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.collectives import all_gather, all_to_all, reduce_scatter

@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.builtin_cases.overlap import CASES
 from bitproof.harness.case import Case
-from bitproof.harness.execute.process import keep_to_one_core
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.timeline import is_all_to_all
 from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.processes.process import keep_to_one_core
 from bitproof.harness.systems.graph import GraphProgram, prepare
 from bitproof.reference.parallel.mesh import Mesh
 from tests.benchmarks.fit_costs import CPU, arguments_of

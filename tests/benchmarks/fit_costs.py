@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Batch, Case, Model, Parallelism
-from bitproof.harness.execute.process import keep_to_one_core
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.passes.overlap.costs import CostModel, Work, fit, launching, work_of
 from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.processes.process import keep_to_one_core
 from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.parallel.mesh import Mesh

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from bitproof.harness.localize.standalone.reading import NoFileError, Scene, Sid
 from bitproof.harness.localize.standalone.rendering import render
 from bitproof.harness.localize.standalone.shortening import shortest
 from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.processes.command import CommandError, run_command
 
 __all__ = ["NoFileError", "Scene", "Side", "Written", "run_plain", "write_standalone"]
 
@@ -69,19 +69,12 @@ def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple
     file.write_text(text)
     environment = {name: value for name, value in os.environ.items() if name not in {*ENVIRONMENT, "PYTHONPATH"}}
     try:
-        done = subprocess.run(
-            [sys.executable, str(file), *arguments],
-            cwd=folder,
-            env=environment,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        done = run_command(
+            [sys.executable, str(file), *arguments], timeout, environment=environment, folder=folder, is_joined=True
         )
-    except subprocess.TimeoutExpired:
-        return None, f"not finished after {timeout:g} s"
-    return done.returncode, done.stdout
+    except CommandError as error:
+        return None, str(error)
+    return done.status, done.out
 
 
 def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:

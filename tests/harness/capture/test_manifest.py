@@ -4,7 +4,6 @@ import subprocess
 
 import pytest
 
-from bitproof.harness.capture import manifest
 from bitproof.harness.capture.manifest import build_manifest, commit
 from bitproof.harness.case import Case
 from bitproof.harness.machine.devices import Placement
@@ -69,7 +68,7 @@ def test_no_commit_is_told_outside_of_git_or_without_it(tmp_path, monkeypatch):
     def no_git(*args, **options):
         raise FileNotFoundError("git")
 
-    monkeypatch.setattr(manifest.subprocess, "run", no_git)
+    monkeypatch.setattr(subprocess, "run", no_git)
     assert commit() is None
 
 

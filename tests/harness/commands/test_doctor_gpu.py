@@ -19,7 +19,8 @@ from bitproof.harness.commands.doctor_gpu import (
     run_checks,
     status_of,
 )
-from bitproof.harness.execute import gpu_checks, launch
+from bitproof.harness.execute import launch
+from bitproof.harness.gpu_checks import checks
 from bitproof.harness.records import CaseResult, Verdict
 from tests.small import small
 
@@ -27,7 +28,7 @@ TWO = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 2)
 
 
 def test_the_checks_that_are_named_are_those_that_there_are():
-    assert (tuple(gpu_checks.ALONE), tuple(gpu_checks.TOGETHER)) == (ALONE, TOGETHER)
+    assert (tuple(checks.ALONE), tuple(checks.TOGETHER)) == (ALONE, TOGETHER)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from bitproof.harness.execute import gpu_checks
+from bitproof.harness.gpu_checks import checks
 from bitproof.harness.graph import offload_operators
 
 
@@ -112,13 +112,13 @@ class LaggingDevice:
         patch.setattr(offload_operators, "torch", fake)
         patch.setattr(offload_operators, "copy_stream", lambda device: self.copies)
         patch.setattr(offload_operators, "_empty_like", lambda x, device, pin=False: self.empty(x, device))
-        patch.setattr(gpu_checks, "filled", self._filled)
-        patch.setattr(gpu_checks, "lag", lambda device: setattr(self.current, "lags", True))
-        patch.setattr(gpu_checks, "lag_copies", lambda device: setattr(self.copies, "lags", True))
-        patch.setattr(gpu_checks, "OFFLOAD", self._as("offload", offload_operators._offload))
-        patch.setattr(gpu_checks, "WAIT_OFFLOAD", self._as("wait_offload", offload_operators._wait_offload))
-        patch.setattr(gpu_checks, "RELOAD", self._as("reload", offload_operators._reload))
-        patch.setattr(gpu_checks, "WAIT_RELOAD", self._as("wait_reload", offload_operators._wait_reload))
+        patch.setattr(checks, "filled", self._filled)
+        patch.setattr(checks, "lag", lambda device: setattr(self.current, "lags", True))
+        patch.setattr(checks, "lag_copies", lambda device: setattr(self.copies, "lags", True))
+        patch.setattr(checks, "OFFLOAD", self._as("offload", offload_operators._offload))
+        patch.setattr(checks, "WAIT_OFFLOAD", self._as("wait_offload", offload_operators._wait_offload))
+        patch.setattr(checks, "RELOAD", self._as("reload", offload_operators._reload))
+        patch.setattr(checks, "WAIT_RELOAD", self._as("wait_reload", offload_operators._wait_reload))
 
     def empty(self, like: LaggingTensor, device: Any) -> LaggingTensor:
         """Memory as the allocator has it: what was freed last, once all streams that it was told of are past it."""

@@ -1,26 +1,15 @@
-"""What GPUs must do before a case is run on them, each check in processes of its own, that end with it.
+"""What GPUs must do before a case is run on them: checks of one device, and of all ranks together.
 
-    python -m bitproof.harness.execute.gpu_checks --device cuda --ranks 8 --answers FD
-
-tells a JSON line a check: its name, whether it passed, and what was found. A check that crashes, raises or outlasts its
-time has failed, and the others still run. Every check also runs on a CPU, over gloo, so that it can be seen to fail
-there (`tests/harness/execute/test_gpu_checks.py`): `--device cpu` says nothing of GPUs.
+Every check also runs on a CPU, over gloo, so that it can be seen to fail there (`tests/harness/gpu_checks`); that says
+nothing of GPUs. A check answers whether it passed, and what was found.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import os
-import signal
-import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,26 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from bitproof.harness.capture.digest import digest
-from bitproof.harness.case import Parallelism
-from bitproof.harness.execute.process import die_with_parent
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD, copy_stream
 from bitproof.harness.graph.operators import name_of
-from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.machine.nccl import pin_nccl
 from bitproof.harness.torch_compat import TorchDispatchMode, sleep_on_stream
 
-SECONDS = 180.0
 MIN_SHARE_OF_BANDWIDTH = 0.05
 """A digest reads memory at this share of what a copy moves, at the least; else recording would rule a run's time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What came of a check."""
-
-    name: str
-    is_ok: bool
-    found: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,113 +348,3 @@ TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
     "all-to-all": check_all_to_all,
 }
 NAMES = (*ALONE, *TOGETHER)
-
-
-def run_checks(setting: Setting, seconds: float = SECONDS) -> Iterator[Found]:
-    """Every check, each in processes that are forked for it; of one rank, those that need no other.
-
-    This process touches no device: it is forked from.
-    """
-    set_determinism(0)  # imports what takes a second, once
-    for name, alone in ALONE.items():
-        yield _forked(name, [_on_one_device(alone, setting)], seconds)
-    for name, together in TOGETHER.items() if setting.ranks > 1 else ():
-        with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
-            yield _forked(name, [_on_a_rank(together, setting, f"{folder}/store")] * setting.ranks, seconds)
-
-
-def _on_one_device(check: Callable[[Setting], Answer], setting: Setting) -> Callable[[int], Answer]:
-    return lambda rank: check(setting)
-
-
-def _on_a_rank(check: Callable[[Setting, int], Answer], setting: Setting, store: str) -> Callable[[int], Answer]:
-    return lambda rank: _joined(setting, rank, store, check)
-
-
-def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, int], Answer]) -> Answer:
-    from torch.distributed import FileStore
-
-    from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
-
-    native = check is check_native_sums
-    device, backend = setting.device_of(rank), "gloo" if setting.device == "cpu" else "nccl"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        pin_nccl(os.environ, native=native)
-    mesh = Mesh(rank, Parallelism(world_size=setting.ranks, ep=1), device)
-    join_groups(mesh, device, FileStore(store, setting.ranks), backend=backend, timeout=SECONDS, native=native)
-    answer = check(setting, rank)
-    torch.distributed.barrier()
-    leave_groups()
-    return answer
-
-
-def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> Found:
-    """Run each body in a process of its own; the check passed where all did. The first that did not is told."""
-    with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
-        answers = [Path(folder, f"answer{rank}") for rank in range(len(bodies))]
-        pids = [_fork(body, rank, answers[rank]) for rank, body in enumerate(bodies)]
-        late = _wait(pids, seconds)
-        found = [_read(file) for file in answers]
-    for rank, answer in enumerate(found):
-        where = f"rank {rank}: " if len(bodies) > 1 else ""
-        if answer is None:
-            how = f"no answer within {seconds:g} s" if rank in late else "its process ended without an answer"
-            return Found(name=name, is_ok=False, found=where + how)
-        if not answer[0]:
-            return Found(name=name, is_ok=False, found=where + answer[1])
-    assert found[0] is not None, "all answered"
-    return Found(name=name, is_ok=True, found=found[0][1])
-
-
-def _fork(body: Callable[[int], Answer], rank: int, file: Path) -> int:
-    parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if pid := os.fork():
-        return pid
-    try:
-        die_with_parent(parent)
-        set_determinism(0)
-        try:
-            answer = body(rank)
-        except Exception as error:
-            traceback.print_exc()
-            answer = False, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        unfinished = file.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(answer))
-        unfinished.rename(file)
-    finally:
-        os._exit(0)
-
-
-def _wait(pids: list[int], seconds: float) -> set[int]:
-    """Reap the processes, and kill those that are not done in time; returns which of them."""
-    limit, left = time.monotonic() + seconds, dict(enumerate(pids))
-    while left and time.monotonic() < limit:
-        left = {rank: pid for rank, pid in left.items() if os.waitpid(pid, os.WNOHANG)[0] == 0}
-        time.sleep(0.02)
-    for pid in left.values():
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return set(left)
-
-
-def _read(file: Path) -> Answer | None:
-    try:
-        is_ok, found = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return bool(is_ok), str(found)
-
-
-def main() -> None:
-    """Run all checks, and tell each as soon as it is known."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--answers", type=int, required=True, help="file descriptor to answer through")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ranks", type=int, required=True)
-    options = parser.parse_args()
-    os.set_inheritable(options.answers, False)
-    for found in run_checks(Setting(device=options.device, ranks=options.ranks)):
-        os.write(options.answers, json.dumps(asdict(found)).encode() + b"\n")

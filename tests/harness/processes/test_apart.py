@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bitproof.harness.execute.apart import Lost, answer_all, answers_apart
+from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
 
 pytestmark = pytest.mark.ranks
 
@@ -47,7 +47,7 @@ def _said(task: Words) -> Iterator[Said]:
 def heard(folder, *words, timeout=20.0):
     log = folder / "logs" / "apart.log"
     with contextlib.closing(
-        answers_apart("tests.harness.execute.test_apart", Words(words), Said, len(words), log, timeout)
+        answers_apart("tests.harness.processes.test_apart", Words(words), Said, len(words), log, timeout)
     ) as answers:
         return list(answers)
 

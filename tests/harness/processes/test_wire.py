@@ -11,13 +11,13 @@ import pytest
 from bitproof.builtin_cases import all_cases
 from bitproof.harness.disturb.stress import Stress
 from bitproof.harness.errors import RankError
-from bitproof.harness.execute import wire
 from bitproof.harness.execute.accounts import ACCOUNTS, Done, End, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
 from bitproof.harness.execute.failures import Failure, Problem
 from bitproof.harness.execute.requests import REQUESTS, MachineRequest, RunAnswer, RunSeconds, SeatedRunRequest, Seats
 from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.localize.replay import OutputSite, Replay
 from bitproof.harness.machine.devices import Placement
+from bitproof.harness.processes import wire
 from bitproof.harness.records import CaseResult, Closeness, Divergence, Event, Key, PassReport, Verdict
 from tests.harness.execute.test_requests import request
 

@@ -7,12 +7,13 @@ import time
 import pytest
 import torch
 
-from bitproof.harness.execute import gpu_checks
-from bitproof.harness.execute.gpu_checks import ALONE, TOGETHER, Found, Setting, check_attention, check_digests, sizes
+from bitproof.harness.gpu_checks import checks, run
+from bitproof.harness.gpu_checks.checks import ALONE, TOGETHER, Setting, check_attention, check_digests, sizes
+from bitproof.harness.gpu_checks.found import Found
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.reference.parallel import collectives, device_order_group, mesh
 from bitproof.reference.parallel.other_order_group import OtherOrderGroup
-from tests.harness.execute.lagging_device import LaggingDevice
+from tests.harness.gpu_checks.lagging_device import LaggingDevice
 
 CPU = Setting(device="cpu", ranks=3, max_bytes=2**14)
 
@@ -31,24 +32,24 @@ def test_a_check_of_one_device_passes_on_a_cpu(name):
 
 def test_digests_are_of_hundreds_of_layouts_and_one_that_differs_is_named(monkeypatch):
     assert check_digests(CPU) == (True, "320 layouts, 0 with another digest than the CPU's")
-    moved = gpu_checks.to_device
+    moved = checks.to_device
 
     def wrong(tensor, device):
         made = moved(tensor, device)
         return -made if tensor.dtype == torch.float16 and tensor.shape == (1,) else made
 
-    monkeypatch.setattr(gpu_checks, "to_device", wrong)
+    monkeypatch.setattr(checks, "to_device", wrong)
     is_ok, found = check_digests(CPU)
     assert not is_ok and "layouts, 0 with" not in found
     assert "; first torch.float16 (1,) " in found
 
 
 def test_attention_that_does_not_repeat_itself_or_is_cudnns_fails(monkeypatch):
-    attend, calls = gpu_checks.attend, iter(range(100))
-    monkeypatch.setattr(gpu_checks, "attend", lambda *given: (attend(*given)[0], [str(next(calls))]))
+    attend, calls = checks.attend, iter(range(100))
+    monkeypatch.setattr(checks, "attend", lambda *given: (attend(*given)[0], [str(next(calls))]))
     is_ok, found = check_attention(CPU)
     assert not is_ok and "(other bits the second time)" in found
-    monkeypatch.setattr(gpu_checks, "attend", lambda *given: (["_cudnn_attention"], ["same"]))
+    monkeypatch.setattr(checks, "attend", lambda *given: (["_cudnn_attention"], ["same"]))
     is_ok, found = check_attention(CPU)
     assert not is_ok and "cudnn" in found
 
@@ -56,14 +57,14 @@ def test_attention_that_does_not_repeat_itself_or_is_cudnns_fails(monkeypatch):
 def test_products_that_give_an_expert_another_ones_rows_fail(monkeypatch):
     right = torch.nn.functional.grouped_mm
     monkeypatch.setattr(
-        gpu_checks.functional, "grouped_mm", lambda rows, weights, offs: right(rows.flip(0), weights, offs=offs)
+        checks.functional, "grouped_mm", lambda rows, weights, offs: right(rows.flip(0), weights, offs=offs)
     )
-    assert not gpu_checks.check_grouped_mm(CPU)[0]
+    assert not checks.check_grouped_mm(CPU)[0]
 
 
 def test_a_copy_that_comes_back_with_other_bits_fails(monkeypatch):
-    monkeypatch.setattr(gpu_checks, "WAIT_RELOAD", lambda x: x if x.numel() < 50_000 else torch.zeros_like(x))
-    is_ok, found = gpu_checks.check_offload(CPU)
+    monkeypatch.setattr(checks, "WAIT_RELOAD", lambda x: x if x.numel() < 50_000 else torch.zeros_like(x))
+    is_ok, found = checks.check_offload(CPU)
     assert not is_ok and found.startswith(
         "6 ways in which one stream lags behind another, 4 sizes of each, 10 with other"
     )
@@ -98,11 +99,11 @@ def lagging(monkeypatch):
 
     def lost(without=None):
         found = []
-        for name, way in gpu_checks.OFFLOADS.items():
+        for name, way in checks.OFFLOADS.items():
             device = LaggingDevice(without)
             with monkeypatch.context() as patch:
                 device.stand_in(patch)
-                if way(4, device).read() != [gpu_checks._VALUE] * 4:
+                if way(4, device).read() != [checks._VALUE] * 4:
                     found.append(name)
         return found
 
@@ -110,19 +111,19 @@ def lagging(monkeypatch):
 
 
 def test_a_digest_that_is_slow_fails(monkeypatch):
-    monkeypatch.setattr(gpu_checks, "seconds_of", lambda call, device: 1.0 if call.__name__ == "clone" else 0.1)
-    assert gpu_checks.check_bandwidth(CPU)[0]
-    monkeypatch.setattr(gpu_checks, "seconds_of", lambda call, device: 1.0 if call.__name__ == "clone" else 20.0)
-    is_ok, found = gpu_checks.check_bandwidth(CPU)
+    monkeypatch.setattr(checks, "seconds_of", lambda call, device: 1.0 if call.__name__ == "clone" else 0.1)
+    assert checks.check_bandwidth(CPU)[0]
+    monkeypatch.setattr(checks, "seconds_of", lambda call, device: 1.0 if call.__name__ == "clone" else 20.0)
+    is_ok, found = checks.check_bandwidth(CPU)
     assert not is_ok and found.endswith(": 2%; at least 5% are needed")
 
 
 def found_by(name, setting=CPU):
     """What a check of all ranks comes to."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_checks, "ALONE", {})
-        patch.setattr(gpu_checks, "TOGETHER", {name: TOGETHER[name]})
-        [found] = gpu_checks.run_checks(setting, 60.0)
+        patch.setattr(run, "ALONE", {})
+        patch.setattr(run, "TOGETHER", {name: TOGETHER[name]})
+        [found] = run.run_checks(setting, 60.0)
     return found
 
 
@@ -172,14 +173,14 @@ def test_rows_that_arrive_elsewhere_fail(monkeypatch):
     ("check", "told"),
     [
         (lambda setting: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda setting: gpu_checks.os._exit(1), "its process ended without an answer"),
+        (lambda setting: run.os._exit(1), "its process ended without an answer"),
         (lambda setting: time.sleep(60), "no answer within 1 s"),
     ],
 )
 def test_a_check_that_raises_crashes_or_hangs_has_failed_and_the_others_run(monkeypatch, check, told):
-    monkeypatch.setattr(gpu_checks, "ALONE", {"broken": check, "fine": lambda setting: (True, "fine")})
-    monkeypatch.setattr(gpu_checks, "TOGETHER", {})
-    broken, fine = gpu_checks.run_checks(CPU, 1.0)
+    monkeypatch.setattr(run, "ALONE", {"broken": check, "fine": lambda setting: (True, "fine")})
+    monkeypatch.setattr(run, "TOGETHER", {})
+    broken, fine = run.run_checks(CPU, 1.0)
     assert broken == Found(name="broken", is_ok=False, found=told)
     assert fine.is_ok
 
@@ -192,6 +193,6 @@ def test_sizes_go_up_by_fours_to_the_largest():
 @pytest.mark.parametrize(("ranks", "names"), [(1, [*ALONE]), (2, [*ALONE, *TOGETHER])])
 def test_one_rank_checks_what_needs_no_other(monkeypatch, ranks, names):
     told = []
-    monkeypatch.setattr(gpu_checks, "_forked", lambda name, bodies, seconds: told.append((name, len(bodies))))
-    list(gpu_checks.run_checks(Setting(device="cpu", ranks=ranks)))
+    monkeypatch.setattr(run, "_forked", lambda name, bodies, seconds: told.append((name, len(bodies))))
+    list(run.run_checks(Setting(device="cpu", ranks=ranks)))
     assert told == [(name, ranks if name in TOGETHER else 1) for name in names]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bitproof.harness.execute import process
+from bitproof.harness.processes import process
 
 
 def test_private_descriptors_are_closed_once_and_others_stay_open(tmp_path) -> None:

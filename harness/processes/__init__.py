@@ -1,0 +1,1 @@
+"""The only room that forks or starts a process: their channels, who watches them, their logs, their end."""

@@ -1,0 +1,62 @@
+"""Work in a process of its own, which loads torch in place of the command line's: a line in, a line an answer.
+
+It is handed its task on its standard input and answers on a pipe; what it prints goes to a log. A process that dies, or
+is late, keeps nothing else from going on: what is still to be answered is then told as lost.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bitproof.harness.processes import wire
+from bitproof.harness.processes.channel import send
+from bitproof.harness.processes.started import Started
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Stands for an answer that never came, and says why."""
+
+    reason: str
+
+
+def answers_apart(
+    module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
+) -> Generator[A | Lost]:
+    """`count` answers of what a module's `main` makes of a task, each within `timeout` seconds.
+
+    After one that is not in time, later ones are lost too. Closing the iterator ends the process.
+    """
+    process = Started(module, (), log=log)
+    lost = None
+    try:
+        try:
+            process.tell(task)
+        except OSError:
+            lost = "its process ended"
+        process.hang_up()
+        for _ in range(count):
+            line = None
+            if lost is None:
+                line = process.inlet.wait(None if timeout == float("inf") else timeout)
+            if line is None:
+                ended = "its process ended" if process.inlet.is_over else f"it took longer than {timeout:g} s"
+                lost = lost or ended
+                yield Lost(f"{lost}: see logs/{log.name}")
+            else:
+                yield wire.read(line, answer)
+    finally:
+        process.kill()
+
+
+def answer_all(task_type: type[A], answers: Callable[[A], Iterator[Any]]) -> None:
+    """The other end: `MODULE PIPE` reads its task, and writes each answer as it comes."""
+    task: A = wire.read(sys.stdin.buffer.readline(), task_type)
+    for found in answers(task):
+        send(int(sys.argv[1]), found)

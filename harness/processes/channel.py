@@ -1,0 +1,64 @@
+"""One way for processes of ours to talk: a pipe that carries messages, each a line as `wire` writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections import deque
+from typing import Any
+
+from bitproof.harness.processes import wire
+
+_PART = 1 << 16
+
+
+class Inlet:
+    """The end of a pipe at which messages arrive. `is_over`: nobody can write into it any more, and all is read."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.lines: deque[bytes] = deque()
+        """What has come and was not taken yet."""
+        self.is_over = False
+        self._begun: list[bytes] = []
+
+    def fileno(self) -> int:
+        """The descriptor, for `select`."""
+        return self.fd
+
+    def read(self) -> None:
+        """Read all that has come by now."""
+        with contextlib.suppress(BlockingIOError):
+            while content := os.read(self.fd, _PART):
+                *ends, rest = content.split(b"\n")
+                for end in ends:
+                    self.lines.append(b"".join([*self._begun, end]))
+                    self._begun = []
+                self._begun.append(rest)
+            self.is_over = True
+
+    def wait(self, seconds: float | None) -> bytes | None:
+        """The next message's line within `seconds`, None where none comes, be it late or over."""
+        limit = None if seconds is None else time.monotonic() + seconds
+        while not self.lines and not self.is_over:
+            left = None if limit is None else max(0.0, limit - time.monotonic())
+            if not select.select([self.fd], [], [], left)[0]:
+                break
+            self.read()
+        return self.lines.popleft() if self.lines else None
+
+    def close(self) -> None:
+        """Read no more. Harmless when done before."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd, self.is_over = -1, True
+
+
+def send(fd: int, message: Any) -> None:
+    """Write a message into a pipe, all of it. Raises BrokenPipeError where nobody reads."""
+    content = memoryview(wire.write(message))
+    while content:
+        content = content[os.write(fd, content) :]

@@ -1,0 +1,49 @@
+"""Run a program of others to its end, within a time: compilers, git, Python in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Ran(NamedTuple):
+    """How a program ended: its exit status, what it printed, and what it said of errors."""
+
+    status: int
+    out: str
+    err: str
+
+
+class CommandError(Exception):
+    """A program could not be started, or was not done in time; the text says which."""
+
+
+def run_command(
+    command: Sequence[str],
+    seconds: float,
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    is_joined: bool = False,
+) -> Ran:
+    """Run a program with no input; `is_joined` adds what it says of errors to what it prints. Raises CommandError."""
+    try:
+        done = subprocess.run(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if is_joined else subprocess.PIPE,
+            timeout=seconds,
+            env=environment,
+            cwd=folder,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"not finished after {seconds:g} s") from None
+    except OSError as error:
+        raise CommandError(str(error)) from error
+    return Ran(done.returncode, done.stdout, done.stderr or "")

@@ -1,0 +1,142 @@
+"""Fork a process of ours: what each does first and last, and what its parent knows of it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bitproof.harness.processes.channel import Inlet, send
+from bitproof.harness.processes.process import close_kept, close_private, die_with_parent, keep_private, redirect_output
+
+Send = Callable[[Any], None]
+Body = Callable[[Send], int | None]
+"""What a forked process does: it is given what to send messages with, and returns its exit status, None for 0."""
+
+_STACK_SECONDS = 0.5
+
+
+class Child:
+    """A forked process, as its parent sees it. `status` is its exit status once it was reaped."""
+
+    def __init__(self, pid: int, inlet: Inlet, log: Path | None, requests: int | None) -> None:
+        self.pid = pid
+        self.inlet = inlet
+        self.log = log
+        self.status: int | None = None
+        self._requests = requests
+
+    def tell(self, request: Any) -> None:
+        """Send a request to one that is asked, and wait for nothing."""
+        assert self._requests is not None, "it is asked"
+        with contextlib.suppress(BrokenPipeError):
+            send(self._requests, request)
+
+    def hang_up(self) -> None:
+        """Ask no more: its requests end."""
+        if self._requests is not None:
+            close_kept(self._requests)
+
+    def has_ended(self) -> bool:
+        """Whether it has ended; then it is reaped."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, or time is up."""
+        limit = time.monotonic() + seconds
+        while not self.has_ended() and time.monotonic() < limit:
+            time.sleep(0.005)
+
+    def begin_to_end(self) -> None:
+        """Have it killed, and do not wait."""
+        if not self.has_ended():
+            os.kill(self.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it now, and let go of what belongs to it. Harmless when done before."""
+        if not self.has_ended():
+            self.begin_to_end()
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.hang_up()
+        close_kept(self.inlet.fd)
+        self.inlet.fd, self.inlet.is_over = -1, True
+
+
+def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
+    """Fork a process that does `body` and ends. What it prints goes to `log`, behind what that has if it `adds`.
+
+    It never returns into its parent's frames, ends with its parent, and shows its stack in its log when it is asked to.
+    """
+    return _fork(body, log, adds, is_asked=False)
+
+
+def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
+    """The same for one that is told what to do: `body` is given the descriptor where requests come, too."""
+    return _fork(body, log, adds, is_asked=True)
+
+
+def ask_for_stacks(processes: list[int]) -> None:
+    """Have processes of ours write their stacks into their logs, and give them a moment for it."""
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(_STACK_SECONDS)
+
+
+def _fork(body: Callable[..., int | None], log: Path | None, adds: bool, is_asked: bool) -> Child:
+    reader, writer = os.pipe()
+    heard, told = os.pipe() if is_asked else (None, None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        os.close(reader)
+        if told is not None:
+            os.close(told)
+        _live(body, parent, writer, heard, log, adds)
+    os.close(writer)
+    keep_private(reader)
+    if heard is not None and told is not None:
+        os.close(heard)
+        keep_private(told)
+    return Child(pid, Inlet(reader), log, told)
+
+
+def _live(
+    body: Callable[..., int | None], parent: int, writer: int, heard: int | None, log: Path | None, adds: bool
+) -> NoReturn:
+    """The forked process, from its first line to its exit."""
+    status = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        die_with_parent(parent)
+        close_private()
+        for fd in (writer, heard):
+            if fd is not None:
+                keep_private(fd)
+        if log is not None:
+            redirect_output(log, adds=adds)
+        faulthandler.enable(file=2)
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+        to_parent = functools.partial(send, writer)
+        status = (body(to_parent) if heard is None else body(to_parent, heard)) or 0
+    except BaseException:
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        with contextlib.suppress(BaseException):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,110 @@
+"""Start a module of ours as a process of its own, which loads torch in place of the caller's, or ends with what it did.
+
+It answers through a channel, so that a stray print of a library cannot damage an answer, and is asked on its standard
+input. What it prints goes to a log. It has a session of its own: an interrupt reaches its parent alone, which ends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.processes import wire
+from bitproof.harness.processes.channel import Inlet
+
+_START = str(Path(__file__).parents[1] / "program" / "start.py")
+
+
+class Started:
+    """`MODULE FD ARGUMENTS...`, with FD to answer through, and every process below it."""
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
+    ) -> None:
+        """Start it, with some variables besides ours. It is ended at the latest when this process ends."""
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        reader, writer = os.pipe()
+        try:
+            with log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", _START, module, str(writer), *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[writer],
+                    env=os.environ | _search_path() | (environment or {}),
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        self.inlet = Inlet(reader)
+        atexit.register(self.kill)
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status once it was reaped."""
+        return self._process.returncode
+
+    def tell(self, message: Any) -> None:
+        """Send a message. Raises OSError where it hears nothing any more."""
+        assert self._process.stdin is not None, "it has a pipe for one"
+        self._process.stdin.write(wire.write(message))
+        self._process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Tell it nothing more: its input ends."""
+        assert self._process.stdin is not None, "it has a pipe for one"
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def has_ended(self) -> bool:
+        """Whether it has ended; it stays to be reaped, so that its pid, its group's too, is nobody else's."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, or time is up."""
+        limit = time.monotonic() + seconds
+        while not self.has_ended() and time.monotonic() < limit:
+            time.sleep(0.01)
+
+    @property
+    def pid(self) -> int:
+        """Its process, and the group of all that it starts."""
+        return self._process.pid
+
+    def begin_to_end(self) -> None:
+        """Have it and its group killed, and do not wait: what a large process holds takes a while to give back."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it and its group, now. Harmless when done before."""
+        atexit.unregister(self.kill)
+        if self._process.returncode is None:
+            self.begin_to_end()
+            self._process.wait()
+        self.hang_up()
+        self.inlet.close()
+
+
+def _search_path() -> dict[str, str]:
+    """What has a process look for modules where this one does."""
+    found = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    if sys.flags.safe_path:  # told by `-P`, perhaps, which only this process has seen
+        found["PYTHONSAFEPATH"] = "1"
+    return found

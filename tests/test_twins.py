@@ -128,7 +128,7 @@ ELSEWHERE = {
     "harness/disturb/faults/optimizer.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/disturb/faults/ranks.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/disturb/faults/tensor.py": (FAULT_RUNS, "every row is struck and run"),
-    "harness/execute/fault_runs.py": (FAULT_RUNS, "faults are run as they are called"),
+    "harness/commands/fault_runs.py": (FAULT_RUNS, "faults are run as they are called"),
     "harness/gpu_checks/found.py": ("tests/harness/gpu_checks/test_checks.py", "checks find it there"),
     "harness/gpu_checks/run.py": ("tests/harness/gpu_checks/test_checks.py", "checks are run there, each in processes"),
     "harness/processes/watch.py": ("tests/harness/processes/test_forked.py", "forked processes are watched there"),

@@ -19,8 +19,8 @@ from bitproof.harness.cli import precompile, report, merge, history, doctor  # n
 # isort: on
 from bitproof.harness.cli.app import app
 from bitproof.harness.errors import BitproofError, UsageError
-from bitproof.harness.execute.transport import let_rank_0_tell
 from bitproof.harness.program import interrupts, launched
+from bitproof.harness.program.launched import let_rank_0_tell
 from bitproof.harness.program.output import SafeStream, safe_output
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, error_status, worst
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitproof.harness.case import Case
+from bitproof.harness.commands.fault_runs import FaultRuns
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.disturb.faults import CATALOGUE, Entry
 from bitproof.harness.errors import UsageError
-from bitproof.harness.execute.fault_runs import FaultRuns
 from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import open_desk
 from bitproof.harness.machine.devices import lease_gpus

@@ -228,7 +228,7 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
 
 def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Progressing) -> None:
     """Prove the cases, and tell what is equal whatever the data, and what may differ, before any rank starts."""
-    from bitproof.harness.execute.ahead import Task, prove_ahead
+    from bitproof.harness.prove.ahead import Task, prove_ahead
 
     task = Task(cases=tuple(cases), extra_passes=options.extra_passes)
     with _closing(prove_ahead(task, run_dir / "logs" / "prove.log", options.timeout)) as outcomes:

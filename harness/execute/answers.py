@@ -19,8 +19,7 @@ from bitproof.harness.compare.chunked import agreed_by_ranks
 from bitproof.harness.errors import RankError, RecordingError
 from bitproof.harness.execute.accounts import Done, End, PreparedGraph
 from bitproof.harness.execute.models import model_sizes
-from bitproof.harness.execute.precompiled import precompile_step, read_precompiled
-from bitproof.harness.execute.programs import write_standalone
+from bitproof.harness.execute.programs import precompile_step, read_precompiled, write_standalone
 from bitproof.harness.execute.requests import (
     ARCHIVE,
     VALUES,

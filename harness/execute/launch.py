@@ -17,7 +17,6 @@ from bitproof.harness.errors import CaseError
 from bitproof.harness.execute.lanes import Lanes, Plan, plan_lanes
 from bitproof.harness.execute.precompiled import check_precompiled
 from bitproof.harness.execute.requests import DriftRequest
-from bitproof.harness.execute.sensing import Sensing, sense_apart
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.transport import follow, follows, open_desk
 from bitproof.harness.graph.options import check_extra_passes
@@ -25,6 +24,7 @@ from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
 from bitproof.harness.records import CaseResult, Drift
+from bitproof.harness.sensitivity.sensing import Sensing, sense_apart
 from bitproof.harness.systems.registry import BUILT_IN, check_system
 
 _DRIFT_TIMEOUT = 300.0  # seconds, of the values of two recordings

@@ -1,4 +1,4 @@
-"""Precompiled steps as runs meet them: made for a case by a process without ranks, read by the one that forks ranks.
+"""Precompiled steps as runs meet them: which one a side of a case reads, and what refuses them.
 
 Who runs the system `precompiled` and names no folder has the step made at the start of the case's run, in a process of
 its own, which ends then.
@@ -7,20 +7,16 @@ its own, which ends then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bitproof.harness.case import GRAPH, PRECOMPILED, PREPARED, Case, refuse_unwritten
+from bitproof.harness.case import PRECOMPILED, PREPARED, Case, refuse_unwritten
 from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder, StepRequest
+from bitproof.harness.execute.requests import PrecompileRequest, StepFolder, StepRequest
 from bitproof.harness.execute.transport import refuse_torchrun
-from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.records import Event
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import torch
 
     from bitproof.harness.execute.session import Desk
     from bitproof.harness.machine.devices import Placement
@@ -132,27 +128,3 @@ def _refuse_passes(options: RunOptions, candidates: list[str]) -> None:
             found=", ".join(found),
             fix="leave it out, or run the case without --precompiled and with the candidate graph",
         )
-
-
-def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
-    """The program of a precompiled step. Nothing is traced, no pass runs. Raises ArtifactError for one to refuse."""
-    from bitproof.harness.precompile.artifact import read_program
-
-    return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
-
-
-def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
-    """Precompile a case's step. Raises what `harness.precompile.artifact.precompile` does."""
-    import torch
-
-    from bitproof.harness.precompile.artifact import precompile
-
-    set_determinism(request.case.seed)
-    device = torch.device(request.device)
-    made = precompile(request.case, _made_as(request.system), device, request.out, request.inject, enter)
-    return PrecompileAnswer(**made._asdict())
-
-
-def _made_as(system: str) -> str:
-    """The system whose tracer made a precompiled step."""
-    return GRAPH if system == PRECOMPILED else system

@@ -1,4 +1,4 @@
-"""What is made of a case's graph: a rank's program, one with a fault in it, a file that shows what differs by itself.
+"""What is made of a case's graph: a rank's program, one with a fault in it, one on disk, a file that fails alone.
 
 Loads torch only where it is asked for something.
 """
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.case import GRAPH, PREPARED, Case
+from bitproof.harness.case import GRAPH, PRECOMPILED, PREPARED, Case
 from bitproof.harness.disturb.faults import CATALOGUE, Fault, Named
+from bitproof.harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder
 from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.machine.determinism import set_determinism
 
@@ -64,6 +65,30 @@ def struck(program: Any, fault: Fault | None, case: Case) -> Any:
     from bitproof.harness.systems.graph import strike_program
 
     return strike_program(program, entry, case)
+
+
+def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
+    """The program of a precompiled step. Nothing is traced, no pass runs. Raises ArtifactError for one to refuse."""
+    from bitproof.harness.precompile.artifact import read_program
+
+    return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
+
+
+def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
+    """Precompile a case's step. Raises what `harness.precompile.artifact.precompile` does."""
+    import torch
+
+    from bitproof.harness.precompile.artifact import precompile
+
+    set_determinism(request.case.seed)
+    device = torch.device(request.device)
+    made = precompile(request.case, _made_as(request.system), device, request.out, request.inject, enter)
+    return PrecompileAnswer(**made._asdict())
+
+
+def _made_as(system: str) -> str:
+    """The system whose tracer made a precompiled step."""
+    return GRAPH if system == PRECOMPILED else system
 
 
 def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:

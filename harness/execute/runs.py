@@ -20,8 +20,7 @@ from bitproof.harness.errors import RankError, UsageError
 from bitproof.harness.execute.accounts import End
 from bitproof.harness.execute.kernels import make_kernels
 from bitproof.harness.execute.models import check_model
-from bitproof.harness.execute.precompiled import read_precompiled
-from bitproof.harness.execute.programs import needs_program, options_of_rank, struck
+from bitproof.harness.execute.programs import needs_program, options_of_rank, read_precompiled, struck
 from bitproof.harness.execute.ranks import Ranks
 from bitproof.harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
 from bitproof.harness.execute.stage import Place, Send, Stage

@@ -48,12 +48,12 @@ from bitproof.harness.execute.requests import (
     SeatedRunRequest,
     Seats,
 )
-from bitproof.harness.execute.transport import do_not_wait_for_rank_0
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.devices import Placement, place
 from bitproof.harness.options import OnEvent
 from bitproof.harness.processes import wire
 from bitproof.harness.program import interrupts
+from bitproof.harness.program.launched import do_not_wait_for_rank_0
 from bitproof.harness.program.search_path import search_path
 from bitproof.harness.records import CaseResult
 

@@ -6,26 +6,20 @@ at which all ranks answer. The others follow until it is done, print nothing and
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.program import interrupts, launched
+from bitproof.harness.program import launched
 
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
     from bitproof.harness.execute.session import Desk
     from bitproof.harness.options import RunOptions
     from bitproof.harness.records import CaseResult
-
-# How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
-_PATIENCE = 20.0
-_rank_0_is_gone = False
 
 
 def is_torchrun() -> bool:
@@ -94,16 +88,3 @@ def refuse_copies() -> None:
         found=f"{number}={os.environ[number]} {count}={many}, and no RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
         fix=f"{line}\n    with M ranks a machine, and HOST the first one",
     )
-
-
-def do_not_wait_for_rank_0() -> None:
-    """Have a rank that follows end at once: rank 0 is not there, or cannot be reached, and tells nothing."""
-    global _rank_0_is_gone
-    _rank_0_is_gone = True
-
-
-def let_rank_0_tell() -> None:
-    """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why."""
-    if follows() and not _rank_0_is_gone:
-        with contextlib.suppress(*interrupts.STOPS):
-            time.sleep(_PATIENCE)

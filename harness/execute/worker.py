@@ -22,9 +22,8 @@ from bitproof.harness.case import PREPARED, Case, Kind
 from bitproof.harness.disturb.faults import Fault, Injector
 from bitproof.harness.disturb.stress import Stress, stressed
 from bitproof.harness.execute.accounts import Account, Done, Prepared, PreparedGraph, Ready, StepBegan, StepsEnded
-from bitproof.harness.execute.precompiled import read_precompiled
 from bitproof.harness.execute.profile import phase, showing_digests
-from bitproof.harness.execute.programs import needs_program, options_of_rank, prepare_program, struck
+from bitproof.harness.execute.programs import needs_program, options_of_rank, prepare_program, read_precompiled, struck
 from bitproof.harness.execute.requests import ARCHIVE, VALUES
 from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive

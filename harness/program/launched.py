@@ -6,12 +6,19 @@ Ranks that others start are told apart by what `init_process_group("env://")` re
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Mapping
+
+from bitproof.harness.program import interrupts
 
 FORKED = "BITPROOF_RANK"
 """Set in every rank that bitproof forks: a command that such a rank starts is nobody's rank."""
 
+# How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
+_PATIENCE = 20.0
+_rank_0_is_gone = False
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Launchers that start many processes and set none of the above: variables for a process's rank, and for how many.
 _LAUNCHERS = (
@@ -57,3 +64,16 @@ def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str,
         many = int(environment[count])
         return (launcher, number, count, many) if many > 1 else None
     return None
+
+
+def do_not_wait_for_rank_0() -> None:
+    """Have a rank that follows end at once: rank 0 is not there, or cannot be reached, and tells nothing."""
+    global _rank_0_is_gone
+    _rank_0_is_gone = True
+
+
+def let_rank_0_tell() -> None:
+    """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why."""
+    if is_rank() and os.environ["RANK"] != "0" and not _rank_0_is_gone:
+        with contextlib.suppress(*interrupts.STOPS):
+            time.sleep(_PATIENCE)

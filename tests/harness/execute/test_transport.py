@@ -22,6 +22,7 @@ from bitproof.harness.execute import transport
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.transport import open_desk, refuse_torchrun
 from bitproof.harness.options import RunOptions
+from bitproof.harness.program import launched
 
 pytestmark = pytest.mark.ranks
 
@@ -148,7 +149,7 @@ def test_another_world_size_than_torchruns_is_told_by_rank_0_alone(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(transport, "_PATIENCE", 0.0)
+    monkeypatch.setattr(launched, "_PATIENCE", 0.0)
     for rank in (0, 1):
         become_rank(monkeypatch, rank, world_size=3)
         assert main([*command, str(tmp_path / "out"), "--world-size", "2"]) == 2
@@ -194,9 +195,9 @@ def test_srun_without_torchrun_is_refused_once_with_the_line_that_works(
 
 def test_only_a_rank_that_follows_waits_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(transport.time, "sleep", waited.append)
-    transport.let_rank_0_tell()
+    monkeypatch.setattr(launched.time, "sleep", waited.append)
+    launched.let_rank_0_tell()
     for rank in (0, 1):
         become_rank(monkeypatch, rank)
-        transport.let_rank_0_tell()
+        launched.let_rank_0_tell()
     assert waited == [20.0]

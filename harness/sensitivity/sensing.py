@@ -61,14 +61,14 @@ def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
     timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
-    found = answers_apart("bitproof.harness.execute.sensing", task, Sensitivity, 1, log, timeout)
+    found = answers_apart("bitproof.harness.sensitivity.sensing", task, Sensitivity, 1, log, timeout)
     with contextlib.closing(found) as answers:
         answer = next(answers)
     return Sensitivity(reason=answer.reason) if isinstance(answer, Lost) else answer
 
 
 def main() -> None:
-    """The process that measures: `harness.execute.sensing PIPE`."""
+    """The process that measures: `harness.sensitivity.sensing PIPE`."""
     answer_all(Sensing, lambda task: iter([outcome_of(task)]))
 
 

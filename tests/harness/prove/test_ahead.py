@@ -10,7 +10,7 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
-from bitproof.harness.execute.ahead import Task, prove_ahead
+from bitproof.harness.prove.ahead import Task, prove_ahead
 from bitproof.harness.records import ProofVerdict
 from bitproof.harness.report import json as report_json
 

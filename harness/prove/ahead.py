@@ -32,7 +32,7 @@ class Task:
 def prove_ahead(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
     """An outcome for each case, in order, each within `timeout` seconds; later ones are not tried after one that is
     not in time. Closing the iterator ends the process."""
-    found = answers_apart("bitproof.harness.execute.ahead", task, ProofOutcome, len(task.cases), log, timeout)
+    found = answers_apart("bitproof.harness.prove.ahead", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:
         for answer in answers:
             if isinstance(answer, Lost):
@@ -42,7 +42,7 @@ def prove_ahead(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]
 
 
 def main() -> None:
-    """The process that proves: `harness.execute.ahead PIPE`."""
+    """The process that proves: `harness.prove.ahead PIPE`."""
     answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from bitproof.harness.cli import main
 from bitproof.harness.errors import RankError
-from bitproof.harness.execute.sensing import Sensing, _forked, isolated, outcome_of, sense_apart
 from bitproof.harness.report import json as report_json
 from bitproof.harness.sensitivity.examine import Finding
+from bitproof.harness.sensitivity.sensing import Sensing, _forked, isolated, outcome_of, sense_apart
 from bitproof.harness.sensitivity.spread import FAILURE, Fate
 from tests.harness.sensitivity.test_measure import CASE
 

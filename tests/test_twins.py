@@ -12,6 +12,7 @@ TOPS = ("bitproof", "cases", "harness", "reference")
 CASES = "tests/cases/test_families.py"
 CLI = "tests/harness/test_cli.py"
 LAUNCH = "tests/harness/execute/test_launch.py"
+TORCHRUN = "tests/harness/execute/test_torchrun.py"
 FAULT_ROWS = "tests/harness/disturb/faults/test_catalogue.py"
 FAULT_RUNS = "tests/harness/commands/test_faults.py"
 
@@ -66,6 +67,11 @@ ELSEWHERE = {
     "harness/execute/host_process.py": (LAUNCH, "both ends of a host's life are seen from a run"),
     "harness/execute/session.py": (LAUNCH, "what a session leaves behind is seen from a run"),
     "harness/execute/stage.py": (LAUNCH, "what ranks are forked from is seen from a run"),
+    "harness/execute/torchrun/messages.py": (TORCHRUN, "ranks say them"),
+    "harness/execute/torchrun/peers.py": (TORCHRUN, "ranks hear of each other there"),
+    "harness/execute/torchrun/rendezvous.py": (TORCHRUN, "ranks come together there"),
+    "harness/execute/torchrun/store.py": (TORCHRUN, "ranks come together by it"),
+    "harness/execute/torchrun/team.py": (TORCHRUN, "ranks run together there"),
     "harness/execute/worker.py": (LAUNCH, "what a rank does is seen from a run"),
     "harness/graph/activations.py": ("tests/harness/graph/passes/test_rematerialize.py", "passes alone ask it"),
     "harness/graph/context.py": ("tests/harness/graph/test_pipeline.py", "it holds what the runner hands on"),
@@ -140,7 +146,6 @@ ELSEWHERE = {
 LONG: set[str] = {
     "harness/case/case.py",
     "harness/execute/requests.py",
-    "harness/execute/torchrun.py",
     "harness/localize/blame.py",
     "harness/localize/call_log.py",
     "harness/systems/graph.py",

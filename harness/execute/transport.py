@@ -40,7 +40,7 @@ def open_desk(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Abst
     """
     refuse_copies()
     if is_torchrun():
-        from bitproof.harness.execute.torchrun import check_world_size, open_team
+        from bitproof.harness.execute.torchrun.team import check_world_size, open_team
 
         check_world_size(cases)
         return open_team(run_dir, options)
@@ -54,7 +54,7 @@ def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterato
 
     Raises CaseError when a case has another world size than torchrun, at once, and what ended rank 0.
     """
-    from bitproof.harness.execute.torchrun import check_world_size, follow_rank_0
+    from bitproof.harness.execute.torchrun.team import check_world_size, follow_rank_0
 
     check_world_size(cases)
     return follow_rank_0(run_dir, options)

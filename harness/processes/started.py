@@ -20,7 +20,7 @@ from typing import Any
 from bitproof.harness.processes import wire
 from bitproof.harness.processes.channel import Inlet
 
-_START = str(Path(__file__).parents[1] / "program" / "start.py")
+START = str(Path(__file__).parents[1] / "program" / "start.py")
 
 
 class Started:
@@ -36,7 +36,7 @@ class Started:
         try:
             with log.open("wb") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", _START, module, str(writer), *arguments],
+                    [sys.executable, "-P", START, module, str(writer), *arguments],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,

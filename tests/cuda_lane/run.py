@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.harness.cli import main as bitproof
 from bitproof.harness.cli import run as cli_run
-from bitproof.harness.execute import host_process
+from bitproof.harness.processes import started
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.host import REFERENCES
 from tests.cuda_lane.selection import TAKEN, slice_of, timed_cases
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         return 3
     stand_in.build()
     os.environ[DEVICES] = options.devices
-    host_process._START = str(Path(__file__).with_name("host.py"))
+    started.START = str(Path(__file__).with_name("host.py"))
     if options.jobs > 1:
         return run_slices(options.jobs, arguments, options.report_dir)
     if options.every_case:

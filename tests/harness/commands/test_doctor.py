@@ -10,7 +10,7 @@ import pytest
 from bitproof.builtin_cases import CASES
 from bitproof.harness.commands import doctor, precompile
 from bitproof.harness.errors import ArtifactError
-from bitproof.harness.execute import host_process
+from bitproof.harness.processes import started
 from bitproof.harness.records import CaseResult, CaseSeconds, Verdict
 
 HOST_WITH_A_DEVICE = Path(__file__).parents[1] / "execute" / "host_with_a_device.py"
@@ -69,7 +69,7 @@ def test_a_case_that_fails_in_the_trial_is_named_with_its_error_and_stops_the_ma
 @pytest.mark.slow
 def test_the_trial_takes_two_small_cases_through_both_systems_also_where_torch_knows_of_a_device(monkeypatch):
     """There the second has an error, should the host have run autograd for the first."""
-    monkeypatch.setattr(host_process, "_START", str(HOST_WITH_A_DEVICE))
+    monkeypatch.setattr(started, "START", str(HOST_WITH_A_DEVICE))
     results = doctor.run_trial()
     assert [(result.case.name, result.verdict, result.error) for result in results] == [
         ("moe_batch", Verdict.EQUAL, None),

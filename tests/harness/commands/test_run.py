@@ -14,8 +14,8 @@ from bitproof.harness.case import Batch, Case, Chunking, Parallelism
 from bitproof.harness.commands import run
 from bitproof.harness.commands.run import Changes, change_case, named_case, replay_options, run_and_report
 from bitproof.harness.errors import CaseError, PassError, UsageError
-from bitproof.harness.execute import ahead
 from bitproof.harness.options import RunOptions, Stress
+from bitproof.harness.prove import ahead
 from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Shard, Verdict
 from bitproof.harness.report import json as report_json
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from bitproof.harness.execute import links, wire
+from bitproof.harness.execute import links
 from bitproof.harness.execute.links import Line, Links
+from bitproof.harness.processes import wire
 
 LOOPBACK = "127.0.0.1"
 HEADER = struct.Struct(">8sQQ")

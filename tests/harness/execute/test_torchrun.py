@@ -17,13 +17,15 @@ import pytest
 
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import BitproofError, CaseError, RankError
-from bitproof.harness.execute import torchrun, wire
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.links import Links
 from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
-from bitproof.harness.execute.torchrun import Account, Failed, Team, _unpack
+from bitproof.harness.execute.torchrun import team as team_module
+from bitproof.harness.execute.torchrun.messages import Account, Failed, unpack
+from bitproof.harness.execute.torchrun.team import Team
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
+from bitproof.harness.processes import wire
 from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
@@ -218,7 +220,7 @@ def joined(*teams):
 
 
 def test_ranks_of_one_kind_come_together_and_each_machine_has_a_folder_for_its_logs(teams, tmp_path, monkeypatch):
-    monkeypatch.setattr(torchrun, "_node", iter(["a", "b", "b"]).__next__)
+    monkeypatch.setattr(team_module, "_node", iter(["a", "b", "b"]).__next__)
     made = [teams(rank) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(made[0].join)]
@@ -254,10 +256,10 @@ def test_one_who_came_and_vanished_before_the_others_came_is_named_at_once(teams
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         running, there = pool.submit(joined, leader), pool.submit(joined, other)
-        while 1 not in leader._lines:
+        while 1 not in leader.peers.lines:
             assert time.monotonic() - began < 20
             time.sleep(0.05)
-        other._lines[0].socket.shutdown(socket.SHUT_RDWR)
+        other.peers.lines[0].socket.shutdown(socket.SHUT_RDWR)
         [error] = running.result()
         assert time.monotonic() - began < 30
         assert str(error).startswith("RankError: rank 1 vanished before all had come\n")
@@ -286,10 +288,17 @@ def test_who_does_not_belong_is_refused_and_another_runs_rank_is_only_sent_away(
     try:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(joined, leader)
-            while not leader._token or leader._links._listener is None:
+            while not leader.peers.token or leader.peers.links._listener is None:
                 time.sleep(0.02)
-            line = other.connect("127.0.0.1", leader._links._listener.getsockname()[1], "rank 0")
-            said = {"kind": "Hello", "token": leader._token, "rank": 1, "world_size": 3, "node": "n", "run_dir": "r"}
+            line = other.connect("127.0.0.1", leader.peers.links._listener.getsockname()[1], "rank 0")
+            said = {
+                "kind": "Hello",
+                "token": leader.peers.token,
+                "rank": 1,
+                "world_size": 3,
+                "node": "n",
+                "run_dir": "r",
+            }
             with other._changed:
                 line.put(json.dumps(said | hello).encode())
             other._wake()
@@ -306,25 +315,25 @@ def test_who_does_not_belong_is_refused_and_another_runs_rank_is_only_sent_away(
 
 def test_what_tells_of_an_earlier_run_does_not_count(teams):
     leader = teams(0)
-    leader._run_number = 5
+    leader.peers.run_number = 5
     for run, counts in ((4, False), (6, False), (5, True)):
-        leader._take(1, wire.write(Account(run=run, clock=0.0)), None)
-        assert (1 in leader._accounts) == counts
-    leader._take(2, wire.write(Failed(run=4)), None)
-    assert leader._failed_at == float("inf")
-    leader._take(2, wire.write(Failed(run=5)), None)
-    assert leader._failed_at < float("inf")
+        leader.peers.take(1, wire.write(Account(run=run, clock=0.0)), None)
+        assert (1 in leader.peers.accounts) == counts
+    leader.peers.take(2, wire.write(Failed(run=4)), None)
+    assert leader.peers.failed_at == float("inf")
+    leader.peers.take(2, wire.write(Failed(run=5)), None)
+    assert leader.peers.failed_at < float("inf")
 
 
 def test_files_that_did_not_come_whole_are_refused(tmp_path):
     content, part = tmp_path / "content", tmp_path / "part"
     content.write_bytes(b"abcdef")
-    _unpack(Account(run=1, clock=0.0, num_bytes=(1, 2, 3)), content, part)
+    unpack(Account(run=1, clock=0.0, num_bytes=(1, 2, 3)), content, part)
     assert [part.with_suffix(suffix).read_bytes() for suffix in ("", ".safetensors", ".zip")] == [b"a", b"bc", b"def"]
     for sizes in ((1, 2, 4), (6,), (1, 2, 3, 0), ()):
         content.write_bytes(b"abcdef")
         with pytest.raises(RankError, match="did not arrive whole"):
-            _unpack(Account(run=1, clock=0.0, num_bytes=sizes), content, part)
+            unpack(Account(run=1, clock=0.0, num_bytes=sizes), content, part)
 
 
 def command(*arguments):

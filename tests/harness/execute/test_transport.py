@@ -18,7 +18,6 @@ from bitproof.harness.case import Batch, Case, Model, Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
 from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.execute import transport
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.transport import open_desk, refuse_torchrun
 from bitproof.harness.options import RunOptions

@@ -1,0 +1,102 @@
+"""What torchrun's ranks say to each other, and the files that they send along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute.accounts import End
+from bitproof.harness.execute.failures import Problem
+from bitproof.harness.execute.requests import ARCHIVE, VALUES, RunRequest
+from bitproof.harness.processes import wire
+from bitproof.harness.records import CaseResult
+
+# What a rank leaves: its part of a recording, or of a replay, and what may lie beside it.
+FILES = ("", VALUES, ARCHIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """A rank's first message to rank 0: who it is, and the folder of its run there.
+
+    `node` names its machine, equal on all ranks of one. What it is made of follows, once its host has loaded torch.
+    """
+
+    token: str
+    rank: int
+    world_size: int
+    node: str
+    run_dir: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """Rank 0's answer, once all are there: its own run folder, and where this rank's machine writes its logs."""
+
+    run_dir: Path
+    own_dir: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """On some rank the run of this number has failed: others may wait for it where no error reaches them."""
+
+    run: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Farewell:
+    """A rank takes part no longer; `problem` is what ended it, None where it came to its end."""
+
+    problem: Problem | None = None
+
+
+Message = RunRequest | CaseResult | Failed | Farewell
+"""What rank 0 tells all others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """How the run of a number ended on one of torchrun's ranks: its end, or the problem for which it has none.
+
+    `clock` is what its machine's monotonic clock lacks to the time of day, on which machines agree. The files that it
+    sends along are its `FILES`, of so many bytes each.
+    """
+
+    run: int
+    clock: float
+    end: End | None = None
+    problem: Problem | None = None
+    num_bytes: tuple[int, ...] = ()
+
+
+def read_message(text: bytes, *kinds: type) -> Any:
+    """A message of somebody who is known. Raises RankError for what is none."""
+    try:
+        return wire.read(text, *kinds)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RankError(
+            "a rank said what no rank says", found=str(error), fix="bring all machines to one commit"
+        ) from error
+
+
+def unpack(account: Account, content: Path | None, part: Path) -> None:
+    """Write the files that came with an account beside each other, as the rank had them."""
+    for suffix in FILES:
+        part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's
+    if content is None:
+        return
+    if sum(account.num_bytes) != content.stat().st_size or len(account.num_bytes) != len(FILES):
+        raise RankError(
+            "a rank's files did not arrive whole",
+            expected=f"{sum(account.num_bytes)} bytes",
+            found=f"{content.stat().st_size} bytes",
+        )
+    with content.open("rb") as source:
+        for suffix, size in zip(FILES, account.num_bytes, strict=True):
+            with part.with_suffix(suffix).open("wb") as file:
+                while size > 0 and (chunk := source.read(min(size, 1 << 20))):
+                    size -= file.write(chunk)
+    content.unlink()

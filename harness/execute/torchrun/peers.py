@@ -1,0 +1,135 @@
+"""What one of torchrun's ranks knows of the others: its connections, what they told, and who is gone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from bitproof.harness.capture.made_of import Facts, tell_ranks
+from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.execute.failures import Problem
+from bitproof.harness.execute.links import Line, Links
+from bitproof.harness.execute.requests import MadeOf, RunRequest
+from bitproof.harness.execute.torchrun.messages import Account, Failed, Farewell, Message, read_message
+from bitproof.harness.execute.torchrun.store import Launcher
+from bitproof.harness.records import CaseResult
+
+# After a rank failed, how long another one may take to notice. On NCCL it never may: its host waits for the device.
+_PEER_SECONDS = 5.0
+
+
+class Peers:
+    """All ranks but this one: rank 0 has a line to each, the others one to rank 0. Files that come lie in `spool`."""
+
+    def __init__(self, rank: int, world_size: int, spool: Path) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.is_told = False
+        """Whether rank 0 has said how all ended, and so tells it to the user, too."""
+        self.token = ""
+        """What a rank of this run says first."""
+        self.run_number = 0
+        self.lost: BitproofError | None = None
+        """Why no further run has a chance."""
+        self.lines: dict[int, Line] = {}
+        self.made_of: dict[int, Facts] = {}
+        self.accounts: dict[int, tuple[Account, Path | None]] = {}
+        self.left: dict[int, Problem] = {}
+        self.heard: list[Message] = []
+        self.failed_at = float("inf")
+        self.links = Links(spool)
+        self.launcher = Launcher()
+
+    def begin_run(self) -> int:
+        """Count a run, of which nobody has failed yet; its number."""
+        self.run_number += 1
+        self.failed_at = float("inf")
+        return self.run_number
+
+    def tell_all(self, message: Message) -> None:
+        """Rank 0: what the others hear next."""
+        for line in self.lines.values():
+            self.links.tell(line, message)
+
+    def listen(self) -> None:
+        """Take all that others have told by now."""
+        for rank, line in self.lines.items():
+            while (said := self.links.take(line)) is not None:
+                self.take(rank, *said)
+
+    def take(self, rank: int, text: bytes, files: Path | None) -> None:
+        """Keep what a rank has told, and the files that came with it."""
+        if self.rank:
+            message = read_message(text, RunRequest, CaseResult, Failed, Farewell)
+        else:
+            message = read_message(text, MadeOf, Account, Failed, Farewell)
+        match message:
+            case Account():
+                if message.run == self.run_number:  # one that is late tells of a run that nobody waits for
+                    self.accounts[rank] = message, files
+            case MadeOf(facts=facts):
+                self.made_of[rank] = facts
+            case Failed():
+                if message.run == self.run_number:
+                    self.note_failed()
+            case Farewell(problem=problem) if self.rank == 0:
+                self.left[rank] = problem or Problem.of(RuntimeError("it ended"), f"rank {rank}")
+            case _:
+                self.heard.append(message)
+
+    def gone(self) -> dict[int, str]:
+        """Who is gone, and what is known of that."""
+        found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
+        for rank, problem in self.left.items():
+            found[rank] = f"it left: {problem.error().what}"
+        return found
+
+    def refuse_lost(self, when: str) -> None:
+        """Raise RankError when somebody is gone without whom nothing goes on."""
+        error = self.launcher.ended()
+        if error is None and (gone := self.gone()):
+            ranks = sorted(gone)
+            error = RankError(
+                f"{tell_ranks(ranks)} vanished {when}",
+                rank=ranks[0] if len(ranks) == 1 else None,
+                expected=f"{self.world_size} ranks until the end",
+                found="; ".join(f"{tell_ranks([rank])}: {why}" for rank, why in sorted(gone.items())),
+                fix="see what ended it on its machine: its log there, the kernel's, torchrun's own",
+            )
+        if error is not None:
+            self.lost = self.lost or error
+            raise error
+
+    def tell_failed(self) -> None:
+        """Let the other ranks know that this one's run has failed: they may wait for it where no error reaches them."""
+        self.tell_all(Failed(run=self.run_number))
+
+    def note_failed(self) -> None:
+        """Remember since when a run has failed; rank 0 lets all others know."""
+        if self.failed_at == float("inf"):
+            self.failed_at = time.monotonic()
+            if self.rank == 0:
+                self.tell_failed()
+
+    def is_abandoned(self) -> bool:
+        """Whether this rank waits in vain.
+
+        That is when somebody is gone, and when another rank failed long enough ago for this one to have told its own
+        end, had it come to any.
+        """
+        self.listen()
+        if self.gone() or self.launcher.ended() is not None:
+            self.note_failed()
+            return True
+        return time.monotonic() - self.failed_at > _PEER_SECONDS
+
+    def launcher_must_live(self) -> None:
+        """Raise RankError when who started this rank has ended."""
+        if (ended := self.launcher.ended()) is not None:
+            self.lost = ended
+            raise ended
+
+    def close(self, seconds: float) -> None:
+        """Be done with all, when what waits was sent or time is up."""
+        self.links.close(seconds)
+        self.launcher.close()

@@ -1,0 +1,177 @@
+"""How torchrun's ranks come together: each finds rank 0, and says what it is made of, before any of them runs."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.capture.made_of import Facts, differences, tell_ranks
+from bitproof.harness.errors import BitproofError, CaseError, RankError
+from bitproof.harness.execute.failures import Problem
+from bitproof.harness.execute.links import Line
+from bitproof.harness.execute.requests import MadeOf
+from bitproof.harness.execute.torchrun.messages import Farewell, Hello, Welcome, read_message
+from bitproof.harness.execute.torchrun.peers import Peers
+from bitproof.harness.execute.torchrun.store import Store
+from bitproof.harness.processes import wire
+
+_HOST_MARGIN = 15.0
+"""How much longer than for a rank to come its host may take to say what it is made of."""
+
+AskFacts = Callable[[Callable[[], bool]], Facts | None]
+"""Has this rank's host say what it is made of; None once what it is given says that nobody waits for it any more."""
+
+
+class Rendezvous:
+    """How one rank comes together with all others, within `timeout` seconds."""
+
+    def __init__(self, peers: Peers, timeout: float, ask_facts: AskFacts) -> None:
+        self._peers = peers
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._ask_facts = ask_facts
+        self._store: Store | None = None  # where rank 0 serves it, its ranks meet there until the end
+
+    def call_roll(self, own: Hello) -> None:
+        """Rank 0: wait for all others, see that all are made of the same, and let them begin.
+
+        Raises RankError, naming them, where some do not come, and CaseError where some are made of other things.
+        """
+        deadline = self._deadline
+        self._peers.token = secrets.token_hex(16)
+        arrived: dict[int, Hello] = {0: own}
+        if self._peers.world_size > 1:
+            port = self._peers.links.listen(os.environ["MASTER_ADDR"])
+            addresses = [os.environ["MASTER_ADDR"], socket.gethostname()]
+            word = json.dumps({"addresses": addresses, "port": port, "token": self._peers.token})
+            self._store = store = Store(True, deadline, self._peers.launcher)
+            while not store.put(word):
+                self._wait_for(store.where, deadline, arrived)
+        while len(arrived) < self._peers.world_size:
+            for line, said in self._peers.links.newcomers():
+                self._meet(line, said, arrived)
+            if len(arrived) < self._peers.world_size:
+                self._peers.listen()
+                self._peers.refuse_lost("before all had come")
+                self._wait_for("", deadline, arrived)
+        self._peers.links.stop_listening()
+        self._peers.made_of[0] = self._ask_facts(lambda: False) or {}
+        while len(self._peers.made_of) < self._peers.world_size:
+            self._peers.listen()
+            self._peers.refuse_lost("before it had said what it is made of")
+            self._wait_for("not all said what they are made of", deadline + _HOST_MARGIN, self._peers.made_of)
+        differences([self._peers.made_of[rank] for rank in range(self._peers.world_size)], all_told=True).refuse()
+        folders: dict[str, Path] = {}
+        for rank in sorted(arrived):
+            folders.setdefault(arrived[rank].node, Path(arrived[rank].run_dir))
+        for rank, line in self._peers.lines.items():
+            self._peers.links.tell(line, Welcome(run_dir=Path(own.run_dir), own_dir=folders[arrived[rank].node]))
+
+    def _meet(self, line: Line, said: dict[str, Any], arrived: dict[int, Hello]) -> None:
+        """Take a newcomer in, or send it away."""
+        if not hmac.compare_digest(str(said.get("token")).encode(), self._peers.token.encode()):
+            self._peers.links.part_with(line, "it is of another run")
+            return
+        try:
+            hello: Hello = wire.read(json.dumps(said), Hello)
+            is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size
+            is_one_of_us = is_of_size and hello.rank not in self._peers.lines
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            problem = CaseError(
+                f"rank {said.get('rank')} speaks otherwise than rank 0",
+                expected="one release of bitproof on every rank",
+                found=str(error),
+                fix="bring all machines to one commit",
+            )
+            self._peers.links.tell(line, Farewell(problem=Problem.of(problem, "rank 0")))
+            raise problem from error
+        if not is_one_of_us:
+            problem = CaseError(
+                "a rank came that cannot be one of this run",
+                expected=f"each of {tell_ranks(range(1, self._peers.world_size))} once, of {self._peers.world_size}",
+                found=f"rank {hello.rank} of {hello.world_size}, on {hello.node}",
+                fix="give every process a RANK of its own, and all one WORLD_SIZE",
+            )
+            self._peers.links.tell(line, Farewell(problem=Problem.of(problem, "rank 0")))
+            self._peers.links.part_with(line, "it is none of us")
+            raise problem
+        self._peers.links.welcome(line, f"rank {hello.rank}")
+        self._peers.lines[hello.rank] = line
+        arrived[hello.rank] = hello
+
+    def come(self, hello: Hello) -> Welcome:
+        """Any other rank: find rank 0, and wait until it says that all are there. Raises what rank 0 does."""
+        deadline = self._deadline
+        store = Store(False, deadline, self._peers.launcher)
+        while True:
+            word = store.get()
+            if word is None:
+                self._wait_for(store.where, deadline, None)
+                continue
+            try:
+                found = json.loads(word)
+                line = self._connect(found["addresses"], found["port"])
+                self._peers.token = str(found["token"])
+            except (ValueError, KeyError, TypeError, OSError):  # an older run's word, perhaps
+                self._wait_for("rank 0 does not listen where torchrun's store says", deadline, None)
+                continue
+            self._peers.links.tell(line, replace(hello, token=self._peers.token))
+            self._peers.lines[0] = line
+            self._tell_made_of(line)
+            while line.gone is None or line.inbox:
+                said = self._peers.links.take(line)
+                if said is None:  # rank 0 knows until when to wait for others, and lives
+                    self._wait_for("", float("inf"), None)
+                    continue
+                answer: Welcome | Farewell = read_message(said[0], Welcome, Farewell)
+                if isinstance(answer, Farewell):
+                    self._peers.is_told = True
+                    raise (answer.problem or Problem.of(RuntimeError("it ended"), "rank 0")).error()
+                return answer
+            del self._peers.lines[0]  # another run's, or one whose ranks are all started anew
+            self._wait_for(f"rank 0 left: {line.gone}", deadline, None)
+
+    def _tell_made_of(self, line: Line) -> None:
+        """Tell rank 0 what this rank is made of, once its host can; or why it cannot take part."""
+        try:
+            facts = self._ask_facts(lambda: line.gone is not None)
+        except BitproofError as error:
+            self._peers.links.tell(line, Farewell(problem=Problem.of(error, f"rank {self._peers.rank}")))
+            raise
+        if facts is not None:
+            self._peers.links.tell(line, MadeOf(facts=facts))
+
+    def _connect(self, addresses: Sequence[str], port: int) -> Line:
+        problem: OSError = OSError("rank 0 gave no address")
+        for address in dict.fromkeys(addresses):
+            try:
+                return self._peers.links.connect(str(address), int(port), "rank 0")
+            except OSError as error:
+                problem = error
+        raise problem
+
+    def _wait_for(self, what: str, deadline: float, arrived: Collection[int] | None) -> None:
+        """A moment, before looking again whether somebody has come. Raises RankError when time is up."""
+        self._peers.links.wait(0.2)
+        if (ended := self._peers.launcher.ended()) is not None:
+            raise ended
+        if time.monotonic() < deadline:
+            return
+        missing = [0] if arrived is None else [rank for rank in range(self._peers.world_size) if rank not in arrived]
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        came = None if arrived is None else tell_ranks(sorted(arrived))
+        raise RankError(
+            f"{tell_ranks(missing)} of {self._peers.world_size} did not come within {self._timeout:g} s",
+            rank=missing[0] if len(missing) == 1 else None,
+            expected=f"{self._peers.world_size} ranks that meet at {where}",
+            found="; ".join(part for part in (came, what) if part) or "nobody",
+            fix="start every rank, with one WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or give a longer --timeout",
+        )

@@ -1,0 +1,175 @@
+"""Who started torchrun's ranks, and the store in which they find rank 0."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+from bitproof.harness.errors import RankError
+
+# One call into torch's store, which hears no signal; and the same where nothing is asked of it but a value.
+_STORE_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
+
+A = TypeVar("A")
+
+
+class Launcher:
+    """Who started this rank, and what all ranks of a run meet at: once it is gone, nobody ends what it started."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        self._store: socket.socket | None = None
+
+    def watch_store(self, address: str, port: int) -> None:
+        """Notice from now on when the store is closed, by a connection that says nothing."""
+        if self._store is None:
+            with suppress(OSError):
+                self._store = socket.create_connection((address, port), timeout=_STORE_SECONDS)
+                self._store.setblocking(False)
+
+    def ended(self) -> RankError | None:
+        """The error to raise when it is gone, None while it is there."""
+        if self._parent is not None and os.getppid() != self._parent:
+            return RankError(
+                f"torchrun has ended on {socket.gethostname()}, whose rank {os.environ['RANK']} it had started",
+                expected="torchrun's agents to live until their ranks have ended",
+                fix="see what ended it on that machine: the kernel's log, or a scheduler's",
+            )
+        if self._store is not None and _is_closed(self._store):
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            return RankError(
+                f"the store at which ranks meet has ended, at {where}",
+                expected="torchrun's agent on that machine to live until all ranks have ended",
+                fix="see what ended it there",
+            )
+        return None
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+class Store:
+    """torch's store, from which the others learn where rank 0 is. It is torchrun's, or rank 0 serves it.
+
+    What it does in C++ hears no signal and may wait for long, so it does that in a thread, and no longer than told.
+    `where` says what it waits for, "" when it is there.
+    """
+
+    def __init__(self, is_rank_0: bool, deadline: float, launcher: Launcher) -> None:
+        self._deadline = deadline
+        self._launcher = launcher
+        self._address, self._port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self._is_server = is_rank_0 and not self._is_torchruns
+        self._store: Any = None
+        self.where = ""
+
+    def put(self, word: str) -> bool:
+        """Leave rank 0's word; False where there is no store yet."""
+        return self._use(lambda store: (store.set(_key(), word), True)[1]) is True
+
+    def get(self) -> str | None:
+        """Rank 0's word; None where there is none yet."""
+
+        def look(store: Any) -> str | None:
+            try:
+                store.wait([_key()], timedelta(seconds=_LOOK_SECONDS))
+            except RuntimeError:  # it times out with a subclass of it, and so it ends when its server does
+                return None
+            return cast(bytes, store.get(_key())).decode()
+
+        found = self._use(look)
+        if found is None and not self.where:
+            self.where = "rank 0 has not come to the store"
+        return cast("str | None", found)
+
+    def _use(self, act: Callable[[Any], object]) -> object:
+        self.where = ""
+        at = f"{self._address}:{self._port}"
+        if not self._is_server:
+            try:
+                socket.create_connection((self._address, self._port), timeout=_LOOK_SECONDS).close()
+            except OSError as error:
+                self._store, self.where = None, f"nobody listens at {at}: {error.strerror or error}"
+                return None
+            if self._is_torchruns:
+                self._launcher.watch_store(self._address, self._port)
+        try:
+            if self._store is None:
+                self._store = _apart(self._open, self._deadline)
+            return _apart(lambda: act(self._store), self._deadline)
+        except TimeoutError:
+            what = (
+                "its own store is not open yet" if self._is_server else "what listens there does not answer as a store"
+            )
+            self._store, self.where = None, f"at {at} {what}"
+        except Exception as error:
+            self._store, self.where = None, f"the store at {at}: {type(error).__name__}: {error}"
+        return None
+
+    def _open(self) -> Any:
+        from torch.distributed import TCPStore
+
+        return TCPStore(
+            self._address,
+            self._port,
+            world_size=None,
+            is_master=self._is_server,
+            timeout=timedelta(seconds=_STORE_SECONDS),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+
+
+def _apart(act: Callable[[], A], deadline: float) -> A:
+    """What `act` gives, from a thread, so that signals are heard meanwhile. Raises TimeoutError when it takes too long.
+
+    Python does not end well with a thread in the middle of C++, so an interrupt waits a moment for it.
+    """
+    found: list[A] = []
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=work, name="bitproof-store", daemon=True)
+    thread.start()
+    limit = min(deadline, time.monotonic() + 4 * _STORE_SECONDS)
+    try:
+        while thread.is_alive() and time.monotonic() < limit:
+            thread.join(0.05)
+    finally:
+        if thread.is_alive():
+            thread.join(2 * _LOOK_SECONDS)
+    if problems:
+        raise problems[0]
+    if not found:
+        raise TimeoutError
+    return found[0]
+
+
+def _key() -> str:
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"bitproof/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}/rank0"
+
+
+def _is_closed(watched: socket.socket) -> bool:
+    try:
+        return watched.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

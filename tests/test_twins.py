@@ -81,6 +81,11 @@ ELSEWHERE = {
     "harness/localize/replay.py": ("tests/harness/localize/test_blame.py", "calls are replayed to be blamed"),
     "harness/case/shard.py": ("tests/harness/commands/test_shard.py", "a selection is dealt there"),
     "harness/ulps.py": ("tests/harness/compare/test_bits.py", "counts are made there"),
+    "harness/prove/operators.py": (
+        "tests/harness/certificate/test_calls.py",
+        "the checker's own tables of operators are held against it",
+    ),
+    "harness/operators/row.py": ("tests/harness/operators/test_rows.py", "columns are nothing without rows"),
     "harness/printable.py": ("tests/harness/report/test_hostile_text.py", "hostile text goes through every form"),
     "harness/report/console.py": ("tests/harness/report/test_hostile_text.py", "hostile text goes through every form"),
     "harness/report/markdown_text.py": (

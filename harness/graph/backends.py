@@ -42,7 +42,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from bitproof.harness.errors import BitproofError, MachineError, PassError
 from bitproof.harness.graph.generated_code import hash_generated
 from bitproof.harness.graph.halves import divide, run_halves
-from bitproof.harness.graph.operators import ATTENTION, operator_name
+from bitproof.harness.graph.operators import attends, attends_backward
 from bitproof.harness.graph.regions import marked_by
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS
 from bitproof.harness.machine.compiler import compiler_problem
@@ -64,8 +64,6 @@ from bitproof.harness.torch_inductor import (
 
 Step = Callable[[list[Any]], Any]
 
-FLEX_ATTENTION = ("flex_attention", "flex_attention_backward")
-SDPA = ATTENTION - set(FLEX_ATTENTION) | {f"{name}_backward" for name in ATTENTION - set(FLEX_ATTENTION)}
 
 SETTINGS: dict[str, Any] = {
     "compile_threads": 1,  # a pool of compiling processes would outlive the compilation
@@ -245,14 +243,18 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
 
 def _attention_region(node: Node) -> str | None:
     """Each attention operator is a region, and so is its backward."""
-    if node.op == "call_function" and operator_name(node) in SDPA:
+    if (
+        node.op == "call_function"
+        and not isinstance(node.target, HigherOrderOperator)
+        and (attends(node) or attends_backward(node))
+    ):
         return node.name
     return _flex_region(node)
 
 
 def _flex_region(node: Node) -> str | None:
     """A FlexAttention operator is a region with the nested graphs that it is given."""
-    if isinstance(node.target, HigherOrderOperator) and operator_name(node) in FLEX_ATTENTION:
+    if isinstance(node.target, HigherOrderOperator) and (attends(node) or attends_backward(node)):
         return node.name
     if node.op == "get_attr":
         return next((region for user in node.users if (region := _flex_region(user))), None)

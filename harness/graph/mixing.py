@@ -30,34 +30,8 @@ from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.mixing_rules import Call, Rows, rule_of
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.trace import trace_forward
+from bitproof.harness.operators import named
 from bitproof.harness.torch_compat import disable_current_modes
-
-_PLACES = {"arange", "linspace", "range"}
-"""Operators that count places: within a chunk, places of the chunk."""
-
-_FACTORIES = {
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-    "new_empty_strided",
-    "sym_size",
-    "sym_numel",
-    "sym_stride",
-}
-"""Operators that ask an argument for its dtype or sizes, never for elements."""
-
-_ROUTES = {
-    "split_with_sizes": 1,
-    "split": 1,
-    "all_to_all_single": 1,
-    "_grouped_mm": 2,
-    "view": 1,
-    "_unsafe_view": 1,
-    "reshape": 1,
-    "expand": 1,
-}
-"""Operators of which only the first arguments, this many, are elements; the others say where those go."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +172,7 @@ class _Follower:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return None
-        if name in _PLACES:
+        if named(name).counts_places:
             return Mixed(node)
         dim = symbols.chunk_dim(value, self.symbol)
         return None if dim is None else Rows(dim)
@@ -220,7 +194,7 @@ class _Follower:
         name = operators.operator_name(node)
         if node.target is operator.getitem and node.args[1] == 1 and operators.operator_name(source) == "sort":
             source = source.args[0]
-        elif name in ("detach", "clone", "alias", "_to_copy") and source in self.permutations:
+        elif (named(name).is_identity or named(name).copies) and source in self.permutations:
             self.permutations[node] = self.permutations[source]
             return
         elif name != "argsort":
@@ -232,10 +206,11 @@ class _Follower:
 
 def _elements(node: Node, name: str) -> list[Node]:
     """The arguments of which a call's elements are computed; the indices of a permutation are none of them."""
-    if name in _FACTORIES:
+    row = named(name)
+    if row.reads_layout and row.rows is None:
         return []
-    if name in _ROUTES:
-        return [x for x in node.args[: _ROUTES[name]] if isinstance(x, Node)]
+    if row.num_elements is not None:
+        return [x for x in node.args[: row.num_elements] if isinstance(x, Node)]
     if name == "index":
         return [x for x in (node.args[0], *node.args[1]) if isinstance(x, Node)]  # type: ignore[misc]
     return node.all_input_nodes

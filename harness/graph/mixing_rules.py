@@ -18,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from bitproof.harness.graph import operators, symbols
+from bitproof.harness.operators import RowFlow, named
 from bitproof.harness.torch_compat import schema_of
 
 
@@ -332,55 +333,43 @@ def _all_to_all(call: Call) -> Answer:
     return Rows(0, None, None, (*rows.order, token))
 
 
-def _named(rule: Rule, names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
-RULES: dict[str, Rule] = {
-    **_named(
-        elementwise,
-        "detach alias _to_copy clone wait_tensor all_reduce contiguous copy_ expand masked_fill masked_fill_",
-    ),
-    **_named(elementwise, "where bernoulli bernoulli_ rand_like randn_like zeros_like ones_like full_like empty_like"),
-    **_named(elementwise, "fill_ zero_ dropout _assert_tensor_metadata lift_fresh_copy lift_fresh _conj view_as_real"),
-    **_named(elementwise, "offload wait_offload reload wait_reload"),
-    **_named(_all_results(elementwise), "native_dropout"),
-    **_named(_view, "view _unsafe_view reshape"),
-    **_named(_permute, "t transpose permute"),
-    **_named(_squeeze, "squeeze"),
-    **_named(_unsqueeze, "unsqueeze"),
-    **_named(_cut, "slice narrow"),
-    **_named(_split, "split split_with_sizes chunk"),
-    **_named(_take, "select"),
-    **_named(_all_results(_take), "unbind"),
-    **_named(_join, "cat"),
-    **_named(_stack, "stack"),
-    **_named(_reduce, "sum mean amax amin prod any all var std argmax argmin logsumexp linalg_vector_norm norm"),
-    **_named(_all_results(_reduce), "max min aminmax var_mean std_mean median mode kthvalue"),
-    **_named(_along, "_softmax _safe_softmax _log_softmax softmax log_softmax"),
-    **_named(_along, "cumsum cumprod logcumsumexp flip roll argsort"),
-    **_named(_all_results(_along), "sort topk cummax cummin"),
-    **_named(_matmul, "mm addmm bmm baddbmm _scaled_mm"),
-    **_named(_matrix_vector, "mv"),
-    **_named(_grouped, "_grouped_mm"),
-    **_named(_all_results(_normalized), "native_layer_norm _fused_rms_norm"),
-    **_named(_normalized, "rms_norm layer_norm"),
-    **_named(_convolution, "convolution"),
-    **_named(_embedding, "embedding"),
-    **_named(_search, "searchsorted bucketize"),
-    **_named(_gather, "gather"),
-    **_named(_scatter, "scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_"),
-    **_named(_index, "index"),
-    **_named(_index_put, "index_put index_put_ _index_put_impl_"),
-    **_named(_all_to_all, "all_to_all_single"),
-    **_named(_all_results(_of_batch), " ".join(operators.ATTENTION)),
+RULES: dict[RowFlow, Rule] = {
+    RowFlow.ELEMENTWISE: elementwise,
+    RowFlow.EACH_ELEMENTWISE: _all_results(elementwise),
+    RowFlow.VIEW: _view,
+    RowFlow.PERMUTE: _permute,
+    RowFlow.SQUEEZE: _squeeze,
+    RowFlow.UNSQUEEZE: _unsqueeze,
+    RowFlow.CUT: _cut,
+    RowFlow.SPLIT: _split,
+    RowFlow.TAKE: _take,
+    RowFlow.EACH_TAKE: _all_results(_take),
+    RowFlow.JOIN: _join,
+    RowFlow.STACK: _stack,
+    RowFlow.REDUCE: _reduce,
+    RowFlow.EACH_REDUCE: _all_results(_reduce),
+    RowFlow.ALONG: _along,
+    RowFlow.EACH_ALONG: _all_results(_along),
+    RowFlow.MATMUL: _matmul,
+    RowFlow.MATRIX_VECTOR: _matrix_vector,
+    RowFlow.GROUPED: _grouped,
+    RowFlow.NORMALIZED: _normalized,
+    RowFlow.EACH_NORMALIZED: _all_results(_normalized),
+    RowFlow.CONVOLUTION: _convolution,
+    RowFlow.EMBEDDING: _embedding,
+    RowFlow.SEARCH: _search,
+    RowFlow.GATHER: _gather,
+    RowFlow.SCATTER: _scatter,
+    RowFlow.INDEX: _index,
+    RowFlow.INDEX_PUT: _index_put,
+    RowFlow.ALL_TO_ALL: _all_to_all,
+    RowFlow.EACH_OF_BATCH: _all_results(_of_batch),
 }
-"""Rules by an operator's name, without overload."""
+"""What each way that rows flow means."""
 
 
 def rule_of(node: Node) -> Rule | None:
     """The rule for a call; those that torch itself calls pointwise share one."""
-    name = operators.operator_name(node)
-    if name in RULES:
-        return RULES[name]
+    if (flow := named(operators.operator_name(node)).rows) is not None:
+        return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None

@@ -4,68 +4,41 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from bitproof.harness.operators import Operator, Uninitialized, known, names_of_uninitialized
-from bitproof.harness.torch_compat import FakeTensor, OpOverloadPacket, schema_of
+from bitproof.harness.operators import (
+    COMMUNICATES,
+    Operator,
+    Uninitialized,
+    known,
+    named,
+    names_of_uninitialized,
+    overloads,
+)
+from bitproof.harness.torch_compat import FakeTensor, OpOverload, OpOverloadPacket, schema_of
 
-aten = torch.ops.aten
 
-VIEWS = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.expand.default,
-    aten.as_strided.default,
-    aten.t.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.squeeze.dim,
-    aten.unsqueeze.default,
-}
+def _targets(names: Iterable[str]) -> frozenset[OpOverload]:
+    """The operators of these full names: aten.view.default."""
+    return frozenset(functools.reduce(getattr, name.split("."), torch.ops) for name in names)  # type: ignore[arg-type]
+
+
+VIEWS = _targets(overloads(lambda row: row.rearranges))
 """Operators that rearrange dims and leave every element as it is."""
 
-SIZED_VIEWS = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.expand.default,
-    aten.as_strided.default,
-}
+SIZED_VIEWS = _targets(overloads(lambda row: row.rearranges if row.is_sized else None))
 """Views whose result has the sizes they are told."""
-
-ATTENTION = {
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_attention_math",
-    "flex_attention",
-}
-"""Names of operators, without overload, that mix the positions of a sequence."""
-
-COMPUTE_HEAVY = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"} | ATTENTION
-"""Names of operators, without overload, whose work grows faster than the bytes they read and write."""
 
 UNINITIALIZED = names_of_uninitialized(*Uninitialized)
 """Names of operators, without overload, whose output is whatever memory held, or a part of it is."""
 
-_FUNCTIONAL_CHECKS = {
-    "_functional_assert_async",
-    "_functional_assert_scalar",
-    "_functional_sym_constrain_range",
-    "_functional_sym_constrain_range_for_size",
-}
-"""Names of operators, without overload, that assert, and return a token for what must run later."""
-
 _FUNCTIONAL = "_c10d_functional"
-COLLECTIVE_NAMESPACES = {_FUNCTIONAL, "_c10d_functional_autograd", "c10d", "symm_mem"}
+COLLECTIVE_NAMESPACES = COMMUNICATES
 
 
 def operator_name(node: Node) -> str:
@@ -139,6 +112,22 @@ def launch_of(wait: Node) -> Node:
 def group_name(node: Node) -> str:
     """The process group a collective names: its last argument."""
     return str(node.args[-1])
+
+
+def attends(node: Node) -> bool:
+    """Whether a call mixes the positions of a sequence, forward."""
+    return named(operator_name(node)).attends
+
+
+def attends_backward(node: Node) -> bool:
+    """Whether a call is the backward of one that mixes the positions of a sequence."""
+    name = operator_name(node)
+    return name.endswith("_backward") and named(name.removesuffix("_backward")).attends
+
+
+def is_compute_heavy(node: Node) -> bool:
+    """Whether a call's work grows faster than the bytes that it reads and writes."""
+    return attends(node) or named(operator_name(node)).factors_from is not None
 
 
 def is_random(node: Node) -> bool:
@@ -246,7 +235,7 @@ def is_check(node: Node) -> bool:
     schema = schema_of(node.target)
     if schema is None:
         return False
-    return operator_name(node) in _FUNCTIONAL_CHECKS or (not schema.returns and not schema.is_mutable)
+    return bool(named(operator_name(node)).checks) or (not schema.returns and not schema.is_mutable)
 
 
 def hidden_effect(node: Node) -> str | None:

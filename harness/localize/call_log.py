@@ -42,6 +42,7 @@ from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.lanes import lane, num_lanes
 from bitproof.harness.localize.node_places import place_of
 from bitproof.harness.localize.works import Works
+from bitproof.harness.operators import names
 from bitproof.harness.torch_compat import (
     TorchDispatchMode,
     group_named,
@@ -58,9 +59,9 @@ from bitproof.harness.torch_compat import (
     tree_leaves,
 )
 
-IDENTITIES = {"detach", "alias", "lift_fresh", "_wrap_tensor_autograd"}
+IDENTITIES = names(lambda row: row.is_identity)
 
-_SEEDS = {"full_like", "ones_like", "scalar_tensor", "full", "ones"}
+_SEEDS = names(lambda row: row.begins_gradient)
 """Names of operators that make a gradient to begin with: called outside of every module, after forward."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

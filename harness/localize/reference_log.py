@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.operators import names
 
-COMMUTATIVE = {"add", "mul", "maximum", "minimum"}
+COMMUTATIVE = names(lambda row: row.commutes)
 """Operators whose result does not depend on which of two tensors comes first."""
 
 

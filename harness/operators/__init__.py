@@ -1,17 +1,26 @@
-"""What is known of operators that their schemas do not say: a row an operator. Loads no torch.
+"""What is known of operators that their schemas do not say: one table, a row an operator. Loads no torch.
 
-`known(name)` gives a row; `flights` follows what operators launch until something waits for it.
+`row` says what the columns mean, `rows` is the table, `questions` how it is asked; `flights` follows what operators
+launch until something waits for it. The checker of certificates has a copy of its own, which a test compares.
 """
 
-from bitproof.harness.operators.rows import (
-    ROWS,
-    Launch,
-    Operator,
-    Uninitialized,
-    Wait,
-    Work,
-    known,
-    names_of_uninitialized,
-)
+from bitproof.harness.operators.questions import COMMUNICATES, known, named, names, names_of_uninitialized, overloads
+from bitproof.harness.operators.row import Hides, Launch, Operator, RowFlow, Uninitialized, Wait, Work
+from bitproof.harness.operators.rows import ROWS
 
-__all__ = ["ROWS", "Launch", "Operator", "Uninitialized", "Wait", "Work", "known", "names_of_uninitialized"]
+__all__ = [
+    "COMMUNICATES",
+    "ROWS",
+    "Hides",
+    "Launch",
+    "Operator",
+    "RowFlow",
+    "Uninitialized",
+    "Wait",
+    "Work",
+    "known",
+    "named",
+    "names",
+    "names_of_uninitialized",
+    "overloads",
+]

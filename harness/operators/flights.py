@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from bitproof.harness.operators.rows import Launch, Wait
+from bitproof.harness.operators.row import Launch, Wait
 
 Key = Hashable
 NEVER_FREED = float("inf")

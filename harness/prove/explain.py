@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitproof.harness.certificate.data import Call, Tensor
+from bitproof.harness.operators import names
 from bitproof.harness.prove import operators
 from bitproof.harness.prove.canonical import Canonicalizer
 from bitproof.harness.prove.export import Place
@@ -132,7 +133,7 @@ def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str,
     return tuple(sorted(found))
 
 
-_MOVES = {"cat", "stack", "index", "index_put", "gather", "scatter", "new_zeros", "zeros_like", "full_like", "full"}
+_MOVES = names(lambda row: row.moves or row.is_constant)
 """Names, without overload, of operators that make or move elements: split, they show a split, and cause nothing."""
 
 

@@ -7,28 +7,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from bitproof.harness.case import pattern_of
+from bitproof.harness.operators import Hides, named
 from bitproof.harness.records import FormulaRow, Sensitivity, SensitivityRow, UnseenCall
 from bitproof.harness.sensitivity.examine import Finding
 from bitproof.harness.sensitivity.program import Call, Program
 
 NO_MODULE = "no module"
-
-_CHOICES = {
-    "slice",
-    "select",
-    "index",
-    "gather",
-    "narrow",
-    "getitem",
-    "split",
-    "split_with_sizes",
-    "unbind",
-    "embedding",
-}
-_ORDERS = {"topk", "sort", "argsort", "searchsorted", "sign", "ge", "gt", "le", "lt", "eq", "ne", "bitwise_not"}
-_MASKS = {"masked_fill", "where", "tril", "triu", "scatter", "index_put"}
-_SHAPES = {"zeros_like", "new_zeros", "full_like", "ones_like", "empty_like", "zero_", "arange"}
-_PRODUCTS = {"mul", "mm", "bmm", "_grouped_mm", "nll_loss_backward"}
 
 
 def summed_up(program: Program, found: Mapping[int, Finding], at_once: set[int]) -> Sensitivity:
@@ -86,16 +70,17 @@ def _told(call: Call | None, how: Literal["blind", "lost"]) -> str:
     if call is None:
         return "nobody reads it"
     name = call.operator
-    if name in _CHOICES:
+    row = named(name)
+    if row.hides is Hides.CHOICE:
         return f"not among what {name} takes"
-    if name in _ORDERS:
+    if row.hides is Hides.ORDER:
         return f"{name} decides as before"
-    if name in _SHAPES:
+    if row.hides is Hides.SHAPE or row.reads_layout:
         return f"{name} reads its shape alone"
-    if name in _MASKS and not (name == "index_put" and True in call.args):
+    if row.hides is Hides.MASK and not (name == "index_put" and True in call.args):
         return f"overwritten or masked in {name}"
     if how == "blind":
-        return f"multiplied by zero in {name}" if name in _PRODUCTS else f"without effect in {name}"
+        return f"multiplied by zero in {name}" if row.hides is Hides.PRODUCT else f"without effect in {name}"
     if name == "_to_copy":
         return f"rounded away in the cast to {str(call.kwargs.get('dtype', '')).removeprefix('torch.')}"
     return f"rounded away in {name}"

@@ -10,7 +10,6 @@ Refuses:  nothing.
 
 from __future__ import annotations
 
-import torch
 from torch.fx import GraphModule, Node
 
 from bitproof.harness.graph import operators
@@ -18,17 +17,20 @@ from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.dead_code import drop_dead_code
 from bitproof.harness.graph.observation import hand_on_marks
 
-_IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
-
 
 def clean_up(module: GraphModule, context: PassContext) -> GraphModule:
     """The pass: see the top of this file."""
     for node in module.graph.nodes:
-        if node.target in _IDENTITIES and not any(_writes_to(user, node) for user in node.users):
+        if _is_identity(node) and not any(_writes_to(user, node) for user in node.users):
             node.replace_all_uses_with(node.args[0])
             hand_on_marks(node, node.args[0])
     drop_dead_code(module)
     return module
+
+
+def _is_identity(node: Node) -> bool:
+    row = operators.row_of(node.target)
+    return node.op == "call_function" and row.is_identity and row.launch is None
 
 
 def _writes_to(user: Node, node: Node) -> bool:

@@ -45,6 +45,7 @@ from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.halves import put_in
 from bitproof.harness.graph.origin import META_KEY, origin_of
 from bitproof.harness.graph.tensor_bytes import MIB, TensorBytes
+from bitproof.harness.operators import named
 from bitproof.harness.torch_compat import HigherOrderOperator
 
 GIB = 2**30
@@ -108,16 +109,16 @@ class _Tagger:
         if node.target is operator.getitem or operators.is_wait(node):
             return self._is_recomputed(node.all_input_nodes[0])
         is_view = self.owners[node] is not node
-        is_heavy = operators.operator_name(node) in operators.COMPUTE_HEAVY or operators.is_collective(node)
+        is_heavy = operators.is_compute_heavy(node) or operators.is_collective(node)
         return is_view or not (is_heavy and self.saves_heavy) or self._is_scores(node)
 
     def _is_scores(self, node: Node) -> bool:
         factors = sum(map(self._size, node.all_input_nodes))
-        return operators.operator_name(node) in ("bmm", "baddbmm") and self._size(node) > factors
+        return named(operators.operator_name(node)).is_batched and self._size(node) > factors
 
     def _can_run_twice(self, node: Node) -> bool:
         if isinstance(node.target, HigherOrderOperator):
-            return operators.operator_name(node) in operators.ATTENTION
+            return operators.attends(node)
         touches_written = any(self.owners[x] in self.written for x in (node, *node.all_input_nodes))
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 

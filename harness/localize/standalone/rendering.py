@@ -12,9 +12,10 @@ from bitproof.harness.graph.operators import group_name, is_collective
 from bitproof.harness.localize.standalone import main, probe
 from bitproof.harness.localize.standalone.reading import Input, Scene, input_of
 from bitproof.harness.localize.standalone.statements import function_text
+from bitproof.harness.operators import names
 from bitproof.harness.torch_compat import base_name_of
 
-_SUMS = {"reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_reduce", "all_reduce_coalesced"}
+_SUMS = names(lambda row: row.sums_ranks)
 
 
 def render(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import bitproof.harness.graph.offload_operators  # noqa: F401 (it registers bitproof's own)
-from bitproof.harness.operators import ROWS, Uninitialized, known
+from bitproof.harness.operators import ROWS, RowFlow, Uninitialized
 from bitproof.harness.torch_compat import schema_of
 
 WRITTEN_IN_FULL = {
@@ -43,21 +43,34 @@ def test_every_operator_that_is_called_empty_or_resize_is_in_the_table() -> None
 def test_rows_name_operators_that_there_are_and_arguments_that_these_have() -> None:
     for row in ROWS.values():
         namespace, _, name = row.name.partition(".")
-        if name == "*" or namespace == "torch":
+        if name == "*" or namespace in ("torch", "_operator", "higher_order"):
             continue
         packet = getattr(getattr(torch.ops, namespace), name, None)
         if packet is None:
-            assert namespace == "_c10d_functional" or row.reads_layout, f"{row.name} is in no release"
+            assert namespace in ("_c10d_functional", "prims") or row.reads_layout, f"{row.name} is in no release"
             continue
         declared = {x.name for overload in packet.overloads() for x in schema_of(getattr(packet, overload)).arguments}
         asked = {row.returns, row.writes, row.wait and row.wait.argument} - {None}
         assert asked <= declared, row.name
 
 
-def test_a_row_of_its_own_comes_before_that_of_its_namespace_and_what_is_unknown_says_nothing() -> None:
-    assert known("_c10d_functional.wait_tensor").launch is None
-    assert known("_c10d_functional.of_tomorrow").launch is known("_c10d_functional.all_reduce").launch is not None
-    assert known("aten.mm") == type(known("aten.mm"))(name="aten.mm")
+def test_overloads_that_rows_name_are_in_torch() -> None:
+    for row in ROWS.values():
+        named = {*row.allowed, *row.checks, *(x for x in (row.rearranges, row.exact, row.measures) if x is not None)}
+        if named and row.name.startswith("aten."):
+            assert named <= {*getattr(torch.ops.aten, row.name.removeprefix("aten.")).overloads()}, row.name
+        assert row.in_place_of is None or ROWS[row.in_place_of].exact
+
+
+def test_what_makes_values_of_none_is_constant_whatever_it_takes_its_shape_from() -> None:
+    made = ("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+    assert [name for name in made if not ROWS[f"aten.{name}"].is_constant] == []
+    assert not ROWS["aten.rand_like"].is_constant
+
+
+def test_rows_pass_through_what_makes_random_numbers_in_the_shape_of_another() -> None:
+    like = {row.rows for name, row in ROWS.items() if name.startswith("aten.rand") and name.endswith("_like")}
+    assert like == {RowFlow.ELEMENTWISE}
 
 
 # -- what operators do, whatever they are called ---------------------------------------------------------

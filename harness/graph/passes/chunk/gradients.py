@@ -13,8 +13,6 @@ from bitproof.harness.graph import operators
 from bitproof.harness.graph.symbols import free_symbols
 
 aten = torch.ops.aten
-_PADS = {aten.constant_pad_nd.default}
-_CASTS = {aten._to_copy.default}
 
 
 def gradient_outputs(output: Node) -> list[Node]:
@@ -41,13 +39,13 @@ def reduction_tail(gradient: Node) -> list[Node]:
 def _continues(node: Node) -> bool:
     if node.op != "call_function" or len(node.all_input_nodes) != 1 or free_symbols(node.meta["val"]):
         return False
-    return _reduces_or_casts(node) or node.target in operators.VIEWS or node.target in _PADS
+    return _reduces_or_casts(node) or node.target in operators.VIEWS or node.target is aten.constant_pad_nd.default
 
 
 def _reduces_or_casts(node: Node) -> bool:
     if operators.is_wait(node) or (operators.is_collective(node) and _is_reduce_scatter(node)):
         return True
-    return node.target in _CASTS and _widens(node)
+    return node.target is aten._to_copy.default and _widens(node)
 
 
 def _is_reduce_scatter(node: Node) -> bool:

@@ -68,7 +68,7 @@ def refuse_foreign_collective(node: Node, reductions: set[Node], expert_groups: 
 
 def refuse_attention_over_sequence(node: Node, dim: str) -> None:
     """Refuse to split a sequence through an operator that mixes its positions."""
-    if dim == "seq" and operators.operator_name(node) in operators.ATTENTION:
+    if dim == "seq" and operators.attends(node):
         raise ChunkError(
             f"cannot chunk attention `{node.name}` along the sequence: every position reads earlier ones",
             expected="modules that treat each token alone, such as layers.*.moe",

@@ -37,13 +37,13 @@ from torch.fx import Graph, Node
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS, expression, remainder
+from bitproof.harness.operators import named
 
 CPU_GLOO = Path(__file__).with_name("cpu_gloo_8_ranks.json")
 """The model for the CPU: fitted to 8 gloo ranks. Its `description` names the machine."""
 
 SCHEMA = 1
 _REPEATS = 20
-_MATMUL = {"mm", "bmm", "addmm", "baddbmm", "_grouped_mm"}
 
 
 class Work(NamedTuple):
@@ -199,11 +199,11 @@ def work_of(node: Node, is_view: bool, value_of: Callable[[Node], Any], number: 
         return Work("view", 0)
     if is_view and not operators.written_arguments(node):
         return Work("view", 0)
-    if name in _MATMUL:
-        left, right = [value_of(x) for x in node.args[name in ("addmm", "baddbmm") :][:2]]  # type: ignore[arg-type]
+    if (first := named(name).factors_from) is not None:
+        left, right = [value_of(x) for x in node.args[first:][:2]]  # type: ignore[arg-type]
         experts = number(left.shape[0]) if left.dim() > right.dim() else 1  # each column is one expert's
         return Work("matmul", 2 * extent(left) * number(right.shape[-1]) / experts)
-    if name.removesuffix("_backward") in operators.ATTENTION:
+    if operators.attends(node) or operators.attends_backward(node):
         # Q K^T and P V; backward multiplies five times. Queries and keys are as many.
         query, key = (value_of(x) for x in node.args[:2])  # type: ignore[arg-type]
         return Work("attention", (10 if name.endswith("backward") else 4) * extent(query) * number(key.shape[-2]))

@@ -19,6 +19,12 @@ def test_detach_is_read_through() -> None:
     assert torch.equal(module(torch.ones(8))[0], torch.ones(8).sin())
 
 
+def test_every_operator_that_gives_its_argument_is_read_through() -> None:
+    sketch = Sketch()
+    module = clean_up(sketch.finish(sketch.call(aten.lift_fresh.default, sketch.placeholder("x", 8))), sketch.context())
+    assert listing(module) == ["return [x]"]
+
+
 def test_a_detached_value_that_is_written_in_place_stays() -> None:
     sketch = Sketch()
     x = sketch.placeholder("x", 8)

@@ -50,6 +50,15 @@ def test_products_of_matrices_count_two_operations_an_element_and_term() -> None
     assert work(sketch, aten.bmm.default, *batches) == ("matmul", 2 * 2 * 3 * 5 * 7)
 
 
+def test_a_product_of_scaled_matrices_is_a_product_too() -> None:
+    sketch = Sketch()
+    a = sketch.placeholder("a", 16, 32, dtype=torch.float8_e4m3fn)
+    b = sketch.placeholder("b", 64, 32, dtype=torch.float8_e4m3fn)
+    scale = sketch.placeholder("scale")
+    product = work(sketch, aten._scaled_mm.default, a, sketch.call(aten.t.default, b), scale, scale)
+    assert product == ("matmul", 2 * 16 * 32 * 64)
+
+
 def test_a_grouped_product_multiplies_each_row_by_one_experts_matrix() -> None:
     sketch = Sketch()
     kinds = {"dtype": torch.bfloat16}

@@ -1,0 +1,55 @@
+"""How the table of operators is asked: for one row, or for all operators of which something holds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+
+from bitproof.harness.operators.row import Operator, Uninitialized
+from bitproof.harness.operators.rows import ROWS
+
+COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
+"""Namespaces of operators that communicate."""
+
+
+def known(name: str) -> Operator:
+    """The row of an operator such as `aten.empty_like`; of one that is in no row, a row that says nothing."""
+    if (row := ROWS.get(name)) is not None:
+        return row
+    return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
+
+
+@functools.cache
+def named(name: str) -> Operator:
+    """What is known of operators of this name, such as `empty_like`, in any namespace: of each column what the first
+    row says that says something.
+    """
+    rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
+    columns = [field.name for field in fields(Operator)][1:]
+    told = {column: getattr(row, column) for column in columns for row in reversed(rows) if _is_told(row, column)}
+    return Operator(name=name, **told)
+
+
+def names(holds: Callable[[Operator], object]) -> frozenset[str]:
+    """The names, without namespace and overload, of operators of which something holds."""
+    return frozenset(row.name.partition(".")[2] for row in ROWS.values() if holds(row))
+
+
+def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> frozenset[str]:
+    """The full names of the overloads that a column names."""
+    found = set()
+    for row in ROWS.values():
+        value = column(row)
+        found |= {row.overload(name) for name in ((value,) if isinstance(value, str) else value or ())}
+    return frozenset(found)
+
+
+def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
+    """The names, without namespace and overload, of operators of whose result this much is whatever memory held."""
+    return names(lambda row: row.uninitialized in parts)
+
+
+def _is_told(row: Operator, column: str) -> bool:
+    value = getattr(row, column)
+    return value is not None and value is not False and value != ()

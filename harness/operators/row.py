@@ -1,0 +1,187 @@
+"""A row of the table of operators: what a schema does not say of one.
+
+An operator is known by namespace and name, without overload: `aten.empty_like`. A row holds for all its overloads,
+but for columns that name the overloads for which they hold. A row whose name ends in `.*` holds for every operator of a
+namespace that has no row of its own. Python's own functions have rows, too: `_operator.getitem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Uninitialized(Enum):
+    """Which part of an operator's result is whatever memory held."""
+
+    WHOLE = "all of it"
+    GROWN = "what its argument had no room for"
+
+
+class Work(Enum):
+    """What runs on beside the calls that follow its launch. A wait ends work of its own kind and no other."""
+
+    COLLECTIVE = "a collective"
+    OFFLOAD = "a copy to host memory"
+    RELOAD = "a copy from host memory"
+
+
+class Hides(Enum):
+    """How an operator hides an error in what it reads."""
+
+    CHOICE = "it takes some elements, and the wrong ones may not be among them"
+    ORDER = "it decides by order or sign, which a small error leaves as it was"
+    SHAPE = "it reads a shape alone, or overwrites what it is handed"
+    MASK = "it overwrites or masks some elements"
+    PRODUCT = "it multiplies, and the other factor may be zero"
+
+
+class RowFlow(Enum):
+    """Which rows of its arguments an operator computes a row of its result from (`harness.graph.mixing_rules` has a
+    rule for each). EACH_ is the same for every one of several results.
+    """
+
+    ELEMENTWISE = auto()
+    EACH_ELEMENTWISE = auto()
+    VIEW = auto()
+    PERMUTE = auto()
+    SQUEEZE = auto()
+    UNSQUEEZE = auto()
+    CUT = auto()
+    SPLIT = auto()
+    TAKE = auto()
+    EACH_TAKE = auto()
+    JOIN = auto()
+    STACK = auto()
+    REDUCE = auto()
+    EACH_REDUCE = auto()
+    ALONG = auto()
+    EACH_ALONG = auto()
+    MATMUL = auto()
+    MATRIX_VECTOR = auto()
+    GROUPED = auto()
+    NORMALIZED = auto()
+    EACH_NORMALIZED = auto()
+    CONVOLUTION = auto()
+    EMBEDDING = auto()
+    SEARCH = auto()
+    GATHER = auto()
+    SCATTER = auto()
+    INDEX = auto()
+    INDEX_PUT = auto()
+    ALL_TO_ALL = auto()
+    EACH_OF_BATCH = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """An operator returns before its work is done: its results are filled, and its tensor arguments read, until then.
+
+    `takes` is the verb for reading the arguments. With `holds_source` the caller must keep the memory that is read
+    until the wait; without, the runtime does.
+    """
+
+    work: Work
+    takes: str = "sends"
+    holds_source: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """After this operator the work that fills one argument is done. It reads no element of any argument."""
+
+    work: Work
+    argument: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One row. Where a column names one overload or several, it holds for those alone."""
+
+    name: str
+
+    # Memory, and what is on its way in it.
+    uninitialized: Uninitialized | None = None
+    """Which part of the result is whatever memory held."""
+    launch: Launch | None = None
+    """What runs on after the call has returned."""
+    wait: Wait | None = None
+    """What is done after the call."""
+    returns: str | None = None
+    """The argument whose memory the result shares, though the schema does not say so."""
+    writes: str | None = None
+    """The argument that is written or let go, though the schema does not say so."""
+    reads_layout: bool = False
+    """It reads its arguments' layout and no element."""
+    may_copy: bool = False
+    """The result is a view of the argument or, where no view will do, a copy."""
+    reads_memory: bool = False
+    """It shows what lies in memory, not what a tensor's values are, or hands its argument's memory on untold."""
+
+    # Elements that keep their values.
+    is_identity: bool = False
+    """It gives its argument, or a view of it with all elements in their places."""
+    copies: str | None = None
+    """The argument whose values the result has in memory of its own, where its dtype is the same."""
+    rearranges: str | None = None
+    """The overload that changes dims and leaves every element as it is."""
+    is_sized: bool = False
+    """The result of a view has the sizes that the call names."""
+    keeps_order: bool = False
+    """A view has its argument's elements in their order."""
+    reshapes: bool = False
+    """`default` shows all elements in their order, in its argument's memory or in their own."""
+    joins: bool = False
+    """`default` puts tensors one after the other along a dim."""
+    packs: bool = False
+    """It puts values together, or gives parts of them."""
+    moves: bool = False
+    """It moves elements by index, or puts them together: of a split value it shows a split."""
+
+    # What is computed.
+    exact: str | None = None
+    """The overload that is one rounding an element, where all operands have one floating-point dtype and alpha is 1."""
+    in_place_of: str | None = None
+    """The operator whose result it leaves in `self`, in the overload of the same name."""
+    commutes: bool = False
+    """The result does not depend on which of two tensors comes first."""
+    is_constant: bool = False
+    """No tensor that it reads decides a value."""
+    begins_gradient: bool = False
+    """It makes a gradient to begin with, where it is called outside of every module, after forward."""
+    factors_from: int | None = None
+    """It multiplies two matrices; this is the place of the first among its arguments."""
+    is_batched: bool = False
+    """It multiplies matrices, a pair for each index of a batch."""
+    attends: bool = False
+    """It mixes the positions of a sequence."""
+    sums_ranks: bool = False
+    """A collective that adds values of several ranks."""
+    draws_untold: bool = False
+    """It draws random numbers, and torch does not tag it so."""
+    hides: Hides | None = None
+    """How it hides an error in what it reads."""
+
+    # Rows, which chunks divide.
+    rows: RowFlow | None = None
+    """From which rows a row of the result is computed; None where nobody knows, or where torch tags it as pointwise."""
+    counts_places: bool = False
+    """It counts places: within a chunk, places of the chunk."""
+    num_elements: int | None = None
+    """The number of arguments that hold elements; the others say where those go. None where all do."""
+
+    # What graphs may do.
+    allowed: tuple[str, ...] = ()
+    """The overloads that a graph from elsewhere may call: what a training step computes with, on the CPU or on CUDA, or
+    what a pass writes. None of them opens a file, loads code, calls back into Python or reads memory by an address."""
+    checks: tuple[str, ...] = ()
+    """The overloads that raise or do not, and do nothing else; a token that they pass on means nothing. An operator
+    that returns nothing, and says that it writes nothing, need not be one: `manual_seed`."""
+    measures: str | None = None
+    """The overload that reads a number off a tensor's layout."""
+    is_understood: bool = False
+    """A proof knows what this collective or higher-order operator does; it refuses any other."""
+
+    def overload(self, name: str) -> str:
+        """The full name of an overload: `aten.add.Tensor`. A higher-order operator has none, told as ""."""
+        return f"{self.name}.{name}" if name else self.name

@@ -151,7 +151,6 @@ ELSEWHERE = {
 LONG: set[str] = {
     "harness/case/case.py",
     "harness/execute/requests.py",
-    "harness/localize/blame.py",
     "harness/localize/call_log.py",
     "harness/systems/graph.py",
     "harness/torch_compat.py",

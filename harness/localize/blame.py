@@ -35,18 +35,20 @@ and goes back.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from bitproof.harness.errors import cut
-from bitproof.harness.localize.calls import Call, Place, maker_of
+from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.candidate_log import CandidateLog
+from bitproof.harness.localize.chain import links_of, way_between
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.reference_log import ReferenceLog
+from bitproof.harness.localize.sums import regrouped
+from bitproof.harness.localize.unlike import unlike_arguments, unlike_input
+from bitproof.harness.records import ChainLink
 
 Pair = tuple[str, str]
 """The digests of a tensor that differs: the reference's and the candidate's."""
@@ -75,7 +77,8 @@ def find_culprit(
         for log in logs:
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
-            return replace(culprit, explains=(rank, *pair), also=blame.others(culprit))
+            chain = tuple(blame.chain(culprit, rank, pair))
+            return replace(culprit, explains=(rank, *pair), also=blame.others(culprit), chain=chain)
     return None
 
 
@@ -114,7 +117,7 @@ class _Blame:
         turn = log.turn(index)
         ranks = tuple(sorted({first_rank} | {r for r, i in roots | self.roots if logs[r].is_turn(i, call, turn)}))
         at = first_rank if first_rank != ranks[0] else None
-        if same is None and (whole := log.regrouped(call)) is not None:
+        if same is None and (whole := regrouped(log, call)) is not None:
             call = call._replace(place=whole.place)
             return Culprit(how="regroups", call=call, ranks=ranks, candidate=index, reference=None, at=at)
         if partner is not None and same is None:
@@ -126,7 +129,7 @@ class _Blame:
             how = "draws"
         if call.collective and not call.outputs and not call.operator.startswith("send"):
             how = "abandons"
-        arguments = _unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
+        arguments = unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
         other = log.replaced_by(call) if how == "adds" else None
         other_place = other or (log.put_before(index) if how == "adds" else None)
         if other_place is not None:
@@ -138,7 +141,7 @@ class _Blame:
             candidate=index,
             reference=partner,
             arguments=arguments,
-            reading=_unlike_input(log, index, partner) if partner is not None and how == "reads" else "",
+            reading=unlike_input(log, index, partner) if partner is not None and how == "reads" else "",
             instead_of=other.operator if other is not None else "",
             at=at,
         )
@@ -171,6 +174,20 @@ class _Blame:
             elif culprit.how == "adds" and call.operator == blamed.operator and self.logs[site[0]].is_extra(site[1]):
                 found.setdefault(kind, ("adds", call))
         return tuple(found.values())
+
+    def chain(self, culprit: Culprit, rank: int, pair: Pair) -> list[ChainLink]:
+        """The calls that lead from the culprit to a record, in the log of the system that makes that call."""
+        log, index = self.logs[rank], culprit.candidate
+        givers, differs = [each.givers for each in self.logs], [each.differs for each in self.logs]
+        value, joined = pair[1], self.joined
+        if index is None:
+            givers, differs = [each.reference.givers for each in self.logs], [each.lacks for each in self.logs]
+            value, joined, index = pair[0], self.known, culprit.reference
+        assert index is not None, "a culprit is a call of some log"
+        site = culprit.rank, index
+        lasts = [(rank, i) for i, call in enumerate(joined.logs[rank]) if value in (*call.outputs, *call.aliases)]
+        way = way_between(site, lasts, joined, lambda x: givers[x[0]](x[1]), lambda x: differs[x[0]](x[1]))
+        return links_of(way, joined.logs)
 
     def _pick(self, differing: Differing) -> _Picked | None:
         """Rule 4. What makes a value of nothing, as `arange`, goes by numbers, which other calls may have got wrong."""
@@ -378,31 +395,3 @@ class _Picked(NamedTuple):
     def reads(self) -> bool:
         """Whether it only reads other values than its partner."""
         return self.partner is not None and self.same is None
-
-
-def _unlike_arguments(call: Call, partner: Call) -> str:
-    """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
-    theirs = dict(partner.scalars)
-    unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
-    told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
-    return cut(told, 300)
-
-
-def _unlike_input(log: CandidateLog, index: int, partner: int) -> str:
-    """What computed the last input that the partner does not read, and what computed the one that it has instead.
-
-    Nothing is told where the partner is guessed: it has none of the inputs, and the logs make not as many such calls.
-    """
-    if set(log.calls[index].inputs).isdisjoint(log.reference.log[partner].inputs) and log.made_as(partner) != index:
-        return ""
-    sides = (log.calls, index), (log.reference.log, partner)
-    inputs = [Counter(calls[at].inputs) for calls, at in sides]
-    told: list[str] = []
-    for (calls, at), other in zip(sides, reversed(inputs), strict=True):
-        odd = Counter(calls[at].inputs) - other
-        position = next((i for i, value in reversed(list(enumerate(calls[at].inputs))) if value in odd), None)
-        if position is None:
-            return ""
-        made = maker_of(calls, at, position)
-        told.append("what the step is given" if made is None else f"what {made} gives")
-    return cut(f"{told[0]}, where the reference has {told[1]}", 300) if told[0] != told[1] else ""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
-from bitproof.harness.localize.reference_log import COMMUTATIVE, ReferenceLog
+from bitproof.harness.localize.reference_log import ReferenceLog
 
 RECOMPUTED = "_recomputed"
 """Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
@@ -132,6 +132,14 @@ class CandidateLog:
     def givers(self, index: int) -> list[int]:
         """The calls that gave a call's inputs, right or not."""
         return [giver for giver in self._given[index] if giver is not None]
+
+    def differs(self, index: int) -> bool:
+        """Whether a call does not agree."""
+        return not self._agrees[index]
+
+    def lacks(self, index: int) -> bool:
+        """Whether nothing here has what a call of the reference gives."""
+        return self._values.isdisjoint(self.reference.log[index].outputs)
 
     def exchanges(self, index: int) -> bool:
         """Whether a call reads right values in another order than the reference's, and gives another one."""
@@ -273,22 +281,6 @@ class CandidateLog:
                 return known
         return None
 
-    def regrouped(self, call: Call) -> Call | None:
-        """The first sum of the reference that this log has nowhere, though it adds the same up in another grouping.
-
-        `call` is a part of that. What groups otherwise makes sums that stand for none of the reference's by themselves.
-        """
-        if name_of(call) not in COMMUTATIVE or len(call.inputs) < 2:
-            return None
-        mine, part = _summands(self.calls, call), Counter[str]()
-        for value in call.inputs:
-            part += mine.get(value, Counter([value]))
-        for value, summands in _summands(self.reference.log, call).items():
-            if value not in self._values and part <= summands and summands in mine.values():
-                index = self.reference.producer(value)
-                return None if index is None else self.reference.log[index]
-        return None
-
     def made_as(self, index: int) -> int | None:
         """This log's call that stands for a call of the reference by its turn; None where it makes more or fewer."""
         wanted = self.reference.log[index]
@@ -372,16 +364,6 @@ class CandidateLog:
         """Whether a call is the turn-th of the same operator at the same place as another rank's `call`."""
         mine = self.calls[index]
         return (mine.place, mine.operator) == (call.place, call.operator) and self.turn(index) == turn
-
-
-def _summands(calls: Sequence[Call], wanted: Call) -> dict[str, Counter[str]]:
-    """By sum, what it is the sum of, through sums of sums; so for other operators by which order does not count."""
-    found: dict[str, Counter[str]] = {}
-    for call in calls:
-        if (call.operator, call.scalars) == (wanted.operator, wanted.scalars):
-            parts = (found.get(value, Counter([value])) for value in call.inputs)
-            found |= dict.fromkeys(call.outputs, sum(parts, Counter[str]()))
-    return found
 
 
 def _alike(calls: Sequence[Call], wanted: Call) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bitproof.harness.localize.calls import Call
-from bitproof.harness.records import BlamedCall
+from bitproof.harness.records import BlamedCall, ChainLink
 
 How = Literal[
     "computes", "reads", "inherits", "draws", "exchanges", "regroups", "adds", "lacks", "abandons", "misplaces"
@@ -43,7 +43,8 @@ class Culprit:
     make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
     given otherwise, `reading` of where an input comes from that the partner does not read; `instead_of` is the operator
     of the reference's call that it stands for, whose place it then has. `explains` is what it leads to: a rank, and the
-    digests of both systems; `also` are other calls that are wrong, of which it knows nothing.
+    digests of both systems; `chain` are the calls that lead there; `also` are
+    other calls that are wrong, of which it knows nothing.
     """
 
     how: How
@@ -57,6 +58,7 @@ class Culprit:
     at: int | None = None
     also: tuple[tuple[How, Call], ...] = field(default=(), compare=False)
     explains: tuple[int, str, str] | None = field(default=None, compare=False)
+    chain: tuple[ChainLink, ...] = field(default=(), compare=False)
 
     @property
     def rank(self) -> int:
@@ -84,4 +86,5 @@ def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
         rank=culprit.rank,
         ranks=", ".join(map(str, culprit.ranks)),
         micro_batch=call.micro_batch,
+        chain=list(culprit.chain) or None,
     )

@@ -74,6 +74,12 @@ class ReferenceLog:
         """The first call that gave a value."""
         return self._producers.get(value)
 
+    def givers(self, index: int) -> list[int]:
+        """The calls that gave a call's inputs."""
+        call = self.log[index]
+        producers = call.producers or [self._producers.get(value) for value in call.inputs]
+        return [giver for giver in producers if giver is not None and giver < index]
+
     def partner(self, call: Call, turn: int) -> tuple[int | None, Literal["computes", "exchanges"] | None]:
         """The call that `call`, the turn-th of its operator at its place, should equal.
 

@@ -95,12 +95,29 @@ class Neighbour:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChainLink:
+    """One call on the way from the call to blame to the record that is shown, and how many are left out before it."""
+
+    __pydantic_config__ = GROWING
+
+    operator: str
+    module: str | None = None
+    direction: str | None = None
+    chunk: int | None = None
+    rank: int
+    micro_batch: int | None = None
+    source: str | None = None
+    left_out: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlamedCall:
     """The operator call to blame for a difference: the first whose inputs agree and whose output does not.
 
     `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs, and is written
     at the line `source`; `output` says how its output differs, where that is known. `neighbours` are the calls around
-    it, in execution order. `micro_batch` counts from 1, where a step has several.
+    it, in execution order. `micro_batch` counts from 1, where a step has several. `chain` leads from it to the record
+    that is shown, each of its calls by what the one before gave.
     """
 
     operator: str
@@ -115,6 +132,7 @@ class BlamedCall:
     micro_batch: int | None = None
     output: TensorDifference | None = None
     neighbours: list[Neighbour] | None = None
+    chain: list[ChainLink] | None = None
 
 
 @dataclass(kw_only=True)

@@ -95,6 +95,8 @@ class DivergenceBlock:
     ranks: str
     apart: list[Apart]
     neighbours: list[tuple[str, ...]]
+    lanes: list[str]
+    chain: list[tuple[str, ...]]
     pass_: str | None
 
 
@@ -283,6 +285,8 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
             for what, difference in parts
         ],
         neighbours=text.neighbour_rows(call),
+        lanes=sorted({row[0] for row in text.chain_rows(call)}, key=int),
+        chain=text.chain_rows(call),
         pass_=first.pass_,
     )
 

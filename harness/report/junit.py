@@ -59,6 +59,8 @@ def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) 
     message = f"{text.outcome(result)}, expected {text.expectation(result)}"
     if result.first_divergence:
         message += f"; first at {text.locate(result.first_divergence)}"
+        if blamed := text.blame(result.first_divergence):
+            message += f"; to blame: {blamed}"
     if loudest := proofs.loudest_of(report, result):
         message = f"{loudest}; {message}"
     tag = "error" if case_status(result) == UNJUDGED else "failure"

@@ -203,6 +203,8 @@ def _divergence(first: Divergence) -> str:
     parts = [table_of(("what", "value"), [(name, _brief(value)) for name, value in known])]
     if rows := text.neighbour_rows(first.call):
         parts.append(f"Calls around the blamed one:\n\n{table_of(text.NEIGHBOURS, rows)}")
+    if rows := text.chain_rows(first.call):
+        parts.append(f"From the blamed call to this tensor:\n\n{table_of(text.CHAIN, rows)}")
     sides = (
         ("of the tensor", first.tensor),
         ("of the blamed call's output", first.call.output if first.call else None),

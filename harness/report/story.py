@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bitproof.harness.records import SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
 from bitproof.harness.report.json import divergence_to_dict
-from bitproof.harness.report.text import blame, direction_of, locate, outcome
+from bitproof.harness.report.text import CHAIN, blame, chain_rows, direction_of, locate, outcome
 
 
 def tell_story(result: CaseResult) -> Iterator[str]:
@@ -33,6 +33,12 @@ def tell_story(result: CaseResult) -> Iterator[str]:
         yield ""
         yield f"  calls of rank {call.rank} around it, in execution order:"
         yield from (f"  {line}" for line in _tell_neighbours(call.neighbours))
+    if rows := chain_rows(call):
+        from tabulate import tabulate
+
+        yield ""
+        yield "  from it to that tensor, each call by what the one before gave:"
+        yield from (f"  {line}" for line in tabulate(rows, CHAIN, "plain", disable_numparse=True).splitlines())
 
 
 def render(result: CaseResult) -> str:

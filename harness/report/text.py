@@ -14,6 +14,7 @@ from bitproof.harness.records import (
     BaselineStatus,
     BlamedCall,
     CaseResult,
+    ChainLink,
     Divergence,
     Drift,
     Neighbour,
@@ -176,10 +177,10 @@ def _blamed(call: BlamedCall | None) -> str:
     return f"{place} on rank {call.rank} {call.how}" + (f" ({where})" if where else "")
 
 
-def direction_of(call: BlamedCall | Neighbour) -> str:
+def direction_of(call: BlamedCall | ChainLink | Neighbour) -> str:
     """Which way a call computes, and for which chunk and micro-batch: `forward, chunk 1`."""
     told = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
-    number = call.micro_batch if isinstance(call, BlamedCall) else None
+    number = None if isinstance(call, Neighbour) else call.micro_batch
     return told + ("" if number is None else f", micro-batch {number}")
 
 
@@ -254,6 +255,24 @@ def neighbour_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
             "" if near.agrees is None else "yes" if near.agrees else "no",
         )
         for near in (call.neighbours if call else None) or ()
+    ]
+
+
+CHAIN = ("rank", "operator", "module", "direction", "line", "left out before")
+
+
+def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
+    """The calls from the blamed one to the record that is shown, by the headers CHAIN."""
+    return [
+        (
+            str(link.rank),
+            link.operator,
+            link.module or "the step itself",
+            direction_of(link),
+            link.source or "",
+            f"{link.left_out} calls" if link.left_out else "",
+        )
+        for link in (call.chain if call else None) or ()
     ]
 
 

@@ -23,6 +23,7 @@ from bitproof.harness.records import (
     BlamedCall,
     CaseResult,
     CaseSeconds,
+    ChainLink,
     Closeness,
     Count,
     Differing,
@@ -187,6 +188,8 @@ class FlatDivergence:
     between: str | None = None
     holds: str | None = None
     neighbours: list[Neighbour] | None = None
+    micro_batch: int | None = None
+    chain: list[ChainLink] | None = None
     histogram: Histogram | None = None
     samples: list[FlatSample] | None = None
     output_histogram: Histogram | None = None

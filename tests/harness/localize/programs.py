@@ -142,6 +142,8 @@ class Machine:
             if op.groups:
                 for group in op.groups:
                     self.collective(number, op, group)
+                for rank in set(ranks).difference(*op.groups):  # one that takes no part keeps what it has
+                    self.bind(rank, op.gives[0], self.tensors[rank][op.reads[0]])
             else:
                 for rank in ranks:
                     self.call(number, op, rank)
@@ -195,7 +197,11 @@ class Machine:
         depends = tuple({site for rank in group for x in read[rank] for site in self.origins_of(rank, x)})
         for turn, rank in enumerate(group):
             result = exchanged(op, [tokens[peer] for peer in group], turn)
-            self.log(number, op, rank, read[rank], [result])
+            if op.kind == "send" and turn == 0:
+                self.log(number, replace(op, gives=(), sizes=()), rank, read[rank], [[]])
+                self.bind(rank, op.gives[0], read[rank][0])
+            else:
+                self.log(number, replace(op, name="recv_") if op.kind == "send" else op, rank, read[rank], [result])
         for site in sites:
             self.trace.depends[site] = (*depends, *sites)
 
@@ -230,7 +236,7 @@ class Machine:
             outputs = [target]
         else:
             [result] = results
-            if is_wrong:
+            if is_wrong and result:
                 result = [mixed(result[0], 666), *result[1:]]
             begin, outputs = 0, []
             for variable, size in zip(op.gives, op.sizes, strict=True):
@@ -299,6 +305,8 @@ def exchanged(op: Op, tokens: Sequence[Sequence[int]], turn: int) -> list[int]:
         return [mixed(7, *sorted(column)) for column in zip(*tokens, strict=True)]
     if op.kind == "all_gather":
         return [token for each in tokens for token in each]
+    if op.kind in ("broadcast", "send"):
+        return list(tokens[0])
     share = size // ranks
     if op.kind == "reduce_scatter":
         summed = [mixed(7, *sorted(column)) for column in zip(*tokens, strict=True)]
@@ -306,11 +314,31 @@ def exchanged(op: Op, tokens: Sequence[Sequence[int]], turn: int) -> list[int]:
     return [token for each in tokens for token in each[turn * share : (turn + 1) * share]]
 
 
+KINDS = (
+    "elementwise",
+    "elementwise",
+    "pairwise",
+    "pairwise",
+    "mix",
+    "in_place",
+    "halves",
+    "view",
+    "sum",
+    "gather",
+    "exchange",
+)
+"""What a program is made of, for seeds below `WIDE`: tests name some of those."""
+
+WIDE = 1_000_000
+ALL_KINDS = (*KINDS, "mix", "one's", "sent", "shown in part")
+"""The same from there on."""
+
+
 class Writer:
     """Writes a random program: forward of some micro-batches and chunks, backward, and an update."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+    def __init__(self, rng: random.Random, kinds: Sequence[str]) -> None:
+        self.rng, self.kinds = rng, kinds
         self.ranks = rng.choice((2, 2, 3, 4))
         self.ops: list[Op] = []
         self.sizes: dict[int, int] = {}
@@ -406,21 +434,7 @@ class Writer:
         rng = self.rng
         size = self.sizes[pool[0]]
         for _ in range(length):
-            kind = rng.choice(
-                (
-                    "elementwise",
-                    "elementwise",
-                    "pairwise",
-                    "pairwise",
-                    "mix",
-                    "in_place",
-                    "halves",
-                    "view",
-                    "sum",
-                    "gather",
-                    "exchange",
-                )
-            )
+            kind = rng.choice(self.kinds)
             [x] = self.some(pool, 1)
             if kind == "elementwise":
                 pool += self.add(rng.choice(ELEMENTWISE), [x], [size], kind, scalar=rng.randrange(2))
@@ -451,6 +465,15 @@ class Writer:
                 groups = self.groups()
                 [gathered] = self.add("all_gather", [x], [size * len(groups[0])], "all_gather", groups=groups)
                 pool += self.add("mm", [gathered, x], [size], "mix")
+            elif kind == "one's":
+                pool += self.add("broadcast", [x], [size], "broadcast", groups=self.groups())
+            elif kind == "sent":
+                sender, receiver = rng.sample(range(self.ranks), 2)
+                pool += self.add("send", [x], [size], "send", groups=((sender, receiver),))
+            elif kind == "shown in part" and size > 1:  # two that read overlapping views of one tensor
+                first = self.add("slice", [x], [size - 1], "slice", scalar=1)
+                second = self.add("slice", [x], [size - 1], "slice", scalar=0)
+                pool += self.add("mm", [*second, *first], [size], "mix")
             elif kind == "exchange" and size % self.ranks == 0:
                 every = (tuple(range(self.ranks)),)
                 pool += self.add("all_to_all", [x], [size], "all_to_all", groups=every)
@@ -614,8 +637,13 @@ def wrong_of(rng: random.Random, program: Program) -> Wrong:
     op = ops[number]
     everywhere = tuple(range(program.ranks)) if op.only is None else (op.only,)
     ranks = everywhere if rng.random() < 0.3 else (rng.choice(everywhere),)
+    if op.kind == "send":  # what the receiver gets is wrong, or what the sender reads
+        everywhere = op.groups[0]
+        ranks = everywhere[1:]
     if rng.random() < 0.5 or op.kind in (*VIEWS, "in_place"):
         return Wrong(number, ranks)
+    if op.kind == "send":
+        ranks = everywhere[:1]
     sizes = {v: size for v, (size, _) in program.given.items()}
     sizes |= {
         v: size for each in ops[:number] if each.only is None for v, size in zip(each.gives, each.sizes, strict=True)
@@ -630,7 +658,7 @@ def wrong_of(rng: random.Random, program: Program) -> Wrong:
 def generate(seed: int) -> Scene | None:
     """The program of a seed; None where its wrong call reaches nothing that is shown."""
     rng = random.Random(seed)
-    program = Writer(rng).program()
+    program = Writer(rng, ALL_KINDS if seed >= WIDE else KINDS).program()
     candidate = Noise(rng, program).rewritten()
     planted = wrong_of(rng, candidate)
     origins = rng.random() < 0.8

@@ -14,6 +14,7 @@ from bitproof.harness.records import (
     BlamedCall,
     CaseResult,
     CaseSeconds,
+    ChainLink,
     Closeness,
     Divergence,
     Drift,
@@ -185,6 +186,14 @@ def localized(make_result) -> CaseResult:
                         is_culprit=operator == "gate<b>",
                     )
                     for operator, agrees in calls
+                ],
+                micro_batch=2,
+                chain=[
+                    ChainLink(
+                        operator="gate<b>", module="layers.1.moe", direction="backward", chunk=1, rank=3, micro_batch=2
+                    ),
+                    ChainLink(operator="all_reduce", direction="backward", rank=3, source="moe.py:70", left_out=4),
+                    ChainLink(operator="all_reduce", direction="backward", rank=0, source="moe.py:70"),
                 ],
             ),
         ),

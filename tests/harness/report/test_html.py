@@ -146,9 +146,19 @@ def test_the_cause_is_told_with_bits_values_histogram_and_neighbours(page):
         ["[0, 7]", "0x3f80", "0x3f84", "1", "1.03125"],
         ["[9, 99]", "0x4000", "0x4001", "2", "2.015625"],
     ]
-    assert page.texts("h5")[1:3] == [
+    assert page.texts("h5")[2:4] == [
         "The tensor: 2 of 1,000 elements differ, by 4 ULPs at most",
         "The blamed call's output: 1 of 8 elements differ, by 1 ULP at most",
+    ]
+
+
+def test_the_chain_of_calls_stands_in_a_lane_for_each_rank(page):
+    assert rows(page, "From the blamed call to this tensor") == [
+        ["rank 0", "rank 3", "module", "direction", "line"],
+        ["", "gate<b>", "layers.1.moe", "backward, chunk 1, micro-batch 2", ""],
+        ["4 calls left out"],
+        ["", "all_reduce", "the step itself", "backward", "moe.py:70"],
+        ["all_reduce", "", "the step itself", "backward", "moe.py:70"],
     ]
 
 

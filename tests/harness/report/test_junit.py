@@ -58,6 +58,13 @@ def test_a_failure_names_the_first_divergence_and_the_replay(report):
     assert failure.text.splitlines()[-1] == "bitproof run -k bad --steps 2"
 
 
+def test_a_failure_names_the_call_to_blame_with_its_file_and_line(make_report, localized):
+    failure = ElementTree.fromstring(junit.render(make_report(localized))).find(".//failure")
+    message = failure.get("message")
+    assert "; to blame: gate<b> of layers.1.moe (backward, chunk 1, micro-batch 2) on rank 3 " in message
+    assert "moe.py:68)" in message
+
+
 def test_control_characters_and_cdata_ends_stay_readable_in_well_formed_xml(report):
     root = ElementTree.fromstring(junit.render(report).encode("utf-8", "strict"))
     error = next(case for case in root.iter("testcase") if case.get("name") == "broken").find("error")

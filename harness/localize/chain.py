@@ -1,0 +1,85 @@
+"""The chain of calls that leads from the one to blame to the record that is shown: each reads what the one before gave.
+
+1. The way is the shortest one, of those that pass by values which differ where there is such a way.
+2. It crosses from rank to rank at collectives alone.
+3. Views are left out, and of the rest at most `MAX_LINKS` are told: first those that change the rank or the module.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.joined_logs import JoinedLogs, Site
+from bitproof.harness.records import ChainLink
+
+MAX_LINKS = 10
+
+
+def way_between(
+    first: Site,
+    lasts: Iterable[Site],
+    joined: JoinedLogs,
+    givers: Callable[[Site], Iterable[int]],
+    differs: Callable[[Site], bool],
+) -> list[Site]:
+    """The calls from `first` to one of `lasts`; empty where no path of values leads there."""
+    for passes in (differs, lambda _: True):
+        after: dict[Site, Site | None] = dict.fromkeys(lasts)
+        pending = deque(after)
+        while pending and first not in after:
+            site = pending.popleft()
+            for peer in joined.together(site):
+                if peer not in after:
+                    after[peer] = site
+                for giver in givers(peer):
+                    if (peer[0], giver) not in after and ((peer[0], giver) == first or passes((peer[0], giver))):
+                        after[peer[0], giver] = peer
+                        pending.append((peer[0], giver))
+        if first in after:
+            return list(_followed(first, after))
+    return []
+
+
+def _followed(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
+    current: Site | None = site
+    while current is not None:
+        yield current
+        current = after[current]
+
+
+def links_of(way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> list[ChainLink]:
+    """What is told of a way: at most `MAX_LINKS` calls, with how many are left out before each."""
+    kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
+    if len(kept) > MAX_LINKS:
+        kept = sorted(_most_telling(kept, way, logs))
+    return [
+        _link(logs[way[i][0]][way[i][1]], way[i][0], i - previous - 1)
+        for previous, i in zip([-1, *kept], kept, strict=False)
+    ]
+
+
+def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
+    """The ends, then what changes rank, then what changes module or direction, from the culprit on."""
+
+    def is_elsewhere(i: int) -> int:
+        (rank, index), (before, earlier) = way[i], way[i - 1]
+        places = [logs[r][at].place[:2] for r, at in ((rank, index), (before, earlier))]
+        return 0 if rank != before else 1 if places[0] != places[1] else 2
+
+    between = sorted(kept[1:-1], key=lambda i: (is_elsewhere(i), i))
+    return [kept[0], kept[-1], *between[: MAX_LINKS - 2]]
+
+
+def _link(call: Call, rank: int, left_out: int) -> ChainLink:
+    return ChainLink(
+        operator=call.operator,
+        module=call.place.module,
+        direction=call.place.direction,
+        chunk=call.place.chunk,
+        micro_batch=call.micro_batch,
+        rank=rank,
+        source=call.source,
+        left_out=left_out,
+    )

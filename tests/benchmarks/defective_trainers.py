@@ -1,0 +1,311 @@
+"""Trainers of seven kinds with one defect each, as systems: `defective_trainers.py:fsdp2` and `...:fsdp2__other_eps`.
+
+What stands after the two underscores is one of `DEFECTS`; tests/benchmarks/bench_blame.py runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy, gelu
+from torch.nn.parallel import DistributedDataParallel
+
+from bitproof import Case, Mesh
+
+VOCABULARY, DIM = 32, 16
+KINDS = ("fsdp2", "ddp", "tp", "pipelined", "accumulating", "clipping", "compiled")
+
+
+class Block(nn.Module):
+    """A residual MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.up, self.down = nn.Linear(DIM, 2 * DIM, bias=False), nn.Linear(2 * DIM, DIM, bias=False)
+        self.activation: Callable[[Tensor], Tensor] = gelu
+        self.alpha = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's input plus what it computes of it."""
+        return torch.add(x, self.down(self.activation(self.up(self.norm(x)))), alpha=self.alpha)
+
+
+class Model(nn.Module):
+    """Predicts each token from the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.output = nn.Linear(DIM, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits for the next token."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.output(x)
+        return logits
+
+
+class Trainer:
+    """One rank of one kind of training run; a defect is put in when all else is built."""
+
+    def __init__(self, case: Case, mesh: Mesh, kind: str, defect: str | None) -> None:
+        self.kind, self.rank = kind, mesh.rank
+        self.model = Model()
+        self.run: nn.Module = self.model
+        grid = init_device_mesh("cpu", (case.parallelism.world_size,))
+        if kind in ("fsdp2", "accumulating", "clipping"):
+            for module in (*self.model.blocks, self.model):
+                fully_shard(module, mesh=grid)
+        elif kind == "tp":
+            for block in self.model.blocks:
+                parallelize_module(block, grid, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        elif kind == "compiled":
+            for block in self.model.blocks:
+                block.compile(backend="aot_eager")
+        if kind in ("ddp", "compiled"):
+            self.run = DistributedDataParallel(self.model)
+        self.num_parts = 2 if kind == "accumulating" else 1
+        self.max_norm = 0.1 if kind == "clipping" else None
+        self.norm_type = 2.0
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, foreach=kind not in ("clipping", "tp"))
+        self.data = torch.Generator().manual_seed(0 if kind in ("tp", "pipelined") else mesh.rank)
+        self.change_tokens: Callable[[list[Tensor]], list[Tensor]] = lambda parts: parts
+        self.change_loss: Callable[[Tensor], Tensor] = lambda loss: loss / self.num_parts
+        self.change_sent: Callable[[Tensor, str], Tensor] = lambda x, _: x
+        self.between: Callable[[int], None] = lambda _: None
+        self.after_clipping: Callable[[], None] = lambda: None
+        if defect is not None:
+            DEFECTS[kind, defect].put_in(self)
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that this rank trains."""
+        found = list(self.model.named_parameters())
+        if self.kind != "pipelined":
+            return found
+        return [(n, p) for n, p in found if n.startswith(("embedding", "blocks.0")) == (self.rank == 0)]
+
+    def gradients_of(self, tokens: Tensor) -> Tensor:
+        """Forward and backward of one part of the batch."""
+        if self.kind == "pipelined":
+            return self.pipelined(tokens)
+        loss = self.change_loss(cross_entropy(self.run(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()))
+        loss.backward()
+        return loss.detach()
+
+    def pipelined(self, tokens: Tensor) -> Tensor:
+        """Rank 0 has the first block, rank 1 the second and the loss."""
+        shape = (*tokens[:, :-1].shape, DIM)
+        if self.rank == 0:
+            x = self.model.blocks[0](self.model.embedding(tokens[:, :-1]))
+            dist.send(self.change_sent(x.detach(), "forward"), 1)
+            gradient = torch.zeros(shape)
+            dist.recv(gradient, 1)
+            x.backward(gradient)
+            return x.detach().sum()
+        x = torch.zeros(shape)
+        dist.recv(x, 0)
+        x.requires_grad_()
+        logits = self.model.output(self.model.blocks[1](x))
+        loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        assert x.grad is not None
+        dist.send(self.change_sent(x.grad, "backward"), 0)
+        return loss.detach()
+
+    def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
+        """Take one step, and yield each value as it is computed."""
+        tokens = torch.randint(VOCABULARY, (4, 9), generator=self.data)
+        parts = self.change_tokens(list(tokens.chunk(self.num_parts)))
+        losses = []
+        for number, part in enumerate(parts):
+            losses.append(self.gradients_of(part))
+            self.between(number)
+        yield "loss", "loss", torch.stack(losses).sum()
+        if self.max_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm, self.norm_type, foreach=True)
+            self.after_clipping()
+        for name, parameter in self.named():
+            assert parameter.grad is not None
+            yield "grad", name, parameter.grad
+        self.optimizer.step()
+        for name, parameter in self.named():
+            yield "param", name, parameter
+            for state, value in self.optimizer.state[parameter].items():
+                yield "optimizer", f"{name}.{state}", value
+        self.optimizer.zero_grad()
+
+
+class Defect(NamedTuple):
+    """What is wrong, and which call is to blame for it: any of these operators, in this module and direction."""
+
+    put_in: Callable[[Trainer], None]
+    module: str | None
+    direction: str
+    operators: tuple[str, ...]
+    rank: int | None = None
+
+
+def on_rank(rank: int, put_in: Callable[[Trainer], None]) -> Callable[[Trainer], None]:
+    """The same on one rank alone."""
+    return lambda trainer: put_in(trainer) if trainer.rank == rank else None
+
+
+def tanh_gelu(block: int) -> Callable[[Trainer], None]:
+    """Another approximation of an activation."""
+    return lambda t: setattr(t.model.blocks[block], "activation", partial(gelu, approximate="tanh"))
+
+
+def other_eps(block: int) -> Callable[[Trainer], None]:
+    """A norm's other eps."""
+    return lambda t: setattr(t.model.blocks[block].norm, "eps", 1e-3)
+
+
+def setting(name: str, value: object) -> Callable[[Trainer], None]:
+    """An optimizer's other setting."""
+    return lambda t: t.optimizer.param_groups[0].update({name: value})
+
+
+def scaled_input(module: str) -> Callable[[Trainer], None]:
+    """What a module is given, times a little more than 1."""
+
+    def put_in(trainer: Trainer) -> None:
+        scale = lambda _, args: (args[0] * 1.01, *args[1:])  # noqa: E731
+        trainer.model.get_submodule(module).register_forward_pre_hook(scale)
+
+    return put_in
+
+
+def scaled_gradient(parameter: str) -> Callable[[Trainer], None]:
+    """A parameter's gradient, times a little more than 1."""
+    return lambda t: void(t.model.get_parameter(parameter).register_hook(lambda grad: grad * 1.01))
+
+
+def void(_: object) -> None:
+    """Nothing of it."""
+
+
+def without_sync(trainer: Trainer) -> None:
+    """Gradients of which none is summed over ranks."""
+    trainer.run.require_backward_grad_sync = False  # type: ignore[assignment]
+
+
+def rounding_hook(trainer: Trainer) -> None:
+    """Gradients rounded before they are summed."""
+
+    def hook(_: Any, bucket: Any) -> Any:
+        rounded = bucket.buffer().bfloat16().float().div_(2)
+        return dist.all_reduce(rounded, async_op=True).get_future().then(lambda future: future.value()[0])
+
+    assert isinstance(trainer.run, DistributedDataParallel)
+    trainer.run.register_comm_hook(None, hook)
+
+
+def each_gradient(change: Callable[[Tensor], object]) -> Callable[[Trainer], None]:
+    """Between two micro-batches, every gradient so far changed in place."""
+
+    def between(trainer: Trainer, number: int) -> None:
+        for parameter in trainer.model.parameters() if number == 0 else ():
+            assert isinstance(parameter.grad, DTensor)
+            change(parameter.grad._local_tensor)
+
+    return lambda t: setattr(t, "between", partial(between, t))
+
+
+def tanh_gelu_late(trainer: Trainer) -> None:
+    """The second micro-batch has the other activation."""
+    trainer.between = lambda _: tanh_gelu(1)(trainer)
+
+
+def scaled_late(trainer: Trainer) -> None:
+    """One gradient is changed once it was clipped."""
+
+    def change() -> None:
+        gradient = trainer.model.output.weight.grad
+        assert isinstance(gradient, DTensor)
+        gradient._local_tensor.mul_(1.01)
+
+    trainer.after_clipping = change
+
+
+def sent(direction: str, change: Callable[[Tensor], Tensor]) -> Callable[[Trainer], None]:
+    """What one stage sends to the other, changed."""
+    return lambda t: setattr(t, "change_sent", lambda x, way: change(x) if way == direction else x)
+
+
+GELU, NORM = ("gelu",), ("native_layer_norm",)
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+MUL = ("mul",)
+
+DEFECTS: dict[tuple[str, str], Defect] = {
+    ("fsdp2", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, GELU),
+    ("fsdp2", "other_eps"): Defect(other_eps(0), "blocks.0.norm", FORWARD, NORM),
+    ("fsdp2", "scaled_on_rank_1"): Defect(on_rank(1, scaled_input("blocks.0.up")), "blocks.0.up", FORWARD, MUL, 1),
+    ("fsdp2", "decay"): Defect(setting("weight_decay", 0.3), None, UPDATE, ("_foreach_mul_",)),
+    ("fsdp2", "beta"): Defect(setting("betas", (0.8, 0.999)), None, UPDATE, ("_foreach_lerp_",)),
+    ("fsdp2", "alpha"): Defect(lambda t: setattr(t.model.blocks[1], "alpha", 0.99), "blocks.1", FORWARD, ("add",)),
+    ("ddp", "tanh_gelu"): Defect(tanh_gelu(0), "blocks.0", FORWARD, GELU),
+    ("ddp", "no_sync"): Defect(without_sync, None, BACKWARD, ("allreduce_", "div_")),
+    ("ddp", "other_tokens_on_rank_1"): Defect(
+        on_rank(1, lambda t: setattr(t, "change_tokens", lambda parts: [part.flip(0) for part in parts])),
+        "",
+        FORWARD,
+        ("flip",),
+        1,
+    ),
+    ("ddp", "beta"): Defect(setting("betas", (0.9, 0.99)), None, UPDATE, ("_foreach_mul_",)),
+    ("ddp", "rounded_bucket"): Defect(rounding_hook, None, BACKWARD, ("_to_copy",)),
+    ("tp", "tanh_gelu"): Defect(tanh_gelu(0), "blocks.0", FORWARD, GELU),
+    ("tp", "other_eps"): Defect(other_eps(1), "blocks.1.norm", FORWARD, NORM),
+    ("tp", "scaled_on_rank_1"): Defect(on_rank(1, scaled_input("blocks.0.down")), "blocks.0.down", FORWARD, MUL, 1),
+    ("tp", "alpha"): Defect(lambda t: setattr(t.model.blocks[0], "alpha", 1.01), "blocks.0", FORWARD, ("add",)),
+    ("tp", "eps"): Defect(setting("eps", 1e-4), None, UPDATE, ("add",)),
+    ("pipelined", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, GELU, 1),
+    ("pipelined", "other_eps"): Defect(other_eps(0), "blocks.0.norm", FORWARD, NORM, 0),
+    ("pipelined", "sends_rounded"): Defect(
+        sent("forward", lambda x: x.bfloat16().float()), "", FORWARD, ("_to_copy",), 0
+    ),
+    ("pipelined", "sends_back_more"): Defect(sent("backward", lambda x: x * 1.01), "", BACKWARD, MUL, 1),
+    ("pipelined", "decay_on_rank_0"): Defect(
+        on_rank(0, setting("weight_decay", 0.3)), None, UPDATE, ("_foreach_mul_",), 0
+    ),
+    ("accumulating", "not_divided"): Defect(
+        lambda t: setattr(t, "change_loss", lambda loss: loss), "", FORWARD, ("div", "mul")
+    ),
+    ("accumulating", "repeated"): Defect(
+        lambda t: setattr(t, "change_tokens", lambda parts: [parts[0], parts[0]]), "", FORWARD, ("slice", "embedding")
+    ),
+    ("accumulating", "first_is_lost"): Defect(each_gradient(lambda g: g.zero_()), None, BACKWARD, ("zero_",)),
+    ("accumulating", "rounded"): Defect(
+        each_gradient(lambda g: g.copy_(g.bfloat16())), None, BACKWARD, ("_to_copy", "copy_")
+    ),
+    ("accumulating", "tanh_gelu_in_the_second"): Defect(tanh_gelu_late, "blocks.1", FORWARD, GELU),
+    ("clipping", "max_norm"): Defect(lambda t: setattr(t, "max_norm", 0.05), None, UPDATE, ("mul", "div")),
+    ("clipping", "norm_type"): Defect(
+        lambda t: setattr(t, "norm_type", 1.0), None, UPDATE, ("_foreach_norm", "linalg_vector_norm")
+    ),
+    ("clipping", "scaled_late"): Defect(scaled_late, None, UPDATE, ("mul_",)),
+    ("clipping", "other_eps"): Defect(other_eps(1), "blocks.1.norm", FORWARD, NORM),
+    ("compiled", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, ("gelu",)),
+    ("compiled", "decay"): Defect(setting("weight_decay", 0.3), None, UPDATE, ("_foreach_mul_",)),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The factory of a system: a kind, or a kind, two underscores and a defect."""
+    kind, _, defect = name.partition("__")
+    if kind not in KINDS or (defect and (kind, defect) not in DEFECTS):
+        raise AttributeError(name)
+    return partial(Trainer, kind=kind, defect=defect or None)

@@ -1,0 +1,69 @@
+"""The chain from the call to blame to the record that is shown, on logs written by hand."""
+
+from __future__ import annotations
+
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.chain import MAX_LINKS, links_of, way_between
+from bitproof.harness.localize.joined_logs import JoinedLogs
+from tests.harness.localize.test_blame import blamed, call
+
+
+def operators(reference: list[Call], candidate: list[Call], *differing: str) -> list[str]:
+    culprit = blamed(reference, candidate, *differing)
+    assert culprit is not None
+    return [link.operator for link in culprit.chain]
+
+
+def test_the_chain_goes_from_the_culprit_to_the_record_by_what_each_call_reads() -> None:
+    reference = [call("mm x w -> a"), call("neg y -> n"), call("silu a -> b"), call("sum b n -> l")]
+    candidate = [call("mm x w -> A"), call("neg y -> n"), call("silu A -> B"), call("sum B n -> L")]
+    assert operators(reference, candidate, "L") == ["mm", "silu", "sum"]
+
+
+def test_a_culprit_that_gives_the_record_itself_is_the_whole_chain() -> None:
+    assert operators([call("mm x w -> a")], [call("mm x w -> A")], "A") == ["mm"]
+
+
+def test_the_chain_ends_where_the_record_s_value_was_first_given_and_not_with_what_only_passes_it_on() -> None:
+    reference = [call("mm x w -> a"), call("adamw p a -> q a")]
+    assert operators(reference, [call("mm x w -> A"), call("adamw p A -> Q A")], "A") == ["mm"]
+
+
+def test_a_call_that_is_missing_leads_to_the_record_in_the_reference_s_log() -> None:
+    reference = [call("mm x w -> a"), call("tanh a -> b"), call("sum b -> l")]
+    candidate = [call("mm x w -> a"), call("sum a -> L")]
+    assert operators(reference, candidate, "L") == ["tanh", "sum"]
+
+
+def test_views_are_left_out_and_counted() -> None:
+    view = call("view A -> V")._replace(view=True)
+    reference = [call("mm x w -> a"), call("view a -> v")._replace(view=True), call("sum v -> l")]
+    culprit = blamed(reference, [call("mm x w -> A"), view, call("sum V -> L")], "L")
+    assert culprit is not None
+    assert [(link.operator, link.left_out) for link in culprit.chain] == [("mm", 0), ("sum", 1)]
+
+
+def test_the_chain_crosses_to_another_rank_at_a_collective_alone() -> None:
+    def logs(a: str, s: str) -> list[list[Call]]:
+        first = [call(f"mm x w -> {a}"), call(f"all_reduce {a} -> {s}", collective=True), call("neg s -> q")]
+        second = [call("mm y w -> b"), call(f"all_reduce b -> {s}", collective=True)]
+        return [first[:2], second]
+
+    culprit = find_culprit(logs("a", "s"), logs("A", "S"), {1: [("s", "S")]})
+    assert culprit is not None
+    assert [(link.operator, link.rank) for link in culprit.chain] == [("mm", 0), ("all_reduce", 0), ("all_reduce", 1)]
+
+
+def test_a_long_chain_keeps_its_ends_and_what_changes_module() -> None:
+    log = [call(f"op{i} v{i} -> v{i + 1}") for i in range(40)]
+    log[20] = log[20]._replace(place=Place("layers.7", "forward"))
+    links = links_of([(0, i) for i in range(40)], [log])
+    told = [link.operator for link in links]
+    assert len(links) == MAX_LINKS and (told[0], told[-1]) == ("op0", "op39") and {"op20", "op21"} <= set(told)
+    assert sum(link.left_out for link in links) + MAX_LINKS == 40
+
+
+def test_where_no_path_leads_there_is_no_way() -> None:
+    log = [call("mm x w -> a"), call("neg y -> n")]
+    assert way_between((0, 0), [(0, 1)], JoinedLogs([log]), lambda _: (), lambda _: True) == []

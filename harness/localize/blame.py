@@ -177,7 +177,7 @@ class _Blame:
 
     def chain(self, culprit: Culprit, rank: int, pair: Pair) -> list[ChainLink]:
         """The calls that lead from the culprit to a record, in the log of the system that makes that call."""
-        log, index = self.logs[rank], culprit.candidate
+        index = culprit.candidate
         givers, differs = [each.givers for each in self.logs], [each.differs for each in self.logs]
         value, joined = pair[1], self.joined
         if index is None:

@@ -42,13 +42,12 @@ from typing import Literal, NamedTuple
 
 from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.candidate_log import CandidateLog
-from bitproof.harness.localize.chain import links_of, way_between
+from bitproof.harness.localize.chain import links_of, place_on, way_between
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.reference_log import ReferenceLog
 from bitproof.harness.localize.sums import regrouped
 from bitproof.harness.localize.unlike import unlike_arguments, unlike_input
-from bitproof.harness.records import ChainLink
 
 Pair = tuple[str, str]
 """The digests of a tensor that differs: the reference's and the candidate's."""
@@ -77,8 +76,10 @@ def find_culprit(
         for log in logs:
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
-            chain = tuple(blame.chain(culprit, rank, pair))
-            return replace(culprit, explains=(rank, *pair), also=blame.others(culprit), chain=chain)
+            way, calls = blame.way(culprit, rank, pair)
+            call = culprit.call._replace(place=place_on(way, calls, culprit.call.place))
+            chain = tuple(links_of(way, calls))
+            return replace(culprit, call=call, explains=(rank, *pair), also=blame.others(culprit), chain=chain)
     return None
 
 
@@ -175,8 +176,8 @@ class _Blame:
                 found.setdefault(kind, ("adds", call))
         return tuple(found.values())
 
-    def chain(self, culprit: Culprit, rank: int, pair: Pair) -> list[ChainLink]:
-        """The calls that lead from the culprit to a record, in the log of the system that makes that call."""
+    def way(self, culprit: Culprit, rank: int, pair: Pair) -> tuple[list[Site], Sequence[Sequence[Call]]]:
+        """The calls that lead from the culprit to a record, and the logs that these are in."""
         index = culprit.candidate
         givers, differs = [each.givers for each in self.logs], [each.differs for each in self.logs]
         value, joined = pair[1], self.joined
@@ -187,7 +188,7 @@ class _Blame:
         site = culprit.rank, index
         lasts = [(rank, i) for i, call in enumerate(joined.logs[rank]) if value in (*call.outputs, *call.aliases)]
         way = way_between(site, lasts, joined, lambda x: givers[x[0]](x[1]), lambda x: differs[x[0]](x[1]))
-        return links_of(way, joined.logs)
+        return way, joined.logs
 
     def _pick(self, differing: Differing) -> _Picked | None:
         """Rule 4. What makes a value of nothing, as `arange`, goes by numbers, which other calls may have got wrong."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.joined_logs import JoinedLogs, Site
 from bitproof.harness.records import ChainLink
 
 MAX_LINKS = 10
+
+UNTIMELY = "update", "backward"
 
 
 def way_between(
@@ -49,15 +51,24 @@ def _followed(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
         current = after[current]
 
 
+def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
+    """The place of a way's first call: one that seems to be of the update and that backward still reads is of backward.
+
+    So is what changes gradients between micro-batches, and what a stage of a pipeline sends back to the one before.
+    """
+    calls = [logs[rank][index] for rank, index in way]
+    later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")
+    return place._replace(direction="backward") if (place.direction, next(later, None)) == UNTIMELY else place
+
+
 def links_of(way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> list[ChainLink]:
     """What is told of a way: at most `MAX_LINKS` calls, with how many are left out before each."""
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:
         kept = sorted(_most_telling(kept, way, logs))
-    return [
-        _link(logs[way[i][0]][way[i][1]], way[i][0], i - previous - 1)
-        for previous, i in zip([-1, *kept], kept, strict=False)
-    ]
+    calls = [logs[rank][index] for rank, index in way]
+    placed = [call._replace(place=place_on(way[i:], logs, call.place)) for i, call in enumerate(calls)]
+    return [_link(placed[i], way[i][0], i - previous - 1) for previous, i in zip([-1, *kept], kept, strict=False)]
 
 
 def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:

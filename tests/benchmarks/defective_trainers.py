@@ -207,7 +207,10 @@ def rounding_hook(trainer: Trainer) -> None:
 
     def hook(_: Any, bucket: Any) -> Any:
         rounded = bucket.buffer().bfloat16().float().div_(2)
-        return dist.all_reduce(rounded, async_op=True).get_future().then(lambda future: future.value()[0])
+        dist.all_reduce(rounded)
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(rounded)
+        return done
 
     assert isinstance(trainer.run, DistributedDataParallel)
     trainer.run.register_comm_hook(None, hook)

@@ -64,6 +64,19 @@ def test_a_long_chain_keeps_its_ends_and_what_changes_module() -> None:
     assert sum(link.left_out for link in links) + MAX_LINKS == 40
 
 
+def test_what_backward_still_reads_is_of_backward_and_not_of_the_update() -> None:
+    update, backward = Place(None, "update"), Place("layers.0", "backward")
+    reference = [call("mm x g -> a", backward), call("mm y g -> b", backward), call("add a b -> s", backward)]
+    scaled = [reference[0], call("mul a -> A", update), reference[1], call("add A b -> S", backward)]
+    culprit = blamed(reference, scaled, "S")
+    assert culprit is not None
+    assert (culprit.call.operator, culprit.call.place.direction) == ("mul", "backward")
+    assert culprit.chain[0].direction == "backward"
+    late = [*reference, call("mul s -> t", update)]
+    culprit = blamed(late, [*reference, call("mul s -> T", update)], "T")
+    assert culprit is not None and culprit.call.place.direction == "update"
+
+
 def test_where_no_path_leads_there_is_no_way() -> None:
     log = [call("mm x w -> a"), call("neg y -> n")]
     assert way_between((0, 0), [(0, 1)], JoinedLogs([log]), lambda _: (), lambda _: True) == []

@@ -47,7 +47,7 @@ from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.reference_log import ReferenceLog
 from bitproof.harness.localize.sums import regrouped
-from bitproof.harness.localize.unlike import unlike_arguments, unlike_input
+from bitproof.harness.localize.unlike import unlike_arguments, unlike_input, unlike_lists
 
 Pair = tuple[str, str]
 """The digests of a tensor that differs: the reference's and the candidate's."""
@@ -323,7 +323,8 @@ class _Blame:
                     made, index = packed, log.stands_for(packed)
                 how = log.how_it_reads(made)
                 return Culprit(how=how, call=log.calls[made], ranks=ranks, candidate=made, reference=index, at=at)
-        return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, at=at)
+        lists = unlike_lists(log, call)
+        return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, arguments=lists, at=at)
 
     def _lacks(self, rank: int, call: Call) -> bool:
         """Whether what differs on a rank lacks a call like this one."""

@@ -12,9 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from bitproof.harness.graph.operators import name_of, written_names
+from bitproof.harness.localize.packing import OVER_LISTS
 from bitproof.harness.torch_compat import schema_of
-
-_PREFIXES = ("_foreach_", "_fused_")
 
 
 def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
@@ -23,7 +22,7 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
     A call that also writes or returns one value for all of its indices is one.
     """
     schema = schema_of(function)
-    if schema is None or not name_of(function).startswith(_PREFIXES):
+    if schema is None or not name_of(function).startswith(OVER_LISTS):
         return 0
     given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     if any(isinstance(given.get(name), Tensor) for name in written_names(function)):

@@ -12,6 +12,10 @@ CONSTANTS = names(lambda row: row.is_constant)
 """Operators of which no input decides a value."""
 
 
+OVER_LISTS = ("_foreach_", "_fused_")
+"""How the names of operators begin that compute each entry of their lists by itself; logs have a call for each."""
+
+
 def keeps_order(call: Call) -> bool:
     """Whether a view has its input's elements in their order; one of another dtype has other elements."""
     return call.operator != "view.dtype" and named(name_of(call)).keeps_order

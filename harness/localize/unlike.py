@@ -7,6 +7,7 @@ from collections import Counter
 from bitproof.harness.errors import cut
 from bitproof.harness.localize.calls import Call, maker_of
 from bitproof.harness.localize.candidate_log import CandidateLog
+from bitproof.harness.localize.packing import OVER_LISTS, name_of
 
 
 def unlike_arguments(call: Call, partner: Call) -> str:
@@ -35,3 +36,14 @@ def unlike_input(log: CandidateLog, index: int, partner: int) -> str:
         made = maker_of(calls, at, position)
         told.append("what the step is given" if made is None else f"what {made} gives")
     return cut(f"{told[0]}, where the reference has {told[1]}", 300) if told[0] != told[1] else ""
+
+
+def unlike_lists(log: CandidateLog, missing: Call) -> str:
+    """How many tensors the lists have of which a call over lists that the candidate does not make is one entry."""
+    if not name_of(missing).startswith(OVER_LISTS):
+        return ""
+    made, due = (
+        sum((call.operator, call.place) == (missing.operator, missing.place) for call in calls)
+        for calls in (log.calls, log.reference.log)
+    )
+    return f"{made} of the reference's {due} tensors in its lists" if 0 < made < due else ""

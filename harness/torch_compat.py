@@ -38,6 +38,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
+from torch.fx.graph import CodeGen, _PyTreeCodeGen
+from torch.fx.graph_module import _WrappedCall
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -329,8 +331,16 @@ def below_autograd() -> AbstractContextManager[Any]:
 
 
 def rewrites_code(graph: Graph) -> bool:
-    """Whether something rewrites the code that is made of a graph, as `Graph.on_generate_code` lets it."""
-    return getattr(graph._codegen, "_body_transformer", None) is not None
+    """Whether something rewrites the code that is made of a graph, as `on_generate_code` and `set_codegen` let it."""
+    own = type(graph._codegen) in (CodeGen, _PyTreeCodeGen)
+    return not own or getattr(graph._codegen, "_body_transformer", None) is not None
+
+
+def wraps_its_call(module: GraphModule) -> bool:
+    """Whether a graph module's class, which torch makes for it alone, calls something else than the graph's code."""
+    own = vars(type(module))
+    wrapped = own.get("_wrapped_call")  # is there with the code, which some modules make when they are first called
+    return "__call__" in own if wrapped is None else type(wrapped) is not _WrappedCall or wrapped.cls_call is not None
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -22,4 +22,4 @@ def rejecting() -> Iterator[None]:
     try:
         yield
     except (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise RejectedError(f"{type(error).__name__}: {error}") from error
+        raise RejectedError(f"{'it lacks' if type(error) is KeyError else type(error).__name__}: {error}") from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
 from bitproof.harness.case import Case
-from bitproof.harness.certificate.data import Certificate, Graph, Subject
+from bitproof.harness.certificate.data import Call, Certificate, Graph, Subject
 from bitproof.harness.certificate.errors import require
 from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.errors import BitproofError, UsageError
@@ -16,6 +16,12 @@ from bitproof.harness.graph.options import GraphOptions, check_extra_passes
 from bitproof.harness.machine.describe import torch_version
 from bitproof.harness.program.sources import own_digest
 from bitproof.harness.prove.prove import prove_case
+
+LONGEST = 200
+"""Letters that are shown of what is otherwise."""
+
+_PARTS = [part.name for part in fields(Call) if part.name != "place"]
+"""All that a call is, but for where it came from, which readers alone are shown."""
 
 
 def check_retraced(
@@ -65,13 +71,17 @@ def _options(extra_passes: Sequence[str], precompiled: bool) -> str:
     return " ".join(told) or "none"
 
 
+def _short(call: Call, part: str) -> str:
+    text = str(getattr(call, part))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
 def _check_alike(side: str, told: Graph, anew: Graph) -> None:
     """Two graphs must be the same but for the places in source that readers are shown."""
     for index, (one, other) in enumerate(zip(told.calls, anew.calls, strict=False)):
-        is_same = replace(one, place=()) == replace(other, place=())
-        require(
-            is_same, f"call {index} of the {side}, {one.op} `{one.name}`, is {other.op} `{other.name}` when made anew"
-        )
+        unlike = [part for part in _PARTS if getattr(one, part) != getattr(other, part)]
+        how = ", ".join(f"{part} {_short(one, part)} is {_short(other, part)} when made anew" for part in unlike)
+        require(not unlike, f"call {index} of the {side}, {one.op} `{one.name}`: {how}")
     num_told, num_anew = len(told.calls), len(anew.calls)
     require(num_told == num_anew, f"the {side} has {num_told} calls, and {num_anew} when made anew")
     require(told.outputs == anew.outputs, f"the {side} returns other calls than when made anew")

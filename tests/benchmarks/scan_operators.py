@@ -3,8 +3,9 @@
 Every overload of aten and prims for which arguments can be made, each in a process of its own, is called in several
 layouts, dtypes and forms, on real values and on fake ones (`tests/harness/prove/scan.py`). Printed is a row for each
 that misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did
-not run at all. `--write` writes that list anew, or its rows of the NAMEs (`aten.add.Tensor`) that are scanned
-alone. With `--json FILE` a scan that was cut off goes on where it stopped.
+not run at all. `--write` takes from that list what was contradicted, and leaves it the layouts in which nothing was:
+another scan may have seen what this one did not, so nothing is added. Of NAMEs (`aten.add.Tensor`), which are scanned
+alone, it writes the rows anew. With `--json FILE` a scan that was cut off goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main() -> int:
     """Scan, print, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--write", action="store_true", help="write the list of admitted operators anew")
+    parser.add_argument("--write", action="store_true", help="take what misbehaved from the list of admitted operators")
     parser.add_argument("--calls", type=int, default=AT_MOST, help="calls of each operator that are to run")
     parser.add_argument("--samples", type=int, default=16, help="of torch's samples of each operator")
     parser.add_argument("--json", type=Path, help="keep what was seen of each operator here, and go on from it")
@@ -72,10 +73,24 @@ def main() -> int:
     scan_apart({name: each for name, each in work.items() if name not in found}, given.jobs, found, notes)
     found = {name: found[name] for name in work}
     honest = {name: layout for name, seen in found.items() if (layout := seen.honest_in(LEAST))}
+    status = tell(found, honest, time.monotonic() - start, partial=bool(given.names))
     if given.write:
         kept = {name: layout for name, layout in admitted.names().items() if name not in found}
-        admitted.write(honest | (kept if given.names else {}))
-    return tell(found, honest, time.monotonic() - start, partial=bool(given.names))
+        admitted.write(honest | kept if given.names else narrowed(admitted.names(), found, honest))
+    return status
+
+
+def contradicts(seen: Scanned, layout: str) -> bool:
+    """Whether an operator misbehaved that is admitted in a layout, and so in those before it."""
+    upto = admitted.LAYOUTS[: admitted.LAYOUTS.index(layout) + 1]
+    return seen.crashed or any(each in calls for calls in seen.faults.values() for each in upto)
+
+
+def narrowed(allowed: Mapping[str, str], found: Mapping[str, Scanned], honest: Mapping[str, str]) -> dict[str, str]:
+    """The list without what was contradicted: in the layouts in which nothing was wrong, or not at all."""
+    wrong = {name for name, layout in allowed.items() if name in found and contradicts(found[name], layout)}
+    kept = {name: honest.get(name) if name in wrong else layout for name, layout in allowed.items()}
+    return {name: layout for name, layout in kept.items() if layout is not None}
 
 
 def tell(found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, partial: bool) -> int:
@@ -102,8 +117,7 @@ def tell(found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, p
     for name, layout in allowed.items():
         if name in found:
             seen = found[name]
-            upto = admitted.LAYOUTS[: admitted.LAYOUTS.index(layout) + 1]
-            if seen.crashed or any(each in calls for calls in seen.faults.values() for each in upto):
+            if contradicts(seen, layout):
                 wrong.append(name)
             elif not seen.ran:
                 idle.append(name)

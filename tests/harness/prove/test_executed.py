@@ -1,9 +1,13 @@
 import pytest
 import torch
+from torch.fx import GraphModule
+from torch.fx.graph import CodeGen
+from torch.nn.modules.module import register_module_forward_hook
 
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.prove.executed import runs_otherwise
 from bitproof.harness.prove.export import RefusedError, export_graph
+from bitproof.harness.torch_compat import LazyGraphModule
 from tests.harness.prove.graphs import names_of, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)
@@ -31,6 +35,63 @@ def transformer(module):
     module.recompile()
 
 
+class Doubling(GraphModule):
+    def __call__(self, *args):
+        return [2 * x for x in super().__call__(*args)]
+
+
+def inherit(module):
+    module.__class__ = type(Doubling(module, module.graph))
+
+
+def wrap(module):
+    """What stays when the graph's code is made anew."""
+    type(module)._wrapped_call = lambda self, other, *args: [2 * x for x in other.forward(*args)]
+
+
+def wrap_on_the_module(module):
+    module._wrapped_call = lambda other, *args: [2 * x for x in other.forward(*args)]
+
+
+def call(module):
+    module._call_impl = lambda *args: [2 * x for x in module.forward(*args)]
+
+
+def compile_call(module):
+    module._compiled_call_impl = lambda *args: [2 * x for x in module.forward(*args)]
+
+
+class Adding(CodeGen):
+    def gen_fn_def(self, *args):
+        return super().gen_fn_def(*args) + "\n    arg0_1 = arg0_1 + 1"
+
+
+def generate(module):
+    module.graph.set_codegen(Adding())
+    module.recompile()
+
+
+@pytest.fixture
+def hooked():
+    handle = register_module_forward_hook(lambda module, args, out: [out[0] + 1])
+    yield
+    handle.remove()
+
+
+def test_a_hook_on_all_modules_is_refused(hooked):
+    module = trace(lambda w, x: w * x, (W, X))
+    assert runs_otherwise(module) == "hooks on all modules"
+    assert not torch.equal(module(W, X)[0], W * X)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_class_that_torch_makes_is_one_of_torch(lazy):
+    module = trace(lambda w, x: w * x, (W, X))
+    found = LazyGraphModule(module, module.graph) if lazy else GraphModule(module, module.graph)
+    found.recompile()
+    assert runs_otherwise(found) is None
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -38,6 +99,12 @@ def transformer(module):
         (hook_before, "hooks"),
         (nested_hook, "hooks"),
         (function, "a function in its place"),
+        (inherit, "a class of its own"),
+        (wrap, "a function in its place"),
+        (wrap_on_the_module, "a function in its place"),
+        (call, "a function in its place"),
+        (compile_call, "a function in its place"),
+        (generate, "code that is not made of it alone"),
         (transformer, "code that is not made of it alone"),
     ],
 )

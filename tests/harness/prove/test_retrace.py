@@ -47,7 +47,10 @@ def test_places_in_source_are_for_readers(certificate, anew):
 
 def test_a_candidate_that_is_the_reference_is_rejected_by_its_first_other_call(certificate, anew):
     with pytest.raises(
-        RejectedError, match=r"call 2 of the candidate, aten.add.Tensor `add`, is aten.add.Tensor `add`"
+        RejectedError,
+        match=r"call 2 of the candidate, aten.add.Tensor `add`: "
+        r"args \(\('self', \('node', 0\)\), \('other', \('node', 1\)\)\)"
+        r" is \(\('self', \('node', 1\)\), \('other', \('node', 0\)\)\) when made anew$",
     ):
         check(replace(certificate, candidate=certificate.reference))
 
@@ -57,12 +60,46 @@ def test_a_candidate_that_is_the_reference_is_rejected_by_its_first_other_call(c
     [
         (lambda graph: Graph(graph.calls[:-1], graph.outputs), "the reference has 2 calls, and 3 when made anew"),
         (lambda graph: Graph(graph.calls, (("out 0", 1),)), "the reference returns other calls than when made anew"),
-        (lambda graph: Graph((graph.calls[0], *graph.calls), graph.outputs), "call 1 of the reference, input"),
+        (
+            lambda graph: Graph((graph.calls[0], *graph.calls), graph.outputs),
+            "call 1 of the reference, input `parameter 0`: name parameter 0 is input 0 when",
+        ),
     ],
 )
 def test_a_graph_of_other_calls_or_outputs_is_rejected(certificate, anew, change, reason):
     with pytest.raises(RejectedError, match=reason):
         check(replace(certificate, reference=change(certificate.reference)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("code", "0" * 64, "its graphs cannot be made anew here: made with code 0{64}, here is [0-9a-f]{64}$"),
+        ("torch", "2.12.0", "its graphs cannot be made anew here: made with torch 2.12.0, here is "),
+        ("machine", "riscv", "its graphs cannot be made anew here: made with a machine of kind riscv, here is "),
+    ],
+)
+def test_what_was_made_by_other_code_another_torch_or_elsewhere_is_rejected(certificate, anew, field, value, reason):
+    changed = replace(certificate, subject=replace(certificate.subject, **{field: value}))
+    with pytest.raises(RejectedError, match=reason):
+        check(changed)
+
+
+def test_a_pass_that_a_certificate_names_is_not_run_and_asked_for(certificate, anew):
+    subject = replace(certificate.subject, extra_passes=("evil.py:f",))
+    with pytest.raises(UsageError, match="was made with other options") as found:
+        check(replace(certificate, subject=subject))
+    assert (found.value.expected, found.value.found) == ("--extra-pass evil.py:f", "none")
+
+
+@pytest.mark.parametrize("part", ["name", "op", "args", "value", "writes", "random"])
+def test_whatever_part_of_a_call_was_changed_is_named(certificate, anew, part):
+    *calls, last = certificate.reference.calls
+    changed = replace(last, **{part: ("other",)})
+    with pytest.raises(
+        RejectedError, match=rf"^call 2 of the reference, .*: {part} \('other',\) is .* when made anew$"
+    ):
+        check(replace(certificate, reference=Graph((*calls, changed), certificate.reference.outputs)))
 
 
 def test_a_case_that_gives_no_graphs_is_rejected(certificate, anew):

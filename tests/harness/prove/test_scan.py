@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bitproof.harness.prove import admitted
-from tests.benchmarks.scan_operators import Notes, scan_apart, tell
+from tests.benchmarks.scan_operators import Notes, narrowed, scan_apart, tell
 from tests.harness.prove.graphs import aten, randn
 from tests.harness.prove.scan import Scanned, scan
 
@@ -60,6 +60,28 @@ def test_an_operator_that_misbehaves_only_in_layouts_in_which_it_is_not_admitted
     assert status_of({HONEST: seen}) == 0
     listed[HONEST] = admitted.ANY
     assert status_of({HONEST: seen}) == 1
+
+
+def test_what_was_contradicted_leaves_the_list_or_keeps_the_layouts_in_which_nothing_was_and_nothing_is_added():
+    fault, ran = {"it writes x": {admitted.ANY: "call"}}, dict.fromkeys(admitted.LAYOUTS, 3)
+    found = {
+        "wide": Scanned(ran=9, faults=fault, in_layout=ran),
+        "narrow": Scanned(ran=9, faults=fault, in_layout=ran),
+        "wrong": Scanned(ran=9, faults={"it writes x": {admitted.ROWS: "call"}}, in_layout=ran),
+        "crashed": Scanned(crashed=True),
+        "fine": Scanned(ran=9, in_layout=ran),
+        "new": Scanned(ran=9, in_layout=ran),
+    }
+    honest = {name: layout for name, seen in found.items() if (layout := seen.honest_in(3))}
+    allowed = {
+        "wide": "any-layout",
+        "narrow": "rows",
+        "wrong": "rows",
+        "crashed": "rows",
+        "fine": "rows",
+        "other": "rows",
+    }
+    assert narrowed(allowed, found, honest) == {"wide": "inner-rows", "narrow": "rows", "fine": "rows", "other": "rows"}
 
 
 def test_a_listed_operator_that_ends_its_process_or_never_ran_is_told_and_the_others_are_scanned(listed, capsys):

@@ -2,7 +2,8 @@
 
     cases, Case and its parts       which comparisons there are, and what one states
     run, record, diff               run a case, record one system, compare two recordings
-    Run, Comparison, Verdict        what came of it
+    Run, Comparison, Verdict        what came of it; history: what came of earlier runs
+    watch                           a system of a function that trains once
     assert_bitwise_equal            two tensors, or structures of them, agree in every bit
     BitproofError and its kinds     every error that a call can raise
     Mesh, compiler_problem          for systems: what a factory is handed, and why nothing can be compiled here
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
     )
     from bitproof.harness.machine.compiler import compiler_problem
     from bitproof.harness.records import CaseResult, Divergence, Verdict
+    from bitproof.harness.systems.watch import watch
     from bitproof.reference.parallel.mesh import Mesh
-    from bitproof.runs import Run, assert_as_expected, cases, diff, record, run
+    from bitproof.runs import Run, assert_as_expected, cases, diff, history, record, run
 
 _CASE = ("AdamW", "Batch", "Case", "Chunking", "Memory", "Model", "Parallelism", "Pipeline", "Precision")
 _ERRORS = (
@@ -64,14 +66,16 @@ _ERRORS = (
     "TraceError",
     "UsageError",
 )
+_RUNS = ("Run", "assert_as_expected", "cases", "diff", "history", "record", "run")
 _HOME = {
     "assert_bitwise_equal": "bitproof.bitwise",
-    **dict.fromkeys(("Run", "assert_as_expected", "cases", "diff", "record", "run"), "bitproof.runs"),
+    **dict.fromkeys(_RUNS, "bitproof.runs"),
     **dict.fromkeys(_CASE, "bitproof.harness.case"),
     **dict.fromkeys(_ERRORS, "bitproof.harness.errors"),
     **dict.fromkeys(("CaseResult", "Divergence", "Verdict"), "bitproof.harness.records"),
     "Comparison": "bitproof.harness.compare.verdict",
     "Mesh": "bitproof.reference.parallel.mesh",
+    "watch": "bitproof.harness.systems.watch",
     "compiler_problem": "bitproof.harness.machine.compiler",
     "__version__": "bitproof.harness",
 }
@@ -108,8 +112,10 @@ __all__ = [
     "cases",
     "compiler_problem",
     "diff",
+    "history",
     "record",
     "run",
+    "watch",
 ]
 
 

@@ -35,6 +35,7 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
     in ULPs and how many elements are how far apart. Raises TypeError for what has no bits to compare: a sparse,
     nested, quantized, fake or freed tensor, or any other kind of object.
     """
+    __tracebackhide__ = True  # pytest shows the caller's line
     problems = list(_differences(actual, expected, ""))
     if not problems:
         return

@@ -42,7 +42,8 @@ def bitproof_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
     """
     run = _runner(request, tmp_path)
 
-    def run_and_check(case: Any, *, expect: str | None = None, **options: Any) -> Any:
+    def run_and_check(case: Any = None, *, expect: str | None = None, **options: Any) -> Any:
+        __tracebackhide__ = True
         done = run(case, **options)
         if expect is None and not done.as_expected:
             pytest.fail(str(done), pytrace=False)
@@ -80,7 +81,7 @@ def _runner(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any
 
     folder = request.config.getoption("--bitproof-reports")
 
-    def run(case: Any, **options: Any) -> bitproof.Run:
+    def run(case: Any = None, **options: Any) -> bitproof.Run:
         options.setdefault("report_dir", folder or tmp_path / "bitproof")
         done = bitproof.run(case, **options)
         request.node.stash.setdefault(_RUNS, []).append(done)

@@ -6,15 +6,19 @@ Nothing here loads torch into the caller's process: ranks run in processes of th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from bitproof.harness.case import Case
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.errors import UsageError
 from bitproof.harness.records import CaseResult, Divergence, Report, Verdict
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bitproof.harness.compare.verdict import Comparison
     from bitproof.harness.options import OnEvent
 
@@ -50,6 +54,16 @@ class Run:
         """Where the two systems first part, and the call to blame; None where they do not."""
         return self.result.first_divergence
 
+    def frame(self) -> pd.DataFrame:
+        """What was compared, a row a tensor: step, rank, kind, name, both sides' digests, dtypes and shapes, `equal`.
+
+        The other side of a tensor that one side alone recorded is missing. Raises RecordingError where the run left no
+        recordings of both systems, as after an error.
+        """
+        from bitproof.harness.history.frames import frame_of_run
+
+        return frame_of_run(self.result, self.folder)
+
     def __str__(self) -> str:
         """The verdict, where the systems first part, the call to blame, what failed, and the replaying command."""
         from bitproof.harness.program.output import shown
@@ -69,11 +83,15 @@ def cases(expression: str | None = None) -> tuple[Case, ...]:
     return tuple(select(all_cases(), expression))
 
 
+System = str | Callable[..., Any]
+"""A system by its name, or a factory: a function or class of a file."""
+
+
 def run(
-    case: Case | str,
+    case: Case | str | None = None,
     *,
-    reference: str | None = None,
-    candidate: str | None = None,
+    reference: System | None = None,
+    candidate: System | None = None,
     steps: int | None = None,
     world_size: int | None = None,
     data: str | Path | None = None,
@@ -95,6 +113,9 @@ def run(
 ) -> Run:
     """Run a case, given whole or by its name, and write its run folder under `report_dir`.
 
+    Without a case, `reference` and `candidate` are compared: systems by name, or factories of the calling script,
+    test or module, which ranks find again by file and name.
+
     `reference` to `observe` change the case; they and the others mean what the options of `bitproof
     run` do. `timeout` is in seconds. `on_event` is called with progress. Returns whatever came of it: compare
     `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before anything runs.
@@ -107,16 +128,17 @@ def run(
     from bitproof.harness.report.status import exit_status
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir, write_run
 
+    _refuse_while_loading()
+    sides = {"reference": _source(reference), "candidate": _source(candidate)}
+    chosen = _case_of(**sides) if case is None else _find(case)
     changes = Changes(
-        reference=reference,
-        candidate=candidate,
+        **(sides if case is not None else {}),
         steps=steps,
         world_size=world_size,
         data=check_data(data),
         early_grad_accumulation=early_grad_accumulation,
         observe=tuple(observe),
     )
-    chosen = _find(case)
     changed = change_case(chosen, changes)
     options = RunOptions(
         device=device,
@@ -143,7 +165,7 @@ def run(
         "backend": found[0].backend if found else "unknown",
     }
     results = complete([changed], found, NO_RESULT)
-    files, named = _files_of(case, options.names, folder)
+    files, named = _files_of(chosen if case is None else case, options.names, folder)
     report = Report(
         run_id=folder.name,
         exit_status=exit_status(results),
@@ -157,6 +179,38 @@ def run(
     else:
         discard_if_bare(folder)
     return Run(report, folder)
+
+
+def _refuse_while_loading() -> None:
+    """A rank that loads a script must not run it: each would start a run of its own, without end."""
+    from bitproof.harness.user_code.user_file import is_loading
+
+    if is_loading():
+        raise UsageError(
+            "bitproof.run was called by a file while a rank loaded it",
+            expected="a file whose loading only defines functions and classes",
+            fix="call it below `if __name__ == '__main__':`, or in a test",
+        )
+
+
+def _source(system: System | None) -> str | None:
+    """A system's name, of a factory its file and name."""
+    from bitproof.harness.user_code.user_object import source_of
+
+    return system if system is None or isinstance(system, str) else source_of(system)
+
+
+def _case_of(reference: str | None, candidate: str | None) -> Case:
+    """The case that compares two systems and says nothing else."""
+    if reference is None or candidate is None:
+        raise UsageError(
+            "without a case, a run compares two systems", expected="reference=... and candidate=..., or a case"
+        )
+    words = [re.sub("[^a-z0-9]+", "_", name.rpartition(":")[2].lower()).strip("_") for name in (reference, candidate)]
+    name = "_against_".join(words) if words[0] != words[1] else words[0]
+    family = Path(candidate.rpartition(":")[0] or candidate).stem
+    parts = Parallelism(ep=1)
+    return Case(name=f"own_{name}"[:100], family=family, reference=reference, candidate=candidate, parallelism=parts)
 
 
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -176,13 +230,14 @@ def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple
 
 def assert_as_expected(run: Run) -> None:
     """Raise AssertionError, with the divergence and the call to blame, unless a case got the verdict that it states."""
+    __tracebackhide__ = True  # pytest shows the caller's line
     if not run.as_expected:
         raise AssertionError(str(run))
 
 
 def record(
     case: Case | str,
-    system: str,
+    system: System,
     out: str | Path,
     *,
     steps: int | None = None,
@@ -205,13 +260,15 @@ def record(
     from bitproof.harness.options import RunOptions
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
 
+    name = _source(system)
+    assert name is not None
     chosen = change_case(_find(case), Changes(steps=steps, world_size=world_size))
     options = RunOptions(
         device=device, share_gpus=share_gpus, collectives=collectives, timeout=timeout, values=parse_values(values)
     )
     folder = prepare_run_dir(Path(report_dir))
     try:
-        record_to(Path(out), chosen, system, options, folder)
+        record_to(Path(out), chosen, name, options, folder)
     finally:
         discard_if_bare(folder)
     return Path(out)
@@ -225,6 +282,16 @@ def diff(first: str | Path, second: str | Path) -> Comparison:
     from bitproof.harness.commands.record import compare_recordings
 
     return compare_recordings(Path(first), Path(second))
+
+
+def history(path: str | Path = "reports/history.sqlite", *, last: int = 30) -> pd.DataFrame:
+    """What came of each case in the newest `last` runs of a history, a row a run and case, by time.
+
+    `bitproof history add` makes that file. Raises RecordingError for one that is no history.
+    """
+    from bitproof.harness.history.frames import frame_of_history
+
+    return frame_of_history(Path(path), last)
 
 
 def _find(case: Case | str) -> Case:

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bitproof.harness.case import PREPARED
-from bitproof.harness.records import UNLIKE, BaselineStatus, CaseResult, Report, Verdict, required_kinds
+from bitproof.harness.records import UNLIKE, BaselineStatus, CaseResult, Report, Verdict, needs_one_rank, required_kinds
 
 _DECIDED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 _COMPARED = (*_DECIDED, Verdict.NONDETERMINISTIC)
@@ -122,18 +122,20 @@ def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
     for kind, count in (dict.fromkeys(required, 0) | result.compared).items():
         if kind in required and not count:
             yield _no(result, "as a kind was not compared")
-        if kind in required and count < places:
-            yield Contradiction(f"compared.{kind}", f"at least {places}, one for each step and rank", count)
+        least, each = (result.steps, "step") if needs_one_rank(kind, result.case) else (places, "step and rank")
+        if kind in required and count < least:
+            yield Contradiction(f"compared.{kind}", f"at least {least}, one for each {each}", count)
         if count % result.steps:
             yield Contradiction(f"compared.{kind}", f"as many at each of {result.steps} steps", count)
     for side, losses in result.losses.items():
-        if not losses or len(losses) % result.steps:
+        if len(losses) % result.steps or not (losses or needs_one_rank("loss", result.case)):
             yield Contradiction(f"losses.{side}", f"as many at each of {result.steps} steps", len(losses))
 
     lengths = [len(losses) for losses in result.losses.values()]
     if len({*lengths}) > 1:
         yield Contradiction("losses", "as many on both sides", lengths)
-    if lengths and result.compared.get("loss", 0) < (least := lengths[0] + places - result.steps):
+    elsewhere = 0 if needs_one_rank("loss", result.case) else places - result.steps
+    if lengths and result.compared.get("loss", 0) < (least := lengths[0] + elsewhere):
         yield Contradiction("compared.loss", f"at least {least}, by the losses of rank 0", result.compared["loss"])
     if {result.case.reference, result.case.candidate} <= _OURS:
         yield from _uneven(result)

@@ -39,6 +39,7 @@ from bitproof.harness.records import (
     TensorDifference,
     Verdict,
     group_keys,
+    needs_one_rank,
     required_kinds,
     zero_counts,
 )
@@ -236,10 +237,14 @@ def _uncovered(alignment: Alignment, case: Case) -> Iterator[str]:
     """What the case promises and no pair shows: required kinds, and names that come and go between steps."""
     if alignment.empty:
         return
-    places = [(step, rank) for step in range(case.steps) for rank in range(case.parallelism.world_size)]
+    ranks = range(case.parallelism.world_size)
+    places = [(step, rank) for step in range(case.steps) for rank in ranks]
     seen = {(key.step, key.rank, key.kind) for key in alignment.pairs}
     for kind in required_kinds(case):
-        if absent := [place for place in places if (*place, kind) not in seen]:
+        absent = [place for place in places if (*place, kind) not in seen]
+        if needs_one_rank(kind, case):
+            absent = [place for place in absent if all((place[0], rank, kind) not in seen for rank in ranks)]
+        if absent:
             yield f"no {kind} was compared at {_tell_places(absent)}"
     unpaired = {*alignment.missing, *alignment.extra}
     names = dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs)

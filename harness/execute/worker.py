@@ -340,10 +340,10 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
         check = _mixing_check(job.case) if looks_for_mixing else None
         return make_eager(job.case, mesh, mesh.device, job.system == "eager_chunked", injector.wrap, check)
-    from bitproof.harness.systems.user_system import UserSystem
+    from bitproof.harness.systems.user_system import UserSystem, make
 
     factory = load_factory(job.system)
-    made = factory.make(job.case, mesh)
+    made = make(factory.make, job.case, mesh)
     can_wrap = hasattr(made, "wrap_gradients")
     if can_wrap:
         made.wrap_gradients(injector.wrap)

@@ -31,7 +31,7 @@ def read_run(run_dir: Path) -> Report:
 def _refuse_other(result: CaseResult, folder: Path, field: str, path: Path) -> None:
     from bitproof.harness.capture.store import read_recording
 
-    found = dict(_first_runs(folder))
+    found = dict(first_runs(folder))
     systems = (result.case.reference, result.case.candidate)
     if not all(system in found for system in systems):
         return
@@ -52,7 +52,7 @@ def _refuse_other(result: CaseResult, folder: Path, field: str, path: Path) -> N
             )
 
 
-def _first_runs(folder: Path) -> Iterator[tuple[str, Path]]:
+def first_runs(folder: Path) -> Iterator[tuple[str, Path]]:
     """The recordings of first runs by their system: second runs have another arm."""
     from bitproof.harness.capture.store import MANIFEST, read_manifest
 

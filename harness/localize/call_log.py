@@ -43,6 +43,7 @@ from bitproof.harness.localize.lanes import lane, num_lanes
 from bitproof.harness.localize.node_places import place_of
 from bitproof.harness.localize.works import Works
 from bitproof.harness.operators import names
+from bitproof.harness.systems import watch
 from bitproof.harness.torch_compat import (
     TorchDispatchMode,
     group_named,
@@ -65,7 +66,7 @@ _SEEDS = names(lambda row: row.begins_gradient)
 """Names of operators that make a gradient to begin with: called outside of every module, after forward."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_CAPTURE = os.path.dirname(capture.__file__) + os.sep
+_OWN = (os.path.dirname(capture.__file__) + os.sep, watch.__file__)
 
 IN_PLACE_COLLECTIVES = "c10d"
 """The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
@@ -195,10 +196,13 @@ class CallRecorder(TorchDispatchMode):
 
 
 def _is_own(frame: FrameType | None) -> bool:
-    """Whether what called an operator is bitproof's recording: then the nearest frame outside of torch is there."""
+    """Whether what called an operator is bitproof's recording: then the nearest frame outside of torch is there.
+
+    `watch` shows what the step leaves, and what it calls for that is none of the step's calls.
+    """
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_CAPTURE)
+    return frame is not None and frame.f_code.co_filename.startswith(_OWN)
 
 
 def _full_name(function: Any) -> str:

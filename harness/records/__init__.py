@@ -38,6 +38,7 @@ from bitproof.harness.records.recording import (
     Role,
     Switch,
     TorchCompile,
+    needs_one_rank,
     required_kinds,
 )
 from bitproof.harness.records.report import Report
@@ -142,6 +143,7 @@ __all__ = [
     "Verdict",
     "by_direction",
     "group_keys",
+    "needs_one_rank",
     "required_kinds",
     "ulp_bucket",
     "wilson",

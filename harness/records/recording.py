@@ -17,8 +17,13 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 """What every rank must record at every step."""
 
 
+def needs_one_rank(kind: str, case: Case) -> bool:
+    """Whether at each step one rank is enough to record a kind: the last stage of a user's pipeline has the loss."""
+    return kind == "loss" and case.is_foreign
+
+
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """What every rank must record at every step of a case."""
+    """What every rank must record at every step of a case, but for a kind that `needs_one_rank`."""
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 

@@ -5,7 +5,7 @@
     PACKAGE.MODULE:FACTORY          imported
     FILE.py:FACTORY                 run
 
-Every rank calls `factory(case, mesh)`, once. By then:
+Every rank calls `factory(case, mesh)`, or one without parameters as `factory()`, once. By then:
 
     torch.distributed runs over all ranks (gloo on CPUs, NCCL where each rank has a GPU), `mesh.rank` is this rank and
     `mesh.device` its device, already the current one; the groups of `reference.parallel.mesh` have their names
@@ -16,7 +16,7 @@ Every rank calls `factory(case, mesh)`, once. By then:
 It returns an object with a method `step`, or the step itself, a function. The step is a generator, `step(index)`, that
 yields `(kind, name, tensor)`, or takes a function to call so, `step(index, observe)`. It takes one training step:
 
-    loss        one floating-point number                            at least one a step
+    loss        one floating-point number                            at least one a step, on some rank
     grad        a gradient as the optimizer reads it                 at least one
     param       a parameter after the optimizer                      at least one
     optimizer   its state, by custom <parameter>.<state>             at least one
@@ -65,7 +65,7 @@ from bitproof.harness.case import PREPARED
 from bitproof.harness.errors import UsageError
 from bitproof.harness.program.search_path import search_path
 from bitproof.harness.user_code import plugins
-from bitproof.harness.user_code.user_file import file_of, names_in, run_file
+from bitproof.harness.user_code.user_file import file_of, loading, names_in, run_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -130,7 +130,8 @@ def load_factory(name: str) -> Factory:
         if path := file_of(source):
             found, origin["sha256"] = run_file(path)
         else:
-            found = importlib.import_module(source)
+            with loading(source):
+                found = importlib.import_module(source)
         for part in factory.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, OSError) as error:

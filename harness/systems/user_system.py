@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bitproof.harness.case import KINDS
+from bitproof.harness.case import KINDS, Case
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.systems.names import Names
 
@@ -98,6 +98,11 @@ class UserSystem:
 
     def _refuse(self, index: int, found: str, expected: str) -> RecordingError:
         return RecordingError(f"system {self._name} showed {found} in step {index}", expected=expected)
+
+
+def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:
+    """What a factory makes for a case and a rank; one that asks for neither is called without."""
+    return factory() if _takes(factory) and not _takes(factory, case, mesh) else factory(case, mesh)
 
 
 def _takes(step: Any, *arguments: Any) -> bool:

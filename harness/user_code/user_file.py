@@ -6,6 +6,8 @@ import ast
 import hashlib
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bitproof.harness.errors import UsageError
@@ -16,18 +18,49 @@ def file_of(source: str) -> Path | None:
     return Path(source) if source.endswith(".py") or "/" in source else None
 
 
+_loading: list[str] = []
+
+
+@contextmanager
+def loading(source: str) -> Iterator[None]:
+    """While a user's code is loaded: what it calls then, as a script without a guard does, is known by `is_loading`."""
+    _loading.append(source)
+    try:
+        yield
+    finally:
+        _loading.pop()
+
+
+def is_loading() -> bool:
+    """Whether a user's code is being loaded."""
+    return bool(_loading)
+
+
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
     """Run a file as a module of its own, and tell the sha256 of the very bytes that ran: an import may run cached ones.
 
+    It finds the modules beside it, as with `python FILE.py`; in a package, those of its package, by either name.
     The module stays in sys.modules, where dataclasses and torch.compile look for it. What it raises is raised.
     """
     code = path.read_bytes()
     sha256 = hashlib.sha256(code).hexdigest()
     module = types.ModuleType(f"{path.stem}_{sha256[:8]}")
     module.__file__ = str(path)
+    root, module.__package__ = _package_of(path.resolve())
+    sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
     sys.modules[module.__name__] = module
-    exec(compile(code, str(path), "exec", dont_inherit=True), module.__dict__)  # no future of ours is theirs
+    with loading(str(path)):
+        exec(compile(code, str(path), "exec", dont_inherit=True), module.__dict__)  # no future of ours is theirs
     return module, sha256
+
+
+def _package_of(path: Path) -> tuple[Path, str]:
+    """The folder that a file's modules are found in, and the name of its package there, empty outside of any."""
+    folder, names = path.parent, []
+    while (folder / "__init__.py").is_file():
+        names.append(folder.name)
+        folder = folder.parent
+    return folder, ".".join(reversed(names))
 
 
 def names_in(path: Path, what: str) -> set[str] | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -12,12 +13,24 @@ from bitproof import Case, CaseError, RecordingError, UsageError, Verdict
 from bitproof.harness import errors
 from bitproof.harness.cli import main
 from bitproof.harness.report import json as report_json
+from tests.harness import toy_systems
 from tests.hosts import one_host
 
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[2]
 TOYS = "tests.harness.toy_systems"
+READ_OF_DOCS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/reference/systems.md").read_text(), re.M | re.S)[:2]
+SECOND = """
+import bitproof
+
+def watched(**options):
+    run = Trainer(**options)
+    return bitproof.watch(run.train, model=run.model, optimizer=run.optimizer)
+
+Trainer.plain = staticmethod(lambda case, mesh: watched())
+Trainer.fast = staticmethod(lambda case, mesh: watched(lr=2e-3))
+"""
 CASE = Case(
     name="toy",
     family="test",
@@ -64,6 +77,64 @@ def test_importing_bitproof_and_every_name_but_a_mesh_loads_no_torch():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert answer.stdout == "False set()\n"
+
+
+def test_functions_are_run_by_file_and_name_and_a_frame_has_what_was_compared(one_host, tmp_path):
+    options = {"world_size": 2, "steps": 1, "control": "never", "device": "cpu", "report_dir": tmp_path}
+    options["inject"] = "flip-bit:grad=weight,rank=1,step=0"
+    run = bitproof.run(reference=toy_systems.steady, candidate=toy_systems.steady, **options)
+    case = run.result.case
+    assert (case.name, case.reference) == ("own_steady", "tests/harness/toy_systems.py:steady")
+    assert (case.family, case.parallelism.ep, run.verdict) == ("toy_systems", 1, Verdict.DIFFERENT)
+
+
+def test_a_frame_has_a_row_a_tensor_and_says_which_differ(one_host, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(READ_OF_DOCS[0] + SECOND)
+    options = {"world_size": 2, "steps": 1, "device": "cpu", "report_dir": tmp_path / "reports"}
+    run = bitproof.run(reference=f"{mine}:Trainer.plain", candidate=f"{mine}:Trainer.fast", **options)
+    frame = run.frame()
+    assert len(frame) == sum(run.result.compared.values())
+    assert (~frame.equal).sum() == sum(run.result.mismatched.values()) > 0
+    first = frame[~frame.equal].iloc[0]
+    assert (first.step, first["rank"], first["kind"], first["name"]) == (0, 0, "param", "weight")
+    assert first.digest_reference != first.digest_candidate and first.shape_reference == (8, 8)
+
+
+def test_the_page_on_own_systems_begins_with_lines_that_run(tmp_path):
+    for name, text in zip(("my_trainer.py", "check.py"), READ_OF_DOCS, strict=True):
+        (tmp_path / name).write_text(text)
+    answer = subprocess.run([sys.executable, "check.py"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert answer.stdout.startswith("own_plain_against_foreach: EQUAL, expected EQUAL\n"), answer.stdout
+
+
+def test_a_run_of_what_no_rank_finds_again_or_of_one_system_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(UsageError, match="a system was given that no rank can find again: it has no name"):
+        bitproof.run(reference=lambda case, mesh: None, candidate=toy_systems.steady, report_dir=tmp_path)
+    with pytest.raises(UsageError, match="without a case, a run compares two systems"):
+        bitproof.run(candidate=toy_systems.steady, report_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_without_a_guard_is_told_so_and_does_not_run_itself(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import bitproof\n\ndef factory(case, mesh):\n    ...\n\n"
+        "print(bitproof.run(reference=factory, candidate=factory, world_size=1, steps=1, device='cpu'))\n"
+    )
+    answer = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "own_factory: ERROR" in answer.stdout
+    assert "bitproof.run was called by a file while a rank loaded it" in answer.stdout
+    assert "if __name__ == '__main__':" in answer.stdout
+
+
+def test_a_failed_assertion_shows_the_callers_line_alone(tmp_path):
+    (tmp_path / "test_mine.py").write_text(
+        "import bitproof\n\ndef test_bits():\n    bitproof.assert_bitwise_equal(1.0, 2.0)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "test_mine.py:4: AssertionError" in answer.stdout and "bitwise.py" not in answer.stdout
 
 
 def test_cases_are_selected_by_expression():

@@ -169,6 +169,23 @@ def test_a_rank_or_a_step_that_both_sides_lack_is_never_equal(case, record):
         assert "no loss was compared at " in comparison.reason
 
 
+def test_of_two_trainers_of_a_user_one_rank_has_a_loss_at_each_step_and_every_rank_all_else(case, record):
+    foreign = replace(case, reference="mine.py:a", candidate="mine.py:b")
+    for steps, kind, reason in (
+        ((0, 1), "loss", None),
+        ((0,), "loss", "no loss was compared at step 1, rank 0; step 1, rank 1"),
+        ((0, 1), "grad", "no grad was compared at step 0, rank 0; step 1, rank 0"),
+    ):
+        sides = [record(), record()]
+        for side in sides:
+            side.manifest.case.update(reference="mine.py:a", candidate="mine.py:b")
+            kept = {(kind, step, 1) for step in steps}
+            side.records = {k: v for k, v in side.records.items() if k.kind != kind or (kind, k.step, k.rank) in kept}
+        found = compare(*sides, foreign)
+        assert found.verdict == (Verdict.UNVERIFIED if reason else Verdict.EQUAL)
+        assert reason is None or reason in found.reason
+
+
 def test_a_name_that_both_sides_drop_after_the_first_step_is_never_equal(case, record):
     left, right = record(), record()
     for recording in (left, right):

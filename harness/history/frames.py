@@ -1,0 +1,59 @@
+"""Runs as tables: what one compared, and what came of many, as pandas DataFrames."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+
+from bitproof.harness.capture.store import read_recording
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.history.beside import first_runs
+from bitproof.harness.history.store import read_nights
+from bitproof.harness.records import CaseResult, Key, Record, Recording
+
+_TOLD = ("digest", "dtype", "shape", "placements")
+
+
+def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
+    """A row a tensor that either side recorded, in the order in which they were computed, the reference's first."""
+    reference, candidate = _recordings(result, run_dir)
+    keys = list(dict.fromkeys([*reference.records, *candidate.records]))
+    table = pd.DataFrame(keys, columns=list(Key._fields))
+    for side, recording in (("reference", reference), ("candidate", candidate)):
+        found = [recording.records.get(key) for key in keys]
+        for field in _TOLD:
+            table[f"{field}_{side}"] = pd.Series([_told(record, field) for record in found], dtype=object)
+    table["equal"] = [key in candidate.records and _same(key, reference, candidate) for key in keys]
+    return table
+
+
+def frame_of_history(path: Path, last: int) -> pd.DataFrame:
+    """A row a run and case, by time."""
+    nights = read_nights(path, last)
+    rows = [
+        {"run_id": night.run_id, "time": night.time, **asdict(outcome)}
+        for night in nights
+        for outcome in night.outcomes.values()
+    ]
+    return pd.DataFrame(rows)
+
+
+def _recordings(result: CaseResult, run_dir: Path) -> tuple[Recording, Recording]:
+    """Both sides' first runs; one serves both where a case compares a system with itself."""
+    folder = run_dir / "recordings" / result.case.name
+    found = dict(first_runs(folder))
+    missing = [system for system in (result.case.reference, result.case.candidate) if system not in found]
+    if missing:
+        raise RecordingError(f"the run left no recording of {missing[0]}", where=str(folder))
+    return read_recording(found[result.case.reference]), read_recording(found[result.case.candidate])
+
+
+def _told(record: Record | None, field: str) -> object:
+    return None if record is None else getattr(record, field)
+
+
+def _same(key: Key, reference: Recording, candidate: Recording) -> bool:
+    left, right = reference.records.get(key), candidate.records[key]
+    return left is not None and left[:3] == right[:3] and left.placements == right.placements

@@ -1,0 +1,236 @@
+"""`watch`: a system of a function that trains once, which shows what the training step leaves, and no line more.
+
+At every step it shows, in this order
+
+    grad        of each parameter, as the optimizer reads it: when its `step` begins, after clipping and accumulation;
+                where a closure computes gradients, when that ends. A gradient of None is shown as one of no elements
+    buffer      of each module, at the first of these moments as <name>@before_optimizer, and after the step
+    param       each parameter after the step, a frozen one, too
+    optimizer   its state as <parameter>.<state>; of an optimizer without any, the learning rate as <parameter>.lr
+    buffer      generator.torch, generator.cuda, generator.python and generator.numpy @after_optimizer: the state of
+                each generator that the step drew from, nothing of any other
+    loss        what the function returned, on the ranks where it returned one
+
+Names are those of the bare model: what DistributedDataParallel, torch.compile and wrappers of blocks put into them is
+left out. Of a DTensor each rank shows its own shard. Imports torch when it is called.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.errors import RecordingError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+Observe = Callable[[str, str, "Tensor"], None]
+
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
+
+
+def watch(
+    step: Callable[[int], Any],
+    *,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    names: Mapping[str, str] | None = None,
+    independent_ranks: bool = False,
+) -> Watched:
+    """Make a system of `step`, which takes the step's index, trains once, and returns the loss or None.
+
+    `model` and `optimizer` are what it trains, several in a list. A factory returns what this returns. `names` and
+    `independent_ranks` are as in any system. Raises UsageError for what is no model or no optimizer.
+    """
+    from torch import nn
+
+    models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
+    for each in models:
+        if not isinstance(each, nn.Module):
+            raise UsageError(
+                "watch was given a model that is none", expected="a torch.nn.Module", found=type(each).__name__
+            )
+    watched = Watched(step, [_bare(each) for each in models], _optimizers(optimizer))
+    watched.names = dict(names or {})
+    watched.independent_ranks = independent_ranks
+    return watched
+
+
+class Watched:
+    """A system that shows what a function leaves of the models and optimizers that it trains."""
+
+    def __init__(self, step: Callable[[int], Any], models: list[nn.Module], optimizers: list[Optimizer]) -> None:
+        self.model = models[0] if len(models) == 1 else None
+        self.names: dict[str, str] = {}
+        self.independent_ranks = False
+        self._step = step
+        self._models = models
+        self._optimizers = optimizers
+        self._is_before = True
+
+    def step(self, index: int, observe: Observe) -> None:
+        """Train once. Raises RecordingError where no optimizer took a step, or the loss is no number."""
+        self._is_before = True
+        before = dict(_generators(self._models))
+        with ExitStack() as stack:
+            for optimizer in self._optimizers:  # now, so that ours runs after those that the trainer has registered
+                hook = self._show_gradients(optimizer, observe)
+                stack.callback(optimizer.register_step_pre_hook(hook).remove)
+            loss = self._step(index)
+        if self._is_before:
+            raise RecordingError(
+                f"step({index}) ended, and no watched optimizer had taken a step",
+                expected="one training step a call, with all of its micro-batches",
+                fix="give watch the optimizer whose step() is called",
+            )
+        self._show_buffers("after_optimizer", observe)
+        for name, parameter in self._parameters().items():
+            observe("param", name, parameter)
+        for optimizer in self._optimizers:
+            self._show_state(optimizer, observe)
+        for name, state in _generators(self._models):
+            drawn = state if not state.equal(before[name]) else state[:0]
+            observe("buffer", f"generator.{name}@after_optimizer", drawn)
+        if loss is not None:
+            observe("loss", "loss", _number(loss, index))
+
+    def _show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
+        """A hook that shows the gradients which the optimizer is about to read."""
+
+        def show() -> None:
+            if self._is_before:
+                self._is_before = False
+                self._show_buffers("before_optimizer", observe)
+            for name, parameter in self._held_by(optimizer):
+                observe("grad", name, _nothing_of(parameter) if parameter.grad is None else parameter.grad)
+
+        def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+            if closure is None:
+                show()
+                return None
+
+            def shown() -> Any:
+                loss = closure()
+                show()
+                return loss
+
+            return ((args[0], shown, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": shown})
+
+        return hook
+
+    def _show_buffers(self, when: str, observe: Observe) -> None:
+        for model in self._models:
+            for name, buffer in model.named_buffers():
+                observe("buffer", f"{_bare_name(name)}@{when}", buffer)
+
+    def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
+        """What the optimizer keeps of each parameter: of one that has had no gradient yet, states of no elements."""
+        states = {name: dict(_leaves(optimizer.state.get(p, {}))) for name, p in self._held_by(optimizer)}
+        keys = dict.fromkeys(key for state in states.values() for key in state)
+        rates = {id(p): group.get("lr", 0.0) for group in optimizer.param_groups for p in group["params"]}
+        for name, parameter in self._held_by(optimizer):
+            for key in keys:
+                observe("optimizer", f"{name}.{key}", states[name].get(key, _nothing_of(parameter)))
+            if not keys:
+                observe("optimizer", f"{name}.lr", _tensor_of(rates[id(parameter)]))
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return {_bare_name(name): p for model in self._models for name, p in model.named_parameters()}
+
+    def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+        """The optimizer's parameters with their names, those of the models in their order, then any others."""
+        held = {
+            id(p): (f"param_groups.{group}.params.{index}", p)
+            for group, settings in enumerate(optimizer.param_groups)
+            for index, p in enumerate(settings["params"])
+        }
+        for name, parameter in self._parameters().items():
+            if held.pop(id(parameter), None):
+                yield name, parameter
+        yield from held.values()
+
+
+def _optimizers(given: Any) -> list[Optimizer]:
+    """The optimizers that really step, out of those that hold others, as Accelerate's and torchtitan's do."""
+    from torch.optim import Optimizer
+
+    if isinstance(given, (list, tuple)):
+        return [optimizer for each in given for optimizer in _optimizers(each)]
+    for inner in (getattr(given, "optimizer", None), getattr(given, "optimizers", None)):
+        if isinstance(inner, (Optimizer, list, tuple)):
+            return _optimizers(inner)
+    if not isinstance(given, Optimizer):
+        raise UsageError(
+            "watch was given an optimizer that is none", expected="a torch.optim.Optimizer", found=type(given).__name__
+        )
+    return [given]
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model without what DistributedDataParallel, DataParallel or torch.compile put around it."""
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    while True:
+        if isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def _bare_name(name: str) -> str:
+    return _WRAPPERS.sub("", name)
+
+
+def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors and numbers in an optimizer's state of one parameter, by their path."""
+    from torch import Tensor
+
+    for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+        if isinstance(value, (Mapping, list, tuple)):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, (Tensor, int, float)):
+            yield f"{prefix}{key}", _tensor_of(value)
+
+
+def _tensor_of(value: Any) -> Tensor:
+    import torch
+
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def _nothing_of(parameter: Tensor) -> Tensor:
+    """What stands for a tensor that a parameter does not have."""
+    import torch
+
+    return torch.empty(0, dtype=parameter.dtype)
+
+
+def _number(loss: Any, index: int) -> Tensor:
+    from torch import Tensor
+
+    if not isinstance(loss, (Tensor, int, float)):
+        raise RecordingError(
+            f"step({index}) returned no loss", expected="a tensor of one number, a number, or None", found=repr(loss)
+        )
+    return _tensor_of(loss.detach() if isinstance(loss, Tensor) else float(loss))
+
+
+def _generators(models: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """The state of each generator that a step may draw from without naming one, as a tensor."""
+    import numpy as np
+    import torch
+
+    yield "torch", torch.get_rng_state()
+    if any(parameter.is_cuda for model in models for parameter in model.parameters()):
+        yield "cuda", torch.cuda.get_rng_state()
+    yield "python", torch.tensor(random.getstate()[1])
+    numpy: Any = np.random.get_state()
+    yield "numpy", torch.tensor([*numpy[1].tolist(), numpy[2]])

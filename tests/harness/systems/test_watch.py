@@ -1,0 +1,156 @@
+"""What `watch` shows of a function that trains once, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+import bitproof
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.systems.user_system import UserSystem
+
+
+def shown(watched, index=0):
+    """What a system shows in a step, by kind and name, in order."""
+    rows = {}
+    system = UserSystem("mine", watched, names={}, tamper=lambda *seen: None, origin={})
+    system.step(index, lambda kind, name, tensor: rows.__setitem__((kind, name), tensor.detach().clone()))
+    return rows
+
+
+def trainer(model, optimizer, *, answer=lambda loss: loss, before=lambda: None, closure=False):
+    """A training step as users write it, which leaves no gradients behind."""
+
+    def compute():
+        loss = model(torch.ones(4, 3)).square().mean()
+        loss.backward()
+        return loss
+
+    def step(index):
+        if closure:
+            loss = optimizer.step(compute)
+        else:
+            loss = compute()
+            before()
+            optimizer.step()
+        optimizer.zero_grad()
+        return answer(loss)
+
+    return step
+
+
+def test_a_step_shows_gradients_before_the_update_and_all_that_it_leaves():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = AdamW(model.parameters())
+    old = model[0].weight.detach().clone()
+    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+    names = [name for name, _ in model.named_parameters()]
+    buffers = [name for name, _ in model.named_buffers()]
+    generators = [("buffer", f"generator.{name}@after_optimizer") for name in ("torch", "python", "numpy")]
+    assert list(rows) == [
+        *(("buffer", f"{name}@before_optimizer") for name in buffers),
+        *(("grad", name) for name in names),
+        *(("buffer", f"{name}@after_optimizer") for name in buffers),
+        *(("param", name) for name in names),
+        *(("optimizer", f"{name}.{state}") for name in names for state in ("step", "exp_avg", "exp_avg_sq")),
+        *generators,
+        ("loss", "loss"),
+    ]
+    assert not rows["param", "0.weight"].equal(old) and rows["param", "0.weight"].equal(model[0].weight)
+    assert all(rows["grad", name].numel() for name in names) and not any(rows[name].numel() for name in generators)
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_gradient_is_shown_as_the_optimizer_reads_it(closure):
+    model = nn.Linear(3, 2)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    step = trainer(model, optimizer, before=lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e-3), closure=closure)
+    old = model.weight.detach().clone()
+    rows = shown(bitproof.watch(step, model=model, optimizer=optimizer))
+    assert (old - 0.5 * rows["grad", "weight"]).equal(rows["param", "weight"])
+    assert (rows["grad", "weight"].norm() < 2e-3) is not closure
+    assert rows["optimizer", "weight.lr"] == 0.5, "what keeps no state shows its learning rate"
+
+
+def test_hooks_of_the_trainer_run_before_the_gradient_is_shown():
+    model = nn.Linear(3, 2)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    watched = bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer)
+    optimizer.register_step_pre_hook(lambda *_: [model.weight.grad.zero_(), None][1])
+    assert not shown(watched)["grad", "weight"].any()
+    assert len(optimizer._optimizer_step_pre_hooks) == 1, "watch leaves no hook behind"
+
+
+def test_what_has_no_gradient_or_no_state_shows_that_at_every_step():
+    model = nn.ModuleDict({"used": nn.Linear(3, 2), "idle": nn.Linear(3, 2, bias=False)})
+    frozen = nn.Linear(3, 2, bias=False).requires_grad_(False)
+    optimizer = AdamW(model.parameters())
+    step = trainer(model["used"], optimizer)
+    rows = shown(bitproof.watch(step, model=[model, nn.ModuleDict({"frozen": frozen})], optimizer=optimizer))
+    assert rows["grad", "idle.weight"].shape == rows["optimizer", "idle.weight.exp_avg"].shape == (0,)
+    assert rows["param", "frozen.weight"].equal(frozen.weight) and ("grad", "frozen.weight") not in rows
+
+
+def test_names_are_those_of_the_bare_model_whatever_wraps_it_and_its_optimizer():
+    class Holder(Optimizer):  # as Accelerate's, which has no state of its own
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+    bare = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    bare[1] = torch.compile(bare[1], backend="eager")
+    model = torch.compile(nn.DataParallel(bare), backend="eager")
+    optimizer = AdamW(model.parameters())
+    watched = bitproof.watch(trainer(bare[0], optimizer), model=model, optimizer=[Holder(optimizer)])
+    names = [name for kind, name in shown(watched) if kind == "param"]
+    assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert watched.model is bare, "blame tells modules by the same names"
+
+
+def test_a_parameter_of_the_optimizer_alone_is_shown_by_its_place_there():
+    model, scale = nn.Linear(3, 2), nn.Parameter(torch.ones(1))
+    optimizer = SGD([{"params": model.parameters()}, {"params": [scale], "lr": 0.25}], lr=0.5)
+    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+    assert rows["optimizer", "param_groups.1.params.0.lr"] == 0.25
+    assert ("grad", "param_groups.1.params.0") in rows
+
+
+def test_a_generator_is_shown_once_a_step_draws_from_it():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+    optimizer = SGD(model.parameters(), lr=0.5)
+    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+    assert rows["buffer", "generator.torch@after_optimizer"].equal(torch.get_rng_state())
+    assert rows["buffer", "generator.numpy@after_optimizer"].numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [(lambda loss: None, None), (lambda loss: 1.5, 1.5), (lambda loss: loss * 0 + 2, 2.0)]
+)
+def test_a_loss_is_a_tensor_a_number_or_none_where_a_rank_has_none(answer, expected):
+    model = nn.Linear(3, 2)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    rows = shown(bitproof.watch(trainer(model, optimizer, answer=answer), model=model, optimizer=optimizer))
+    assert rows.get(("loss", "loss")) == expected
+    with pytest.raises(RecordingError, match=r"step\(3\) returned no loss"):
+        wrong = trainer(model, optimizer, answer=lambda loss: "low")
+        shown(bitproof.watch(wrong, model=model, optimizer=optimizer), 3)
+
+
+def test_a_step_without_an_update_and_one_with_two_are_refused():
+    model = nn.Linear(3, 2)
+    optimizer, other = SGD(model.parameters(), lr=0.5), SGD(model.parameters(), lr=0.5)
+    with pytest.raises(RecordingError, match=r"step\(0\) ended, and no watched optimizer had taken a step"):
+        shown(bitproof.watch(trainer(model, other), model=model, optimizer=optimizer))
+    once = trainer(model, optimizer)
+    with pytest.raises(RecordingError, match="showed grad 'weight' twice in step 0"):
+        shown(bitproof.watch(lambda index: [once(index), once(index)][0], model=model, optimizer=optimizer))
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_what_is_no_model_or_no_optimizer_is_refused():
+    model = nn.Linear(3, 2)
+    with pytest.raises(UsageError, match="model that is none"):
+        bitproof.watch(print, model=print, optimizer=SGD(model.parameters()))
+    with pytest.raises(UsageError, match="optimizer that is none"):
+        bitproof.watch(print, model=model, optimizer=model)

@@ -29,7 +29,7 @@ ALLOWED = {
     "harness/graph/passes/bucket.py": (1, "what FSDP writes behind a reduction"),
     "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
     "harness/prove/rules.py": (1, "rules by the kind of a term"),
-    "harness/sensitivity/neighbours.py": (3, "which formula computes an operator otherwise: code, by operator"),
+    "harness/sensitivity/formulas.py": (3, "which formula computes an operator otherwise: code, by operator"),
     "reference/layers/router.py": (2, "the scores that a router may have, as a case names them"),
 }
 

@@ -41,7 +41,7 @@ def hash_on_device(octets: torch.Tensor) -> bytes:
 def leaf_hasher(device: torch.device) -> LeafHasher:
     """The kernel if it can be had on this device, else torch's operators. Raises MachineError when both are wrong."""
     problems = []
-    for name, load in (("Triton's kernel", _load_kernel), ("torch's operators", _load_operators)):
+    for name, load in (("Triton's kernel", load_kernel), ("torch's operators", load_operators)):
         try:
             hasher = load()
             if not hashes_known_leaves(hasher, device):
@@ -63,11 +63,13 @@ def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
     return hasher(leaves.to(device)).cpu().numpy().byteswap().tobytes() == expected
 
 
-def _load_kernel() -> LeafHasher:
+def load_kernel() -> LeafHasher:
+    """The hash as one Triton kernel. Raises where Triton cannot be imported."""
     from bitproof.harness.capture.xxh3_kernel import hash_leaves
 
     return hash_leaves
 
 
-def _load_operators() -> LeafHasher:
+def load_operators() -> LeafHasher:
+    """The hash as torch's own operators."""
     return xxh3.hash_leaves

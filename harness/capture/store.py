@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 DIGESTS = "digests.parquet"
 VALUES = "values"
 
-_COLUMNS = pa.schema(
+COLUMNS = pa.schema(
     [
         pa.field("step", pa.int32(), nullable=False),
         pa.field("rank", pa.int32(), nullable=False),
@@ -48,10 +48,10 @@ _COLUMNS = pa.schema(
         pa.field("placements", pa.string()),
     ]
 )
-_WITHOUT_PLACEMENTS = pa.schema(list(_COLUMNS)[:-1])
+_WITHOUT_PLACEMENTS = pa.schema(list(COLUMNS)[:-1])
 """What recordings have in which no tensor is a part of one that is spread over ranks."""
 _FIRST_COLUMNS = pa.schema(
-    [*list(_COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), _COLUMNS.field("value")]
+    [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
 )
 """What recordings had before they told of NaN and zeros."""
 
@@ -66,9 +66,9 @@ _REQUIRED: dict[str, type] = {
     "manifest_sha256": str,
 }
 _MAX_MANIFEST_BYTES = 64 << 20
-_MAX_DIGESTS_BYTES = 4 << 30
+MAX_DIGESTS_BYTES = 4 << 30
 _MAX_VALUES_BYTES = 1 << 40
-_MAX_ROWS = 100_000_000
+MAX_ROWS = 100_000_000
 _MAX_DEPTH = 50
 _MAX_NAME = 1000
 _BATCH_ROWS = 10_000
@@ -122,7 +122,7 @@ def read_recording(folder: Path) -> Recording:
     folder = Path(folder)
     manifest = read_manifest(folder)
     path = folder / DIGESTS
-    _check_file(path, _MAX_DIGESTS_BYTES)
+    _check_file(path, MAX_DIGESTS_BYTES)
     if (found := _sha256(path)) != manifest.digests_sha256:
         raise RecordingError(
             f"{path} is damaged, or not the one that {MANIFEST} beside it was written with",
@@ -165,7 +165,7 @@ def warm_up() -> None:
 
 def warm_up_checks() -> None:
     """Have what checking a recording loads on first use: pandas, since pyarrow looks whether it is given any."""
-    pc.greater_equal(column([], _COLUMNS.field("step")), 0)
+    pc.greater_equal(column([], COLUMNS.field("step")), 0)
 
 
 def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
@@ -176,7 +176,7 @@ def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
     columns = dict(
         zip((*Key._fields, *Record._fields), (*_transposed(keys, Key), *_transposed(records, Record)), strict=True)
     )
-    return pa.Table.from_arrays([column(columns[field.name], field) for field in _COLUMNS], schema=_COLUMNS)
+    return pa.Table.from_arrays([column(columns[field.name], field) for field in COLUMNS], schema=COLUMNS)
 
 
 def _transposed(rows: Sequence[Any], kind: Any) -> Sequence[Sequence[Any]]:
@@ -205,7 +205,7 @@ def _write_folder(folder: Path, manifest: Manifest, table: pa.Table, values: Seq
             path.parent.mkdir(exist_ok=True)
             shutil.move(source, path)
             about.setdefault("values_sha256", []).append(_sha256(path))
-        about["manifest_sha256"] = _sha256_of_manifest(about)
+        about["manifest_sha256"] = sha256_of_manifest(about)
         (partial / MANIFEST).write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         put_in_place(partial, folder)
     finally:
@@ -218,7 +218,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
+def sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
     """The sha256 of what a manifest says, however it is laid out in its file."""
     content = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -251,7 +251,7 @@ def read_manifest(folder: Path) -> Manifest:
     for expected, passed in _manifest_checks(manifest):
         if not passed:
             raise RecordingError(f"{path} is no manifest", expected=expected)
-    if (found := _sha256_of_manifest(manifest)) != manifest["manifest_sha256"]:
+    if (found := sha256_of_manifest(manifest)) != manifest["manifest_sha256"]:
         raise RecordingError(
             f"{path} is damaged",
             expected=f"sha256 {manifest['manifest_sha256']} of what it says",
@@ -302,26 +302,26 @@ def _read_table(path: Path) -> pa.Table:
     Batch by batch: what a file says of its size is not to be trusted, and a dictionary of one long name makes a
     small file a huge table.
     """
-    _check_file(path, _MAX_DIGESTS_BYTES)
+    _check_file(path, MAX_DIGESTS_BYTES)
     try:
         with pq.ParquetFile(path) as file:
-            if not any(map(file.schema_arrow.equals, (_COLUMNS, _WITHOUT_PLACEMENTS, _FIRST_COLUMNS))):
+            if not any(map(file.schema_arrow.equals, (COLUMNS, _WITHOUT_PLACEMENTS, _FIRST_COLUMNS))):
                 found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
-                expected = ", ".join(f"{field.name}: {field.type}" for field in _COLUMNS)
+                expected = ", ".join(f"{field.name}: {field.type}" for field in COLUMNS)
                 raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
-            if file.metadata.num_rows > _MAX_ROWS:
+            if file.metadata.num_rows > MAX_ROWS:
                 raise RecordingError(f"{path} is too large", found=f"{file.metadata.num_rows} rows")
             batches, num_bytes = [], 0
             for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):  # the host forks
                 batches.append(batch)
                 num_bytes += batch.nbytes
-                if num_bytes > _MAX_DIGESTS_BYTES:
-                    raise RecordingError(f"{path} is too large", expected=f"{_MAX_DIGESTS_BYTES} bytes at most")
+                if num_bytes > MAX_DIGESTS_BYTES:
+                    raise RecordingError(f"{path} is too large", expected=f"{MAX_DIGESTS_BYTES} bytes at most")
             table = pa.Table.from_batches(batches, schema=file.schema_arrow)
         for name in ("content", "placements"):
             if name not in table.column_names:
-                table = table.append_column(_COLUMNS.field(name), pa.nulls(len(table), pa.string()))
-        table = table.cast(_COLUMNS)
+                table = table.append_column(COLUMNS.field(name), pa.nulls(len(table), pa.string()))
+        table = table.cast(COLUMNS)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from error
@@ -354,7 +354,7 @@ def _check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
         if nulls or (len(passed) and not pc.all(passed).as_py()):
             raise RecordingError(f"{path} holds a value out of range", expected=expected)
     if any(
-        column.null_count for name, column in zip(_COLUMNS.names, table.columns, strict=True) if name not in _OPTIONAL
+        column.null_count for name, column in zip(COLUMNS.names, table.columns, strict=True) if name not in _OPTIONAL
     ):
         raise RecordingError(f"{path} holds a null", expected=f"nulls nowhere but in {' and '.join(_OPTIONAL)}")
 

@@ -39,7 +39,7 @@ UNWRITTEN = {
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
-class RefusedError(Exception):
+class UnderivableError(Exception):
     """A call that is not understood, or that reads what is not known."""
 
 
@@ -61,7 +61,7 @@ class Walk:
         index, value = len(self.values), None
         try:
             value = self._derive(index, call, dict(call.args))
-        except RefusedError:
+        except UnderivableError:
             if call.random:
                 self.generator = ("fresh", self.side, index, "generator", ())
         if call.writes or (value is None and (call.value is None or call.op.startswith("higher_order."))):
@@ -99,11 +99,11 @@ class Walk:
         is_known = op in UNDERSTOOD or not op.startswith(REFUSED)
         is_known &= args.get("group_name", ("ranks",))[0] == "ranks" and "non_blocking" not in args
         if None in places or not is_known or self.in_flight.races(call):
-            raise RefusedError
+            raise UnderivableError
         if call.writes:
             self._check_write(call, args)
         if self.in_flight.run(index, call, call.reads[0] if op in WAITS else None):
-            raise RefusedError
+            raise UnderivableError
         match op, call.args:
             case ("input", ()) | ("constant", (("digest", ("str", _)),)):
                 require(call.name not in self.inputs, f"{call.name} is two inputs")
@@ -111,7 +111,7 @@ class Walk:
                 return self.inputs[call.name][1]
             case "getitem", (("0", _), ("1", place)):
                 if not isinstance(places[0], list):
-                    raise RefusedError
+                    raise UnderivableError
                 require(own == read[0][place], f"{call.name} is not what it takes")
                 return places[0][place]
             case "aten._local_scalar_dense.default", (("self", _),):
@@ -149,7 +149,7 @@ class Walk:
         a size depends on data (`place` is None then) the operator's name says what is shown."""
         is_told = place is not None or call.op.startswith(("aten.", "bitproof."))
         if any(y.dtype != x.dtype for y in call.results) or not is_told:
-            raise RefusedError
+            raise UnderivableError
         if place is None and call.op in RESHAPES:
             return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})
         if place is None:
@@ -164,7 +164,7 @@ class Walk:
             require(call.op in RESHAPES, f"{call.name} shows nothing")
             return self._whole(place, call.value.shape)
         if not shown or None in shown:
-            raise RefusedError
+            raise UnderivableError
         found = [place if w == windows.full(x.shape) else self.terms.view(place, w) for w in shown if w]
         return found if isinstance(call.value, tuple) else found[0]
 
@@ -186,7 +186,7 @@ class Walk:
         ranks, size = args["group_name"][1], args["group_size"]
         lies_in_order = _is_closed(x.shape) and windows.normal(x.shape, x.strides, 0) == windows.full(x.shape)
         if not lies_in_order or size != len(ranks[0]):
-            raise RefusedError
+            raise UnderivableError
         if call.op == GATHER:
             return self._whole(self.terms.find("gather", place, ranks), call.value.shape)
         require(args["reduce_op"][0] == "str", f"{call.name} reduces by no name")
@@ -210,7 +210,7 @@ class Walk:
     def _results(self, call: Call, kind: str, op: str, args: Mapping[str, Any]) -> Any:
         several = _listed(call.value)
         if not call.results or not all(isinstance(x, Tensor | None) for x in several):
-            raise RefusedError
+            raise UnderivableError
         arguments = tuple((name, self._argument(value, kind == "op")) for name, value in args.items())
         if op == EXCHANGE:
             self._name_rows(call.value.shape[0], *args["output_split_sizes"][1:])
@@ -259,7 +259,7 @@ class Walk:
             return size
         require(size[0] == "size", f"{size} is no size")
         if any(name not in self.symbols for _, *names in size[1:] for name in names):
-            raise RefusedError
+            raise UnderivableError
         named = ((n, *sorted(self.symbols[name] for name in names)) for n, *names in size[1:])
         return ("size", *sorted(named, key=lambda product: (product[1:], product[0])))
 
@@ -272,14 +272,14 @@ class Walk:
         """A write must be of all of `self` as it lies, to memory that nobody else is reading or walks twice, and that
         is no part of the graph itself, which the next step would find changed."""
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
-            raise RefusedError
+            raise UnderivableError
         target = self.graph.calls[args["self"][1]].value
         others = (self.graph.calls[i] for name, value in args.items() if name != "self" for i in nodes_in(value))
         is_torn = any(x.storage == target.storage and x != target for other in others for x in other.results)
         is_flying = bool(self.in_flight.races_of_write(target.storage))
         is_kept = any(self.graph.calls[owner].op == "constant" for owner in self.owners[target.storage])
         if target != call.value or is_torn or is_flying or is_kept or _overlaps(target):
-            raise RefusedError
+            raise UnderivableError
 
     def _overwrite(self, call: Call, value: int | None) -> None:
         """Names for exactly what was written get the new value, others for that memory are stale; all where the call

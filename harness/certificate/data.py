@@ -102,7 +102,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProofStep:
     """A term, and the place of what it was rewritten to, its own where it stays. `hint` is what a rule had to find."""
 
     term: Term
@@ -133,7 +133,7 @@ class Certificate:
     case: str
     reference: Graph
     candidate: Graph
-    steps: tuple[Step, ...]
+    steps: tuple[ProofStep, ...]
     answers: tuple[tuple[str, str], ...]
     assumptions: tuple[str, ...] = ()
     subject: Subject | None = None

@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, Size, Step, Subject, Tensor
+from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, ProofStep, Size, Subject, Tensor
 from bitproof.harness.certificate.errors import rejecting, require
 
 FILES = ("certificate.json", "reference.json", "candidate.json", "steps.json")
@@ -45,7 +45,7 @@ def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
             case=_text(main["case"]),
             reference=_graph(reference),
             candidate=_graph(candidate),
-            steps=tuple(Step(*step) for step in steps),
+            steps=tuple(ProofStep(*step) for step in steps),
             answers=tuple((_text(name), _text(verdict)) for name, verdict in main["answers"]),
             assumptions=tuple(map(_text, main["assumptions"])),
             subject=_subject(main["subject"]),

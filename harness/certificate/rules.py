@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 from bitproof.harness.certificate import windows
-from bitproof.harness.certificate.data import ROOTS, Step, Term, terms_in
+from bitproof.harness.certificate.data import ROOTS, ProofStep, Term, terms_in
 from bitproof.harness.certificate.errors import require
 from bitproof.harness.certificate.types import Type, shape_of, type_of
 from bitproof.harness.certificate.windows import Window
@@ -30,7 +30,7 @@ class Terms:
         self.roots: list[frozenset[str]] = []
         self.places: dict[Term, int] = {}
 
-    def add(self, step: Step) -> None:
+    def add(self, step: ProofStep) -> None:
         """Check one step: its term is new, made of terms in their last form that fit together, and equals what its rule
         says, which is of its type."""
         place, term, below = len(self.terms), step.term, terms_in(step.term)

@@ -22,7 +22,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass
-class Room:
+class CopyCapacity:
     """What may still be copied: a run of hundreds of cases that keep all values takes a hundredth of the bytes."""
 
     num_bytes: int = 64 << 30
@@ -35,7 +35,7 @@ class Room:
         if self.num_bytes < 0 or self.entries < 0:
             raise RecordingError(
                 "a shard's files are too large to copy",
-                expected=f"{Room.num_bytes >> 30} GiB and {Room.entries:,} files at most",
+                expected=f"{CopyCapacity.num_bytes >> 30} GiB and {CopyCapacity.entries:,} files at most",
                 found=f"more, at {what}",
                 fix="leave out what is not a run's, or merge folders that hold nothing but report.json",
             )
@@ -48,7 +48,7 @@ def opened_folder(path: Path) -> Iterator[int | None]:
         yield folder
 
 
-def copy_folder(parent: int, name: str, target: Path, room: Room, depth: int = _MAX_DEPTH) -> None:
+def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth: int = _MAX_DEPTH) -> None:
     """Copy the folder `name` of an open folder to `target`, if a folder it is."""
     with _opened(name, parent, target, stat.S_IFDIR) as folder:
         if folder is None or depth == 0:
@@ -60,7 +60,7 @@ def copy_folder(parent: int, name: str, target: Path, room: Room, depth: int = _
             copy_folder(folder, entry, target / entry, room, depth - 1)
 
 
-def copy_file(parent: int, name: str, target: Path, room: Room) -> None:
+def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
     """Copy the file `name` of an open folder to `target`, if a regular file it is."""
     with _opened(name, parent, target, stat.S_IFREG) as file:
         if file is None:

@@ -38,7 +38,7 @@ KILLED, HUNG = "a killed rank", "a hung rank"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class CheckLine:
     """One check, and what came of it."""
 
     name: str
@@ -49,7 +49,7 @@ class Line:
         return f"{self.outcome:<7}  {self.name:<18}  {self.found}"
 
 
-def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator[Line]:
+def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator[CheckLine]:
     """Every check, as soon as it is known, on all GPUs that torch can use."""
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
@@ -65,9 +65,9 @@ def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator
     yield from run_cases_on(ranks, report_dir)
 
 
-def _not_run(names: Iterable[str], why: str) -> Iterator[Line]:
+def _not_run(names: Iterable[str], why: str) -> Iterator[CheckLine]:
     for name in names:
-        yield Line(name=name, outcome="NOT RUN", found=why)
+        yield CheckLine(name=name, outcome="NOT RUN", found=why)
 
 
 def why_not(torch: Torch | str) -> str | None:
@@ -84,13 +84,13 @@ def why_not_together(torch: Torch) -> str | None:
     return None if len(torch.gpus) > 1 else "one GPU: there is nothing that NCCL could join"
 
 
-def status_of(lines: list[Line]) -> int:
+def status_of(lines: list[CheckLine]) -> int:
     """The exit status: 1 where something failed, else 3 where something was not run, or nothing was, else 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
 
-def run_checks(device: str, ranks: int) -> Iterator[Line]:
+def run_checks(device: str, ranks: int) -> Iterator[CheckLine]:
     """The checks of `gpu_checks/`, in a process that ends with them; those of one device for one rank.
 
     One that was not told has failed.
@@ -104,15 +104,15 @@ def run_checks(device: str, ranks: int) -> Iterator[Line]:
             while (line := process.inlet.wait(_CHECKS_SECONDS)) is not None:
                 found: Found = wire.read(line, Found)
                 left.pop(found.name, None)
-                yield Line(name=found.name, outcome="pass" if found.is_ok else "FAIL", found=found.found)
+                yield CheckLine(name=found.name, outcome="pass" if found.is_ok else "FAIL", found=found.found)
         finally:
             process.kill()
         last = (log.read_text(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
     for name in left:
-        yield Line(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")
+        yield CheckLine(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")
 
 
-def run_cases_on(ranks: int, report_dir: Path) -> Iterator[Line]:
+def run_cases_on(ranks: int, report_dir: Path) -> Iterator[CheckLine]:
     """A rank that is killed, one that hangs, then the main cases, each on that many GPUs."""
     from bitproof.builtin_cases import CASES
 
@@ -135,7 +135,7 @@ def _try(
     report_dir: Path,
     tell: Tell,
     device: Literal["cuda", "cpu"] = "cuda",
-) -> Line:
+) -> CheckLine:
     """Run a case, with controls where nothing is injected; any error is a failure. On "cpu" it says nothing of GPUs."""
     from bitproof.harness.execute.launch import run_cases
 
@@ -145,11 +145,11 @@ def _try(
         folder.mkdir(parents=True, exist_ok=True)
         [result] = run_cases([case], options, folder)
     except Exception as error:
-        return Line(name=name, outcome="FAIL", found=f"{type(error).__name__}: {error}".partition("\n")[0])
+        return CheckLine(name=name, outcome="FAIL", found=f"{type(error).__name__}: {error}".partition("\n")[0])
     is_ok, found = tell(result, case.parallelism.world_size - 1)
     with contextlib.suppress(OSError):
         folder.rmdir()  # where nothing was left
-    return Line(name=name, outcome="pass" if is_ok else "FAIL", found=f"{found}, logs in {folder}")
+    return CheckLine(name=name, outcome="pass" if is_ok else "FAIL", found=f"{found}, logs in {folder}")
 
 
 def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:

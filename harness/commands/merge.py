@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.commands.copying import Room, copy_file, copy_folder, opened_folder
+from bitproof.harness.commands.copying import CopyCapacity, copy_file, copy_folder, opened_folder
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.history.beside import read_run
@@ -197,7 +197,7 @@ def _agreed(what: str, values: Mapping[str, Any]) -> Any:
 def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
     """Put a shard's files into the merged run's folder: those of its cases where one looks for them, others aside."""
     assert report.shard is not None
-    names, room = {result.case.name for result in report.cases}, Room()
+    names, room = {result.case.name for result in report.cases}, CopyCapacity()
     for kind in _FOLDERS_OF_CASES:
         with opened_folder(folder / kind) as source:
             if source is None:

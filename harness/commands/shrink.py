@@ -90,24 +90,24 @@ def shrink_and_report(case: Case, options: RunOptions, budget: Budget, report_di
 
 
 @dataclass(frozen=True)
-class Room:
+class TryCapacity:
     """How many tries go at once, and the cores that their ranks may take together; None where that was not asked."""
 
     num_tries: int
     cores: int | None = None
 
 
-def room_for_tries(case: Case, options: RunOptions) -> Room:
+def room_for_tries(case: Case, options: RunOptions) -> TryCapacity:
     """As many tries at once as are asked for, and with "auto" as many as find a core a rank and memory, up to a limit.
 
     Raises UsageError where somebody asks for several and they may run on GPUs, which take one run at a time.
     """
     plan = plan_lanes([case], options)
     if options.jobs != "auto":
-        return Room(num_in_memory(plan.num_ranks, plan.memory, options.jobs))
+        return TryCapacity(num_in_memory(plan.num_ranks, plan.memory, options.jobs))
     if plan.takes_turns:
-        return Room(1)
-    return Room(min(MOST_TRIES, num_at_once(FEWEST_RANKS, plan.cores, plan.memory)), plan.cores)
+        return TryCapacity(1)
+    return TryCapacity(min(MOST_TRIES, num_at_once(FEWEST_RANKS, plan.cores, plan.memory)), plan.cores)
 
 
 @dataclass
@@ -119,7 +119,7 @@ class _Shrinking:
     options: RunOptions
     budget: Budget
     replay: tuple[str, ...]
-    room: Room
+    room: TryCapacity
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     logs_calls: bool = False
 

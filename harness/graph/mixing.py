@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.errors import ChunkError
 from bitproof.harness.graph import operators, symbols
-from bitproof.harness.graph.mixing_rules import Call, Rows, rule_of
+from bitproof.harness.graph.mixing_rules import Rows, RuleCall, rule_of
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.trace import trace_forward
 from bitproof.harness.operators import named
@@ -141,7 +141,7 @@ class _Follower:
         rows = {x: state for x, state in states.items() if isinstance(state, Rows)}
         if not rows:
             return self._made(node, name)
-        found = rule(Call(node, self.symbol, rows, self.permutations)) if rule else None
+        found = rule(RuleCall(node, self.symbol, rows, self.permutations)) if rule else None
         return Mixed(node) if found is None else found
 
     def _nested(self, node: Node, nested: GraphModule, operands: list[Any]) -> State:

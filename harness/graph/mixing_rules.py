@@ -1,6 +1,6 @@
 """How each operator hands the chunked elements on: the table behind mixing.py.
 
-A rule gets a call, as `Call`, and answers where the rows are in its result; None says that it mixes them. It is
+A rule gets a call, as `RuleCall`, and answers where the rows are in its result; None says that it mixes them. It is
 asked only where some argument holds rows, and none of those that it reads is mixed already. An operator that
 stands in no table mixes: what nobody has looked at is not taken for harmless.
 """
@@ -37,11 +37,11 @@ class Rows:
 
 
 Answer = Rows | tuple[Rows | None, ...] | None
-Rule = Callable[["Call"], Answer]
+Rule = Callable[["RuleCall"], Answer]
 
 
 @dataclass(frozen=True)
-class Call:
+class RuleCall:
     """A call, the rows of its arguments, and which arguments are known to be permutations.
 
     A permutation is (the sort that made it, whether it is the inverse of that).
@@ -96,7 +96,7 @@ def _common(found: Iterable[Rows]) -> Rows | None:
     return distinct.pop() if len(distinct) == 1 else None
 
 
-def elementwise(call: Call) -> Answer:
+def elementwise(call: RuleCall) -> Answer:
     """Each element from those at its own place, shapes aligned at their last dims."""
     rank = call.result_rank
     return _common(replace(rows, dim=rows.dim + rank - _rank(x)) for x, rows in call.rows.items())
@@ -105,13 +105,13 @@ def elementwise(call: Call) -> Answer:
 def _all_results(rule: Rule) -> Rule:
     """For an operator with several results, rows where the rule puts those of the first."""
 
-    def results(call: Call) -> Answer:
+    def results(call: RuleCall) -> Answer:
         return (answer,) * len(call.node.meta["val"]) if isinstance(answer := rule(call), Rows) else answer
 
     return results
 
 
-def _view(call: Call) -> Answer:
+def _view(call: RuleCall) -> Answer:
     """A view keeps the row-major order, and with it the number of elements before and after each row."""
     rows = call.rows[call.first]
     before, after = sizes_of(call.first), sizes_of(call.node)
@@ -132,7 +132,7 @@ def _view(call: Call) -> Answer:
     return replace(rows, dim=dim, outer=int(outer), inner=int(inner))
 
 
-def _permute(call: Call) -> Answer:
+def _permute(call: RuleCall) -> Answer:
     rows, rank = call.rows[call.first], _rank(call.first)
     order = list(range(rank))
     if "dims" in call.given:
@@ -143,25 +143,25 @@ def _permute(call: Call) -> Answer:
     return replace(rows, dim=order.index(rows.dim))
 
 
-def _squeeze(call: Call) -> Answer:
+def _squeeze(call: RuleCall) -> Answer:
     rows = call.rows[call.first]
     dropped = {dim for dim in call.dims("dim", _rank(call.first)) if sizes_of(call.first)[dim] == 1}
     return replace(rows, dim=rows.dim - sum(dim < rows.dim for dim in dropped))
 
 
-def _unsqueeze(call: Call) -> Answer:
+def _unsqueeze(call: RuleCall) -> Answer:
     rows = call.rows[call.first]
     return replace(rows, dim=rows.dim + (call.given["dim"] % call.result_rank <= rows.dim))
 
 
-def _cut(call: Call) -> Answer:
+def _cut(call: RuleCall) -> Answer:
     """A part along another dim; along this one, only the whole."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", _rank(call.first)) != {rows.dim} else None
 
 
-def _split(call: Call) -> Answer:
+def _split(call: RuleCall) -> Answer:
     """Parts along another dim; along this one, of rows that were sorted: the rows of each expert."""
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", _rank(call.first)) != {rows.dim}:
@@ -172,14 +172,14 @@ def _split(call: Call) -> Answer:
     return tuple(Rows(rows.dim, None, None, (*rows.order, token)) for token in tokens)
 
 
-def _take(call: Call) -> Answer:
+def _take(call: RuleCall) -> Answer:
     """One place of another dim, which goes."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", _rank(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
 
 
-def _join(call: Call) -> Answer:
+def _join(call: RuleCall) -> Answer:
     """Side by side along another dim; along this one, only all parts of what was split, in their order."""
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
@@ -194,12 +194,12 @@ def _join(call: Call) -> Answer:
     return None if rows is None or dim == rows.dim else rows
 
 
-def _stack(call: Call) -> Answer:
+def _stack(call: RuleCall) -> Answer:
     rows = _common(call.rows.values())
     return rows and replace(rows, dim=rows.dim + (call.given["dim"] % call.result_rank <= rows.dim))
 
 
-def _reduce(call: Call) -> Answer:
+def _reduce(call: RuleCall) -> Answer:
     """A sum, a mean or an extreme over other dims."""
     rows, rank = call.rows[call.first], _rank(call.first)
     reduced = call.dims("dim", rank)
@@ -208,13 +208,13 @@ def _reduce(call: Call) -> Answer:
     return replace(rows, dim=rows.dim - (0 if call.given.get("keepdim") else sum(dim < rows.dim for dim in reduced)))
 
 
-def _along(call: Call) -> Answer:
+def _along(call: RuleCall) -> Answer:
     """A softmax, a running sum, a sort, a shift along other dims."""
     rows = call.rows[call.first]
     return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", _rank(call.first)) else rows
 
 
-def _matmul(call: Call) -> Answer:
+def _matmul(call: RuleCall) -> Answer:
     """Rows of the first factor, columns of the second, or a batch dim of both; never the dim that is summed over."""
     factors: list[Any] = list(call.node.args)[-2:]
     a, b = factors
@@ -229,58 +229,58 @@ def _matmul(call: Call) -> Answer:
     return rows_b if rows_b and rows_b.dim != rank - 2 else None
 
 
-def _matrix_vector(call: Call) -> Answer:
+def _matrix_vector(call: RuleCall) -> Answer:
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
 
-def _grouped(call: Call) -> Answer:
+def _grouped(call: RuleCall) -> Answer:
     """Each row times its own group's matrix; where groups end is no element of any row."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
 
 
-def _normalized(call: Call) -> Answer:
+def _normalized(call: RuleCall) -> Answer:
     rows = call.rows.get(call.first)
     return rows if rows and rows.dim < _rank(call.first) - len(call.given["normalized_shape"]) else None
 
 
-def _of_batch(call: Call) -> Answer:
+def _of_batch(call: RuleCall) -> Answer:
     """Attention treats the rows of a batch, and heads, apart; all arguments must be cut along the same of the two."""
     rows = _common(call.rows.values())
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
 
-def _convolution(call: Call) -> Answer:
+def _convolution(call: RuleCall) -> Answer:
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
 
-def _embedding(call: Call) -> Answer:
+def _embedding(call: RuleCall) -> Answer:
     return call.of(call.node.args[1]) if len(call.rows) == 1 else None
 
 
-def _search(call: Call) -> Answer:
+def _search(call: RuleCall) -> Answer:
     """Each value looked up in a table that holds no rows."""
     return (
         elementwise(call) if call.of(call.given.get("sorted_sequence", call.given.get("boundaries"))) is None else None
     )
 
 
-def _gather(call: Call) -> Answer:
+def _gather(call: RuleCall) -> Answer:
     rows = _common(call.rows.values())
     indexed = call.of(call.given["index"]) is not None and call.of(call.first) is not None
     return rows if rows and indexed and call.given["dim"] % call.result_rank != rows.dim else None
 
 
-def _scatter(call: Call) -> Answer:
+def _scatter(call: RuleCall) -> Answer:
     """Into other dims of each row's own place; what is scattered into may be constant."""
     rows = _common(call.rows.values())
     is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)
     return rows if is_own else None
 
 
-def _index(call: Call) -> Answer:
+def _index(call: RuleCall) -> Answer:
     """A look-up by rows, or along other dims, or a permutation of rows."""
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
@@ -300,7 +300,7 @@ def _index(call: Call) -> Answer:
     return replace(source, dim=source.dim + (rank - len(places) if source.dim > places[0] else 0))
 
 
-def _index_put(call: Call) -> Answer:
+def _index_put(call: RuleCall) -> Answer:
     """Rows put to the places that a permutation says: its inverse. What they are put into is overwritten."""
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
@@ -318,7 +318,7 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
     return replace(rows, order=(*rows.order, ("sort", base, is_inverse)))
 
 
-def _all_to_all(call: Call) -> Answer:
+def _all_to_all(call: RuleCall) -> Answer:
     """Rows leave for other ranks, or, sent back as they came, return."""
     rows = call.rows[call.first]
     if rows.dim != 0:

@@ -48,11 +48,12 @@ def copy_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
-def _empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Tensor:
+def empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Tensor:
+    """Memory on `device` for the values of `x`, laid out as they are."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device, pin_memory=pin)
 
 
-def _begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
+def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
     """Copy now, or, on CUDA, on the device's copy stream, after what the current stream has been given so far."""
     if device.type != "cuda":
         target.copy_(source)
@@ -65,7 +66,7 @@ def _begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
     (source if source.is_cuda else target).record_stream(stream)
 
 
-def _end_copy(target: Tensor, device: torch.device) -> None:
+def end_copy(target: Tensor, device: torch.device) -> None:
     """Let the current stream wait for a copy; the host runs ahead of it."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_event(cast(Any, target).copied)
@@ -78,32 +79,32 @@ def land(target: Tensor) -> None:
 
 
 def _offload(x: Tensor) -> Tensor:
-    host = _empty_like(x, "cpu", pin=x.is_cuda)
-    _begin_copy(x, host, x.device)
+    host = empty_like(x, "cpu", pin=x.is_cuda)
+    begin_copy(x, host, x.device)
     return host
 
 
 def _wait_offload(host: Tensor, x: Tensor) -> Tensor:
-    _end_copy(host, x.device)
+    end_copy(host, x.device)
     return host
 
 
 def _reload(host: Tensor, device: str) -> Tensor:
     to = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
-    x = _empty_like(host, to)
-    _begin_copy(host, x, to)
+    x = empty_like(host, to)
+    begin_copy(host, x, to)
     return x
 
 
 def _wait_reload(x: Tensor) -> Tensor:
-    _end_copy(x, x.device)
+    end_copy(x, x.device)
     return x
 
 
 for _name, _run, _fake in (
-    ("offload", _offload, lambda x: _empty_like(x, "cpu")),
+    ("offload", _offload, lambda x: empty_like(x, "cpu")),
     ("wait_offload", _wait_offload, lambda host, x: host),
-    ("reload", _reload, lambda host, device: _empty_like(host, device)),
+    ("reload", _reload, lambda host, device: empty_like(host, device)),
     ("wait_reload", _wait_reload, lambda x: x),
 ):
     _library.impl(_name, _run, "CompositeExplicitAutograd")

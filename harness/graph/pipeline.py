@@ -34,7 +34,7 @@ from bitproof.harness.graph.passes.overlap import overlap
 from bitproof.harness.graph.passes.partition import partition
 from bitproof.harness.graph.passes.rematerialize import rematerialize
 from bitproof.harness.graph.passes.tag_memory import tag_memory
-from bitproof.harness.graph.stages import OPEN, RESOLVED, Stage
+from bitproof.harness.graph.stages import OPEN, RESOLVED, GraphStage
 from bitproof.harness.graph.verify import Facts
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import PassReport
@@ -50,7 +50,7 @@ BLOCKS = "layers.*"
 
 
 @dataclass(frozen=True)
-class Row:
+class PassRow:
     """A line of the column: a pass, and all that the column says of it.
 
     `is_wanted` says whether the case asks for it. `follows` is what of the case's settings it reads in its context,
@@ -62,7 +62,7 @@ class Row:
     is_wanted: bool = True
     follows: Chunking | Memory | None = None
     bound: Mapping[str, Any] = field(default_factory=dict)
-    leaves: Stage | None = None
+    leaves: GraphStage | None = None
 
     @property
     def __name__(self) -> str:
@@ -79,23 +79,23 @@ class Row:
         return self.run(module, context, **self.bound)
 
 
-def build_pipeline(context: PassContext) -> list[Row]:
+def build_pipeline(context: PassContext) -> list[PassRow]:
     """The passes of a case, in order. What a pass is told beyond the case's own settings is bound here."""
     chunking, memory, options = context.chunking, context.memory, context.pipeline
     by_blocks = {"blocks": BLOCKS}
     column = [
-        Row(clean_up),
-        Row(partition, context.is_joint, bound={"by": "min_cut"}),
-        Row(tag_memory, memory.policy != "none", follows=memory, bound=by_blocks),
-        Row(offload, memory.policy == "offload", follows=memory, bound=by_blocks),
-        Row(rematerialize, memory.policy != "none", follows=memory),
-        Row(chunk, chunking is not None, follows=chunking, leaves=RESOLVED),
-        Row(isolate_process_groups, options.isolate_groups),
-        Row(isolate_gathers, options.isolate_gathers),
-        Row(bucket, options.bucket, bound=by_blocks),
-        Row(overlap, options.overlap),
-        Row(concretize_symbols, leaves=RESOLVED),
-        Row(measure_memory),
+        PassRow(clean_up),
+        PassRow(partition, context.is_joint, bound={"by": "min_cut"}),
+        PassRow(tag_memory, memory.policy != "none", follows=memory, bound=by_blocks),
+        PassRow(offload, memory.policy == "offload", follows=memory, bound=by_blocks),
+        PassRow(rematerialize, memory.policy != "none", follows=memory),
+        PassRow(chunk, chunking is not None, follows=chunking, leaves=RESOLVED),
+        PassRow(isolate_process_groups, options.isolate_groups),
+        PassRow(isolate_gathers, options.isolate_gathers),
+        PassRow(bucket, options.bucket, bound=by_blocks),
+        PassRow(overlap, options.overlap),
+        PassRow(concretize_symbols, leaves=RESOLVED),
+        PassRow(measure_memory),
     ]
     return [row for row in column if row.is_wanted]
 

@@ -12,11 +12,11 @@ from torch.fx import GraphModule
 
 from bitproof.harness.graph import verify
 from bitproof.harness.graph.trace import ChunkSymbol
-from bitproof.harness.graph.verify import Change, Facts, Rule
+from bitproof.harness.graph.verify import Facts, PassEffect, Rule
 
 
 @dataclass(frozen=True)
-class Stage:
+class GraphStage:
     """How far a graph has come, and what holds of every graph that has come so far."""
 
     name: str
@@ -24,7 +24,7 @@ class Stage:
 
     def check(self, module: GraphModule, before: Facts, chunk_symbol: ChunkSymbol) -> Facts:
         """Raise PassError unless the rules hold of the graph that a pass left; returns the graph's facts."""
-        change = Change(module, before, Facts.of(module), chunk_symbol.symbol)
+        change = PassEffect(module, before, Facts.of(module), chunk_symbol.symbol)
         for rule in self.rules:
             rule(change)
         return change.after
@@ -33,8 +33,8 @@ class Stage:
 _IS_A_GRAPH = (verify.in_order, verify.has_metadata, verify.only_computes, verify.reads_nodes)
 _IS_THE_STEP = (verify.defines_symbols, verify.is_called_alike, verify.keeps_checks)
 
-OPEN = Stage("open", (*_IS_A_GRAPH, *_IS_THE_STEP))
+OPEN = GraphStage("open", (*_IS_A_GRAPH, *_IS_THE_STEP))
 """As it was traced: values may carry the chunk symbol."""
 
-RESOLVED = Stage("resolved", (*_IS_A_GRAPH, verify.is_resolved, *_IS_THE_STEP))
+RESOLVED = GraphStage("resolved", (*_IS_A_GRAPH, verify.is_resolved, *_IS_THE_STEP))
 """The chunk symbol is a number. Sizes that the data decide stay open."""

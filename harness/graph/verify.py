@@ -48,7 +48,7 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Change:
+class PassEffect:
     """What a pass did: the graph that it left, and the facts of it and of the graph before.
 
     `chunk_symbol` is what is a number once it is resolved.
@@ -70,10 +70,10 @@ class Change:
         return [(of, _carriers(graph)) for of, graph in self.graphs]
 
 
-Rule = Callable[[Change], None]
+Rule = Callable[[PassEffect], None]
 
 
-def in_order(change: Change) -> None:
+def in_order(change: PassEffect) -> None:
     """Nodes stand in topological order, and are of the kinds that passes know."""
     for of, graph in change.graphs:
         verify_order(graph, of)
@@ -97,7 +97,7 @@ def verify_order(graph: Graph, of: str = "") -> None:
             )
 
 
-def has_metadata(change: Change) -> None:
+def has_metadata(change: PassEffect) -> None:
     """Every call has a `val`; and an origin, which a nested graph has from the operator that runs it."""
     for of, graph in change.graphs:
         needed = ("val",) if of else ("val", META_KEY)
@@ -110,7 +110,7 @@ def has_metadata(change: Change) -> None:
                 )
 
 
-def only_computes(change: Change) -> None:
+def only_computes(change: PassEffect) -> None:
     """A nested graph does nothing but compute from the operands of the operator that runs it."""
     for of, graph in change.graphs:
         for node in graph.nodes if of else ():
@@ -123,7 +123,7 @@ def only_computes(change: Change) -> None:
                 )
 
 
-def reads_nodes(change: Change) -> None:
+def reads_nodes(change: PassEffect) -> None:
     """No argument is a symbolic number: when the graph runs, only nodes have values."""
     for of, graph in change.graphs:
         for node in graph.nodes:
@@ -136,7 +136,7 @@ def reads_nodes(change: Change) -> None:
                 )
 
 
-def is_resolved(change: Change) -> None:
+def is_resolved(change: PassEffect) -> None:
     """No value carries the chunk symbol: it is a number by now."""
     symbol = change.chunk_symbol
     for of, carriers in change.carriers:
@@ -145,7 +145,7 @@ def is_resolved(change: Change) -> None:
                 raise _stray(node, of, f"no size that depends on {symbol}, which is a number by now")
 
 
-def defines_symbols(change: Change) -> None:
+def defines_symbols(change: PassEffect) -> None:
     """Every symbol in a value comes from a graph input, or from an earlier operator that may make one.
 
     Such an operator reads data, or is an uneven all-to-all (see fake_mode.py).
@@ -160,7 +160,7 @@ def defines_symbols(change: Change) -> None:
                 raise _stray(node, of, f"an input or an earlier operator that defines {unknown}")
 
 
-def is_called_alike(change: Change) -> None:
+def is_called_alike(change: PassEffect) -> None:
     """The graph has as many inputs and outputs as it was traced with."""
     if change.after[:2] != change.before[:2]:
         raise PassError(
@@ -170,7 +170,7 @@ def is_called_alike(change: Change) -> None:
         )
 
 
-def keeps_checks(change: Change) -> None:
+def keeps_checks(change: PassEffect) -> None:
     """What the graph asserts while it runs, it still asserts."""
     if dropped := sorted(change.before.checks - change.after.checks):
         raise PassError(

@@ -36,7 +36,7 @@ from torch.utils.flop_counter import flop_registry
 from bitproof.harness.graph.operators import is_view
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.trace import StepGraph
-from bitproof.harness.placement.program import Choice, Matrix, Program
+from bitproof.harness.placement.problem import Choice, Matrix, PlacementProblem
 from bitproof.harness.placement.strategies import (
     PARTIAL,
     REPLICATED,
@@ -84,7 +84,7 @@ class PlacedParameter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class PlacementInputs:
     """What a traced step does not tell: layers and parameters, the tensor axis, how often the model has each layer.
 
     `times` is by the first two parts of a module's name, such as layers.0; all else is there once.
@@ -115,7 +115,7 @@ class _Source(NamedTuple):
     is_parameter: bool
 
 
-def build(step: StepGraph, scene: Scene) -> Program:
+def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
     """The program of a step that was traced with whole parameters, in the compute dtype, on one rank's batch."""
     builder = _Builder(scene)
     for layer in scene.layers:
@@ -136,8 +136,8 @@ def build(step: StepGraph, scene: Scene) -> Program:
 
 
 class _Builder:
-    def __init__(self, scene: Scene) -> None:
-        self.program = Program()
+    def __init__(self, scene: PlacementInputs) -> None:
+        self.program = PlacementProblem()
         self._scene = scene
         self._size = scene.tensor_ranks
         self._sources: dict[Node, dict[int, _Source]] = {}

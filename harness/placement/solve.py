@@ -21,7 +21,7 @@ from types import ModuleType
 import numpy as np
 
 from bitproof.harness.errors import MachineError, PlacementError
-from bitproof.harness.placement.program import Program, Taken
+from bitproof.harness.placement.problem import PlacementProblem, Taken
 
 TIE = 1e-6
 """Microseconds by which a choice is dearer than the one listed before it."""
@@ -42,7 +42,7 @@ class Optimum:
     gap: float
 
 
-def solve(program: Program, bound: float = math.inf) -> Optimum:
+def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
     """The cheapest that keeps the bound, in bytes of a rank. Raises PlacementError and MachineError."""
     found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
     if found is None:
@@ -56,9 +56,9 @@ def solve(program: Program, bound: float = math.inf) -> Optimum:
     return found
 
 
-def least_bytes(program: Program) -> float:
+def least_bytes(program: PlacementProblem) -> float:
     """The fewest bytes of a rank that anything can be taken with."""
-    free = Program(
+    free = PlacementProblem(
         program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
     )
     found = _solve(free, math.inf, [[choice.bytes / MIB for choice in choices] for choices in program.nodes.values()])
@@ -66,7 +66,7 @@ def least_bytes(program: Program) -> float:
     return program.take(found.taken.choices).bytes
 
 
-def _solve(program: Program, bound: float, costs: list[list[float]]) -> Optimum | None:
+def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
     """The least of `costs` and of the edges' costs; None where nothing keeps the bound."""
     forced, kept, base = _reduced(program, costs)
     choices = {name: kept[name] for name in program.nodes if name not in forced}
@@ -111,7 +111,7 @@ class _Lines:
         self.equals.append(right)
 
 
-def _written(program: Program, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
+def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
     """Steps 2 and 3, for the `choices` that are left and what each costs by itself."""
     first: dict[str, int] = {}
     count = 0
@@ -159,7 +159,7 @@ def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndar
 
 
 def _reduced(
-    program: Program, costs: list[list[float]]
+    program: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
     """Step 1: nodes with one choice, the choices left of all others, and costs with those of edges to the former."""
     kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}

@@ -33,7 +33,7 @@ from bitproof.harness.capture.environment import environment_of_keys
 from bitproof.harness.case import Case
 from bitproof.harness.compare.same_case import leaf_differences
 from bitproof.harness.errors import ArtifactError
-from bitproof.harness.graph.pipeline import Row
+from bitproof.harness.graph.pipeline import PassRow
 from bitproof.harness.machine.compiler import compiled_for
 from bitproof.harness.machine.determinism import read_switches
 from bitproof.harness.program.sources import own_digest
@@ -119,7 +119,7 @@ def _first_difference(name: str, left: Any, right: Any) -> tuple[str, tuple[Any,
     return next(iter(leaf_differences({name: (left, right)})), (name, (left, right)))
 
 
-def _describe(row: Row) -> Fields:
+def _describe(row: PassRow) -> Fields:
     """A pass: what it is called, how it is set, and of what it is made."""
     source = Path(inspect.getsourcefile(row.run) or "")
     files = sorted(source.parent.rglob("*")) if source.name == "__init__.py" else [source]

@@ -78,7 +78,7 @@ class Later:
         return (
             all(_stat(told[0]) == told for told in self.files)
             and all(os.path.isfile(file) and TextLoader("", file).digest() == told for file, told in self.code.items())
-            and all(_place_of(name) == place for name, place in self.found.items())
+            and all(place_of(name) == place for name, place in self.found.items())
         )
 
 
@@ -96,17 +96,17 @@ class Installation:
 
     def later(self) -> Later | None:
         """What is loaded by now beside that; None where files changed meanwhile, so that nobody can tell."""
-        if _at_start is None or not self.sources.are_untouched():
+        if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
-        stats = _stats_since(files, _at_start[0])
+        stats = _stats_since(files, at_start[0])
         code = {file: told for file, told in text_loader.code_digests.items() if file not in self.loaded}
         names = {name for name, module in list(sys.modules.items()) if "." not in name and _origin(module) in files}
-        found = {name: _place_of(name) for name in sorted(names | text_loader.not_found)}
+        found = {name: place_of(name) for name in sorted(names | text_loader.not_found)}
         return None if stats is None else Later(stats, code, found)
 
 
-_at_start: tuple[float, Sources] | None = None
+at_start: tuple[float, Sources] | None = None
 
 
 def note(loaded: Iterable[str] | None = None) -> None:
@@ -114,13 +114,13 @@ def note(loaded: Iterable[str] | None = None) -> None:
 
     A process that has `loaded` some of it, such as one that put something else in its place, vouches for nothing.
     """
-    global _at_start
+    global at_start
     known = ("bitproof.harness", "bitproof.harness.program", *(f"bitproof.harness.program.{name}" for name in _FIRST))
     vouched = ("torch", *(f"bitproof.{package}" for package in OWN))
     if not any(
         f"{name}.".startswith(tuple(f"{x}." for x in vouched)) and name not in known for name in loaded or sys.modules
     ):
-        _at_start = time.time(), read_sources()
+        at_start = time.time(), read_sources()
 
 
 def installation() -> Installation | None:
@@ -128,9 +128,9 @@ def installation() -> Installation | None:
 
     That is where nobody looked before the first import, and where a file that is loaded changed since then.
     """
-    if _at_start is None:
+    if at_start is None:
         return None
-    began, sources = _at_start
+    began, sources = at_start
     files = _loaded_files() - {stat[0] for stat in sources.stats}
     stats = _stats_since(files, began)
     if stats is None:
@@ -158,7 +158,7 @@ def read_sources() -> Sources:
 
 def own_digest() -> str:
     """The sha256 of our packages' content, as this process imported it; as it is now where nobody looked before."""
-    return _at_start[1].own if _at_start is not None else read_sources().own
+    return at_start[1].own if at_start is not None else read_sources().own
 
 
 def stat_of(file: str) -> Stat:
@@ -210,7 +210,7 @@ def _stat(file: str) -> Stat | Absent:
         return (file,)
 
 
-def _place_of(name: str) -> str | None:
+def place_of(name: str) -> str | None:
     """Where a package or module would be found, or was."""
     try:
         spec = importlib.util.find_spec(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bitproof.harness.certificate.data import Graph, Tensor, terms_in
 from bitproof.harness.prove.canonical import Canonicalizer
-from bitproof.harness.prove.explain import Finding, explain, row_splits
+from bitproof.harness.prove.explain import FirstDifferences, explain, row_splits
 from bitproof.harness.prove.export import RefusedError
 from bitproof.harness.prove.rules import RULES
 from bitproof.harness.prove.terms import Rule, Table
@@ -37,7 +37,7 @@ class OutputAnswer:
     verdict: str
     terms: tuple[int, int] = (-1, -1)
     reason: str | None = None
-    finding: Finding | None = None
+    finding: FirstDifferences | None = None
     layouts: tuple[str, str] | None = None
 
 

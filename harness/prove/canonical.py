@@ -23,7 +23,7 @@ from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.prove import operators
 from bitproof.harness.prove.export import RefusedError, refuse
 from bitproof.harness.prove.layouts import alignment_of, expanded, is_contiguous, shows, windows_of
-from bitproof.harness.prove.memory import Memory
+from bitproof.harness.prove.memory import GraphMemory
 from bitproof.harness.prove.sizes import Symbols, symbols_in
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import whole
@@ -41,7 +41,7 @@ class Canonicalizer:
         self.values: list[Any] = []
         self.refused: dict[int, RefusedError] = {}
         self.symbols = Symbols(table)
-        self.memory = Memory(graph)
+        self.memory = GraphMemory(graph)
         self._generator: Term = ("seed",)  # the state that the next random call reads
 
     def run(self) -> None:

@@ -13,7 +13,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.certificate.check import check_calls
-from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, Step, Subject, Tensor, terms_in
+from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, ProofStep, Subject, Tensor, terms_in
 from bitproof.harness.certificate.errors import rejecting
 from bitproof.harness.certificate.files import FILES, MAIN, SUMS, digests_of, sums_of
 from bitproof.harness.certificate.rules import Terms, cat_of_neighbours
@@ -60,7 +60,7 @@ class _Recorded(Terms):
         self.found: set[int] = set()
         self.behind: list[set[int]] = []
 
-    def add(self, step: Step) -> None:
+    def add(self, step: ProofStep) -> None:
         """Check a step; it rests on what its term is made of, and on what was looked up."""
         self.found = set()
         super().add(step)
@@ -89,7 +89,7 @@ def _needed(certificate: Certificate) -> list[int]:
     return sorted(needed)
 
 
-def _moved(step: Step, places: Mapping[int, int]) -> Step:
+def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
     """A step when the terms that it refers to stand elsewhere."""
     hint = step.hint
     if step.rule == cat_of_neighbours.__name__:
@@ -158,7 +158,7 @@ def _graph_text(graph: Graph) -> str:
     return f'{{"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
 
 
-def _step_data(step: Step) -> list[Any]:
+def _step_data(step: ProofStep) -> list[Any]:
     return [step.term, step.rule, step.equals, *([step.hint] if step.hint else [])]
 
 

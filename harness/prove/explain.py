@@ -15,7 +15,7 @@ from bitproof.harness.certificate.data import Call, Tensor
 from bitproof.harness.operators import names
 from bitproof.harness.prove import operators
 from bitproof.harness.prove.canonical import Canonicalizer
-from bitproof.harness.prove.export import Place
+from bitproof.harness.prove.export import CallOrigin
 from bitproof.harness.prove.layouts import shows
 from bitproof.harness.prove.terms import Table
 
@@ -43,7 +43,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FirstDifferences:
     """For each side, reference first, the first calls without a partner, and the additions that were moved."""
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
@@ -59,7 +59,7 @@ class Finding:
         return lines
 
 
-def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> Finding:
+def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
     """Where two sides of an output part, which the calls `wanted` and `other` give."""
     sides = reference, candidate
     known = [side.computed for side in sides]
@@ -76,7 +76,7 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
         first.append(tuple(_shown(side.graph.calls[i]) for i in starts[:_MOST]))
     if was_moved:
         moved = [tuple(_shown(side.graph.calls[i]) for i in calls) for side, calls in zip(sides, added, strict=True)]
-    return Finding((first[0], first[1]), (moved[0], moved[1]))
+    return FirstDifferences((first[0], first[1]), (moved[0], moved[1]))
 
 
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
@@ -122,7 +122,7 @@ def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str,
             if not (isinstance(call.value, Tensor) and _is_opaque(call, side.graph.calls)):
                 continue
             if not _has_partner(side.table, side.values[index], known):
-                place = Place(*call.place)
+                place = CallOrigin(*call.place)
                 key = call.op, place.module, place.direction
                 calls.setdefault(key, []).append(call.value.shape)
     for key in groups[0].keys() & groups[1].keys():
@@ -183,4 +183,4 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _shown(call: Call) -> Shown:
     shape = tuple(map(str, call.value.shape)) if isinstance(call.value, Tensor) else ()
     operator = call.op.removesuffix(".default")
-    return Shown(operator, call.name, *Place(*call.place), shape)
+    return Shown(operator, call.name, *CallOrigin(*call.place), shape)

@@ -44,7 +44,7 @@ from bitproof.harness.torch_compat import (
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 
-class Place(NamedTuple):
+class CallOrigin(NamedTuple):
     """Where a call came from."""
 
     module: str | None = None
@@ -297,7 +297,7 @@ class _Exporter:
 
 def refuse(call: Call, what: str) -> RefusedError:
     """What a call is refused for, and where it came from."""
-    place = Place(*call.place)
+    place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
 
@@ -358,11 +358,11 @@ def _operator(node: Node) -> str:
     raise _refused(node, f"a call of {target}, which is no operator")
 
 
-def _place(node: Node) -> Place:
+def _place(node: Node) -> CallOrigin:
     if node.op != "call_function":
-        return Place()
+        return CallOrigin()
     origin = origin_of(node)
-    return Place(origin.module, origin.direction, node.meta.get(CHUNK_KEY), origin.source)
+    return CallOrigin(origin.module, origin.direction, node.meta.get(CHUNK_KEY), origin.source)
 
 
 def _is_scalar(value: Any) -> bool:

@@ -16,7 +16,7 @@ from bitproof.harness.prove.export import refuse
 from bitproof.harness.prove.layouts import overlaps
 
 
-class Memory:
+class GraphMemory:
     """The memory of one graph, as calls run one after the other."""
 
     def __init__(self, graph: Graph) -> None:

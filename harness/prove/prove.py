@@ -107,7 +107,7 @@ def prove_case(
     case = placed_case(case)
     device = device or torch.device("cpu")
     laps = _Laps(clock)
-    reference = _traced_reference(_of_the_reference(case), device)
+    reference = traced_reference(of_the_reference(case), device)
     laps.lap("reference")
     if precompiled is None:
         candidate, candidate_groups = _graph_of(case, case.candidate, device, options or GraphOptions())
@@ -133,7 +133,7 @@ def prove_case(
     return replace(found, seconds=laps.all())
 
 
-def _of_the_reference(case: Case) -> Case:
+def of_the_reference(case: Case) -> Case:
     """The case without what its reference does not depend on, so that cases which share one share its trace."""
     kept = ("reference", "chunking", "model", "parallelism", "batch", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
@@ -172,7 +172,7 @@ class _Reference:
 
 
 @functools.lru_cache(maxsize=6)
-def _traced_reference(case: Case, device: torch.device) -> _Reference:
+def traced_reference(case: Case, device: torch.device) -> _Reference:
     """A case's reference; whole steps are large, so few are kept."""
     return _Reference(*_graph_of(case, case.reference, device, GraphOptions()))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from bitproof.harness.certificate.data import Step, Term, terms_in
+from bitproof.harness.certificate.data import ProofStep, Term, terms_in
 from bitproof.harness.prove.windows import Window, whole, window
 
 Hint = tuple[object, ...]
@@ -29,7 +29,7 @@ class Table:
 
     def __init__(self, rules: dict[str, list[Rule]]) -> None:
         self.rules = rules
-        self.steps: list[Step] = []
+        self.steps: list[ProofStep] = []
         self.joins: dict[tuple[int, int, int], int | None] = {}
         self.hint: Hint = ()
         self._places: dict[Term, int] = {}
@@ -52,7 +52,7 @@ class Table:
     def _put(self, term: Term, rule: str, equals: int | None, hint: Hint) -> int:
         place = len(self.steps)
         self._places[term] = place
-        self.steps.append(Step(term, rule, place if equals is None else equals, hint))
+        self.steps.append(ProofStep(term, rule, place if equals is None else equals, hint))
         return self.steps[place].equals
 
     def used(self) -> set[str]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bitproof.harness.sensitivity import neighbours
 from bitproof.harness.sensitivity.bits import by_one_ulp, copied, grossly, is_safe, same, tensors_of
+from bitproof.harness.sensitivity.formulas import computed, names_of
 from bitproof.harness.sensitivity.lockstep import Get, Ranks
 from bitproof.harness.sensitivity.program import Call, Program
 from bitproof.harness.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
@@ -72,7 +72,7 @@ class Examiner:
         Raises NotRepeatableError.
         """
         call = self._program.calls[index]
-        tried = neighbours.names_of(self._program, call) if formulas is None else formulas
+        tried = names_of(self._program, call) if formulas is None else formulas
         found = {name: self._neighbour(call, name) for name in tried}
         answers = {name: answer for name, answer in found.items() if answer is not None}
         if not needs_ulp:
@@ -132,7 +132,7 @@ class Examiner:
         """What becomes of a formula; None where it is not one for this call's arguments."""
         gets: list[Get] = [values.__getitem__ for values in self._ranks]
         try:
-            found = neighbours.computed(self._program, call, name, gets)
+            found = computed(self._program, call, name, gets)
         except KERNELS_REFUSE:
             return None
         wrong = {key: value for key, value in found.items() if not same(value, self._ranks[key[1]][key[0]])}

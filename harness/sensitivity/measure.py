@@ -16,7 +16,7 @@ from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.records import Key, Recording
 from bitproof.harness.sensitivity.lockstep import after, run_step
 from bitproof.harness.sensitivity.program import BUFFER, INPUT, PARAM, STATE, Program, add_graph
-from bitproof.harness.sensitivity.update import Trainer, add_update, begin_state, held
+from bitproof.harness.sensitivity.update import TrainerLike, add_update, begin_state, held
 from bitproof.harness.systems.graph import all_trainers, step_graph
 
 KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
@@ -38,7 +38,7 @@ class Steps:
     """A case's candidate, step by step. `ranks` are the values of all slots after `advance`."""
 
     program: Program
-    trainers: Sequence[Trainer]
+    trainers: Sequence[TrainerLike]
     held: list[dict[Any, Tensor]]
     ranks: list[list[Any]]
     step: int = -1

@@ -31,7 +31,7 @@ class Optimizer(Protocol):
         ...
 
 
-class Trainer(Protocol):
+class TrainerLike(Protocol):
     """What of a trainer is asked for; see `reference.step`."""
 
     parameters: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Trainer(Protocol):
         ...
 
 
-def held(trainer: Trainer) -> dict[Source, Tensor]:
+def held(trainer: TrainerLike) -> dict[Source, Tensor]:
     """What a rank's trainer holds between two steps, once it has an optimizer state."""
     buffers = dict(trainer.model.named_buffers())
     found: dict[Source, Tensor] = {(PARAM, name): x.detach() for name, x in trainer.parameters.items()}
@@ -53,7 +53,7 @@ def held(trainer: Trainer) -> dict[Source, Tensor]:
     return found | {(STATE, name): x for name, x in trainer.optimizer.state()}
 
 
-def begin_state(trainer: Trainer) -> None:
+def begin_state(trainer: TrainerLike) -> None:
     """Have the trainer make its optimizer state, all zeros, as its first update would."""
     before = [(x, x.detach().clone()) for x in held(trainer).values()]
     with _Tape(Program(), {}, runs_only=True):
@@ -65,7 +65,7 @@ def begin_state(trainer: Trainer) -> None:
             x.zero_()
 
 
-def add_update(program: Program, trainer: Trainer, partitions: Mapping[str, Partition]) -> None:
+def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, Partition]) -> None:
     """Add the calls of the update; `trainer` is one rank's, whose values stay what they are.
 
     Gradients are what the program compares under their names. Raises PassError where the update reads what is no part
@@ -91,7 +91,7 @@ def add_update(program: Program, trainer: Trainer, partitions: Mapping[str, Part
             x.copy_(value)
 
 
-def _zeros(trainer: Trainer) -> dict[str, Tensor]:
+def _zeros(trainer: TrainerLike) -> dict[str, Tensor]:
     return {name: torch.zeros_like(x) for name, x in trainer.parameters.items()}
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from bitproof.harness.case import Case, Plan, with_plan
 from bitproof.harness.errors import CaseError
 from bitproof.harness.graph.trace import trace_fixed_step
-from bitproof.harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, Scene, build
-from bitproof.harness.placement.program import Program, Taken
+from bitproof.harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, PlacementInputs, build
+from bitproof.harness.placement.problem import PlacementProblem, Taken
 from bitproof.harness.placement.solve import MIB, least_bytes, solve
 from bitproof.harness.placement.upstream import refuse_upstream
 from bitproof.harness.records import Placed, PlacedTensor
@@ -42,8 +42,8 @@ class Traced:
     `kinds` has, for the number of each of these layers, the numbers of those layers of the model that it stands for.
     """
 
-    program: Program
-    scene: Scene
+    program: PlacementProblem
+    scene: PlacementInputs
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
@@ -155,7 +155,7 @@ def trace_placements(case: Case) -> Traced:
         gradient_seed=1 / case.parallelism.data_ranks,
         device=torch.device("cpu"),
     )
-    scene = Scene(
+    scene = PlacementInputs(
         layers=layers,
         parameters=parameters,
         tensor_ranks=size,

@@ -42,7 +42,7 @@ from bitproof.harness.graph.halves import is_partitioned
 from bitproof.harness.graph.in_flight import races
 from bitproof.harness.graph.observation import show_activations, shown_to
 from bitproof.harness.graph.options import GraphOptions, parse_pass
-from bitproof.harness.graph.pipeline import Row, apply_until, build_pipeline, run_pipeline
+from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
 from bitproof.harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import Artifact, PassReport
@@ -179,7 +179,7 @@ def trace(
     return TracedStep(joint, time.perf_counter() - start, system, layout)
 
 
-def column_of(case: Case, system: str) -> list[Row]:
+def column_of(case: Case, system: str) -> list[PassRow]:
     """The passes that a case's step goes through, in order, without tracing it."""
     nothing: Any = None  # what is told of a step decides what passes do, not which there are
     context = PassContext(
@@ -189,7 +189,7 @@ def column_of(case: Case, system: str) -> list[Row]:
         pipeline=case.pipeline,
         is_joint=system == JOINT,
     )
-    return cast(list[Row], apply_until(build_pipeline(context), case.pipeline.until))
+    return cast(list[PassRow], apply_until(build_pipeline(context), case.pipeline.until))
 
 
 @collector_paused()

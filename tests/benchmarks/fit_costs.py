@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Batch, Case, Model, Parallelism
 from bitproof.harness.graph import operators
-from bitproof.harness.graph.passes.overlap.costs import CostModel, Work, fit, launching, work_of
+from bitproof.harness.graph.passes.overlap.costs import CostModel, NodeWork, fit, launching, work_of
 from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes.process import keep_to_one_core
@@ -45,7 +45,7 @@ WARM_UP = 1
 EXPERT_RANKS = (2, 4, 8)
 SIZES = (("tiny", 32), ("debugmodel", 64))
 
-Timed = tuple[Work, float]
+Timed = tuple[NodeWork, float]
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def measure(case: Case) -> list[Timed]:
     per_node = zip(*on_ranks(case.parallelism, body), strict=True)
     median = statistics.median
     return [
-        (Work(ranks[0][0], median(amount for _, amount, _ in ranks)), median(seconds for *_, seconds in ranks))
+        (NodeWork(ranks[0][0], median(amount for _, amount, _ in ranks)), median(seconds for *_, seconds in ranks))
         for ranks in per_node
     ]
 

@@ -34,7 +34,7 @@ from bitproof.harness.certificate import rules as checker
 from bitproof.harness.certificate import types, windows
 from bitproof.harness.certificate.assumptions import ASSUMPTIONS
 from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.data import Call, Certificate, Graph, Step, Tensor, Term
+from bitproof.harness.certificate.data import Call, Certificate, Graph, ProofStep, Tensor, Term
 from bitproof.harness.certificate.errors import RejectedError, rejecting
 from bitproof.harness.prove import rules as prover
 from bitproof.harness.prove.answers import prove_graphs
@@ -291,10 +291,10 @@ class Trial(checker.Terms):
     def find(self, *term: object) -> int:
         """Look a term up, or put it down."""
         if term not in self.places:
-            self.put(Step(term, "", len(self.terms)))
+            self.put(ProofStep(term, "", len(self.terms)))
         return super().find(*term)
 
-    def put(self, step: Step) -> None:
+    def put(self, step: ProofStep) -> None:
         """Add a step with its meaning. Raises what the checker raises."""
         self.add(step)
         with np.errstate(all="ignore"):
@@ -392,7 +392,7 @@ def forged_steps(chance: random.Random, attempts: int = 40) -> Iterator[tuple[st
     trial = Trial()
     for name in "abcd":
         shape = tuple(chance.randint(0, 4) for _ in range(chance.randint(0, 2)))
-        trial.put(Step(("input", f"input {name}", chance.choice(DTYPES), shape), "", len(trial.terms)))
+        trial.put(ProofStep(("input", f"input {name}", chance.choice(DTYPES), shape), "", len(trial.terms)))
     for _ in range(attempts):
         term = _random_term(trial, chance)
         if term in trial.places or len(trial.terms) > 400:
@@ -413,7 +413,7 @@ def forged_steps(chance: random.Random, attempts: int = 40) -> Iterator[tuple[st
                         continue
                     if rule and chance.random() < 0.1:
                         found = chance.randrange(len(trial.terms))
-                    trial.put(Step(term, rule, found, hint))
+                    trial.put(ProofStep(term, rule, found, hint))
             except RejectedError:
                 yield "rejected" if trial.is_false(term, found) else "that say nothing", None
             flaws = [flaw for place in range(before, len(trial.terms)) if (flaw := _flaw_at(trial, place))]

@@ -34,7 +34,7 @@ from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.prove.answers import PROVED, REFUSED, prove_graphs
 from bitproof.harness.prove.explain import Shown
 from bitproof.harness.prove.export import RefusedError, export_graph
-from bitproof.harness.prove.prove import _of_the_reference, _traced_reference
+from bitproof.harness.prove.prove import of_the_reference, traced_reference
 from bitproof.harness.systems.graph import step_graph
 from tests.small import small
 
@@ -54,7 +54,7 @@ class Subject:
     def __init__(self, case: Case) -> None:
         self.case = case
         device = torch.device("cpu")
-        reference = _traced_reference(_of_the_reference(case), device)
+        reference = traced_reference(of_the_reference(case), device)
         candidate, groups = step_graph(case, case.candidate, device, GraphOptions())
         self.reference: Graph = reference.graph
         self.module = candidate.module

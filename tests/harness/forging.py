@@ -14,7 +14,7 @@ import torch
 
 from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.capture.selection import ALL
-from bitproof.harness.capture.store import _sha256_of_manifest, join_parts, read_recording, write_part
+from bitproof.harness.capture.store import join_parts, read_recording, sha256_of_manifest, write_part
 from bitproof.harness.capture.values import open_values_of, write_values
 from bitproof.harness.case import Case
 from bitproof.harness.records import Key, Manifest
@@ -31,7 +31,7 @@ def vouch(folder: Path, **changes: Any) -> None:
         files = [folder / "values" / f"rank{rank}.safetensors" for rank in range(len(manifest["values_sha256"]))]
         manifest["values_sha256"] = [sha256(file) if file.is_file() else "" for file in files]
     manifest |= changes
-    manifest["manifest_sha256"] = _sha256_of_manifest(manifest)
+    manifest["manifest_sha256"] = sha256_of_manifest(manifest)
     path.write_text(json.dumps(manifest))
 
 

@@ -28,7 +28,7 @@ def right(leaves_LW):
 
 
 def test_a_kernel_that_is_right_is_taken_without_a_word(monkeypatch, caplog):
-    monkeypatch.setattr(leaves, "_load_kernel", lambda: right)
+    monkeypatch.setattr(leaves, "load_kernel", lambda: right)
     assert leaf_hasher(CPU) is right
     assert caplog.records == []
 
@@ -55,7 +55,7 @@ def test_a_kernel_that_hashes_the_first_leaf_alone_is_not_believed():
 
 
 def test_a_kernel_that_gives_wrong_digests_is_not_taken(monkeypatch, caplog):
-    monkeypatch.setattr(leaves, "_load_kernel", lambda: wrong)
+    monkeypatch.setattr(leaves, "load_kernel", lambda: wrong)
     with caplog.at_level(logging.WARNING):
         assert leaf_hasher(CPU) is xxh3.hash_leaves
     assert caplog.messages == [
@@ -65,8 +65,8 @@ def test_a_kernel_that_gives_wrong_digests_is_not_taken(monkeypatch, caplog):
 
 
 def test_where_nothing_gives_right_digests_none_is_given(monkeypatch):
-    monkeypatch.setattr(leaves, "_load_kernel", lambda: wrong)
-    monkeypatch.setattr(leaves, "_load_operators", lambda: wrong)
+    monkeypatch.setattr(leaves, "load_kernel", lambda: wrong)
+    monkeypatch.setattr(leaves, "load_operators", lambda: wrong)
     with pytest.raises(MachineError) as error:
         leaf_hasher(CPU)
     assert str(error.value) == (

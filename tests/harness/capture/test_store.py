@@ -283,15 +283,15 @@ def test_a_link_in_place_of_values_or_their_folder_is_refused(tmp_path):
 def test_a_small_file_that_unpacks_to_a_huge_table_is_refused(folder, monkeypatch):
     rows = 100_000
     columns = {name: [value] * rows for name, value in (ROWS[1][0]._asdict() | ROWS[1][1]._asdict()).items()}
-    table = pa.table(columns | {"name": ["n" * 1000] * rows}, schema=store._COLUMNS)
+    table = pa.table(columns | {"name": ["n" * 1000] * rows}, schema=store.COLUMNS)
     pq.write_table(table, folder / "digests.parquet", compression="zstd")
     assert (folder / "digests.parquet").stat().st_size < 100_000
     vouch(folder)
-    monkeypatch.setattr(store, "_MAX_DIGESTS_BYTES", 20_000_000)
+    monkeypatch.setattr(store, "MAX_DIGESTS_BYTES", 20_000_000)
     assert refusal(folder) == (
         f"RecordingError: {folder / 'digests.parquet'} is too large\n  expected: 20000000 bytes at most"
     )
-    monkeypatch.setattr(store, "_MAX_ROWS", 10)
+    monkeypatch.setattr(store, "MAX_ROWS", 10)
     assert refusal(folder).endswith("digests.parquet is too large\n  found: 100000 rows")
 
 
@@ -364,7 +364,7 @@ def test_damage_done_with_intent_ends_in_a_refusal_at_worst(tmp_path, name):
 
 
 def test_a_file_too_large_is_refused_unread(folder, monkeypatch):
-    monkeypatch.setattr(store, "_MAX_DIGESTS_BYTES", 10)
+    monkeypatch.setattr(store, "MAX_DIGESTS_BYTES", 10)
     assert refusal(folder).startswith(f"RecordingError: {folder / 'digests.parquet'} is too large")
 
 

@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from bitproof.harness.certificate.data import Call, Certificate, Graph, Step, Tensor, terms_in
+from bitproof.harness.certificate.data import Call, Certificate, Graph, ProofStep, Tensor, terms_in
 
 
 def corrupt(certificate: Certificate, chance: random.Random) -> tuple[str, Certificate]:
@@ -189,7 +189,7 @@ _KINDS = {
     "a hint": _hint,
     "a step left out": _in_steps(lambda step, chance: []),
     "a step twice": _in_steps(lambda step, chance: [step, step]),
-    "a step of one's own": _in_steps(lambda step, chance: [Step(("input", "x", "float32", (1,)), "", 0), step]),
+    "a step of one's own": _in_steps(lambda step, chance: [ProofStep(("input", "x", "float32", (1,)), "", 0), step]),
     "a step before one that it rests on": _early_step,
     "an operator": _in_graph(_operator),
     "an argument": _in_graph(_arguments),

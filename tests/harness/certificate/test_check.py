@@ -10,7 +10,7 @@ import torch
 
 from bitproof.harness import certificate as certificates
 from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.data import Step
+from bitproof.harness.certificate.data import ProofStep
 from bitproof.harness.certificate.errors import RejectedError, rejecting
 from bitproof.harness.certificate.files import read_certificate
 from bitproof.harness.certificate.rules import RULES, Terms
@@ -218,8 +218,8 @@ def test_a_window_on_two_parts_is_its_pieces_joined(hint, holds):
         ("cat", (4, 6), 0),
         ("cat", (3, 6), 1),
     ):
-        terms.add(Step(term, "", len(terms.terms)))
-    middle = Step(("view", 2, (4, 6), (6, 1), 12), "view_of_cat", 7, hint)
+        terms.add(ProofStep(term, "", len(terms.terms)))
+    middle = ProofStep(("view", 2, (4, 6), (6, 1), 12), "view_of_cat", 7, hint)
     if holds:
         terms.add(middle)
     else:
@@ -242,10 +242,10 @@ def test_a_window_on_two_parts_is_its_pieces_joined(hint, holds):
 def test_a_window_that_goes_backwards_or_beyond_the_end_is_none(w):
     """As a hint it would be a part's elements in name, and another part's in place."""
     terms = Terms()
-    terms.add(Step(("input", "a", "float32", (4, 6)), "", 0))
+    terms.add(ProofStep(("input", "a", "float32", (4, 6)), "", 0))
     with pytest.raises(RejectedError, match=r"a window shows what is not there|are no sizes"):
-        terms.add(Step(("view", 0, *w), "", 1))
-    terms.add(Step(("view", 0, *LOWER), "", 1))
+        terms.add(ProofStep(("view", 0, *w), "", 1))
+    terms.add(ProofStep(("view", 0, *LOWER), "", 1))
 
 
 @pytest.mark.parametrize(
@@ -256,16 +256,16 @@ def test_neighbours_are_one_where_that_shows_first_the_one_and_then_the_other(hi
     """Number 5 shows both in the other order, 6 both and one more; -1 would be no neighbours at all."""
     terms = Terms()
     for term in (("input", "a", "float32", (4, 6)), ("view", 0, *UPPER), ("view", 0, *LOWER)):
-        terms.add(Step(term, "", len(terms.terms)))
-    terms.add(Step(("view", 0, (4, 6), (6, 1), 0), "view_of_whole", 0))
-    terms.add(Step(("cat", (0,), 0), "cat_of_nothing", 0))
+        terms.add(ProofStep(term, "", len(terms.terms)))
+    terms.add(ProofStep(("view", 0, (4, 6), (6, 1), 0), "view_of_whole", 0))
+    terms.add(ProofStep(("cat", (0,), 0), "cat_of_nothing", 0))
     for term in (("input", "b", "float32", (4, 6)), ("input", "c", "float32", (6, 6))):
-        terms.add(Step(term, "", len(terms.terms)))
+        terms.add(ProofStep(term, "", len(terms.terms)))
     for place, rows in ((6, UPPER), (6, LOWER), (5, UPPER), (5, LOWER)):
-        terms.add(Step(("view", place, *rows), "", len(terms.terms)))
+        terms.add(ProofStep(("view", place, *rows), "", len(terms.terms)))
     for other in (5, 6):
-        terms.add(Step(("cat", (other,), 0), "cat_of_nothing", other))
-    joined = Step(("cat", (1, 2), 0), "cat_of_neighbours", 0, hint)
+        terms.add(ProofStep(("cat", (other,), 0), "cat_of_nothing", other))
+    joined = ProofStep(("cat", (1, 2), 0), "cat_of_neighbours", 0, hint)
     if holds:
         terms.add(joined)
     else:
@@ -277,16 +277,16 @@ def test_a_longer_term_that_shows_both_neighbours_first_is_not_both():
     terms = Terms()
     first, second = ((2,), (1,), 0), ((2,), (1,), 2)
     for term in (("input", "a", "float32", (6,)), ("view", 0, *first), ("view", 0, *second)):
-        terms.add(Step(term, "", len(terms.terms)))
-    terms.add(Step(("cat", (0,), 0), "cat_of_nothing", 0))
+        terms.add(ProofStep(term, "", len(terms.terms)))
+    terms.add(ProofStep(("cat", (0,), 0), "cat_of_nothing", 0))
     with pytest.raises(RejectedError, match="does not follow"):
-        terms.add(Step(("cat", (1, 2), 0), "cat_of_neighbours", 0, (0, 0)))
-    terms.add(Step(("view", 0, (4,), (1,), 0), "", 4))
-    terms.add(Step(("cat", (4,), 0), "cat_of_nothing", 4))
+        terms.add(ProofStep(("cat", (1, 2), 0), "cat_of_neighbours", 0, (0, 0)))
+    terms.add(ProofStep(("view", 0, (4,), (1,), 0), "", 4))
+    terms.add(ProofStep(("cat", (4,), 0), "cat_of_nothing", 4))
     for place, (window, shown) in enumerate(((first, 1), (second, 2)), 6):
-        terms.add(Step(("view", 4, *window), "view_of_view", shown))
+        terms.add(ProofStep(("view", 4, *window), "view_of_view", shown))
         assert terms.equals[place] == shown
-    terms.add(Step(("cat", (1, 2), 0), "cat_of_neighbours", 4, (0, 4)))
+    terms.add(ProofStep(("cat", (1, 2), 0), "cat_of_neighbours", 4, (0, 4)))
 
 
 @pytest.mark.parametrize("dim", [-1, 1, 2])
@@ -294,14 +294,14 @@ def test_parts_are_joined_along_a_dim_that_they_have_and_fit_in_all_others(dim):
     """Along dim -1 a sliding window over three parts would be one over two of them, whatever the third holds."""
     terms = Terms()
     for name in "abc":
-        terms.add(Step(("input", name, "float32", (2,)), "", len(terms.terms)))
+        terms.add(ProofStep(("input", name, "float32", (2,)), "", len(terms.terms)))
     with pytest.raises(RejectedError), rejecting():
-        terms.add(Step(("cat", (0, 1), dim), "", 3))
-    terms.add(Step(("cat", (0, 1, 2), 0), "", 3))
-    terms.add(Step(("input", "d", "float32", (2, 3)), "", 4))
+        terms.add(ProofStep(("cat", (0, 1), dim), "", 3))
+    terms.add(ProofStep(("cat", (0, 1, 2), 0), "", 3))
+    terms.add(ProofStep(("input", "d", "float32", (2, 3)), "", 4))
     with pytest.raises(RejectedError), rejecting():
-        terms.add(Step(("cat", (0, 4), 0), "", 5))
-    terms.add(Step(("cat", (4, 4), 1), "", 5))
+        terms.add(ProofStep(("cat", (0, 4), 0), "", 5))
+    terms.add(ProofStep(("cat", (4, 4), 1), "", 5))
 
 
 def test_sums_of_sums_in_halves_are_checked_in_time_that_grows_with_their_number():
@@ -323,8 +323,8 @@ def test_sums_of_sums_in_halves_are_checked_in_time_that_grows_with_their_number
 def test_a_rule_that_says_nothing_of_a_term_rewrites_it_to_nothing():
     terms = Terms()
     for name in "ab":
-        terms.add(Step(("input", name, "float32", (4, 6)), "", len(terms.terms)))
-    plain = Step(("exact", "sub", "float32", "cpu", (1, 0)), "", 2)
+        terms.add(ProofStep(("input", name, "float32", (4, 6)), "", len(terms.terms)))
+    plain = ProofStep(("exact", "sub", "float32", "cpu", (1, 0)), "", 2)
     for rule in RULES:
         with pytest.raises(RejectedError), rejecting():
             terms.add(replace(plain, rule=rule, equals=0))

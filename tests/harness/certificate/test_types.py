@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitproof.harness.certificate.data import Step
+from bitproof.harness.certificate.data import ProofStep
 from bitproof.harness.certificate.errors import RejectedError, rejecting
 from bitproof.harness.certificate.rules import Terms
 from bitproof.harness.certificate.types import NUMBER, SEVERAL, STATE, type_of
@@ -146,6 +146,6 @@ def test_a_step_leaves_its_terms_type_as_it_is(monkeypatch):
 
     monkeypatch.setitem(rules.RULES, "view_of_whole", lambda terms, term: term[1])
     terms = Terms()
-    terms.add(Step(("input", "x", "float32", (2, 6)), "", 0))
+    terms.add(ProofStep(("input", "x", "float32", (2, 6)), "", 0))
     with pytest.raises(RejectedError, match="step 1 rewrites"):
-        terms.add(Step(("view", 0, (12,), (1,), 0), "view_of_whole", 0))
+        terms.add(ProofStep(("view", 0, (12,), (1,), 0), "view_of_whole", 0))

@@ -5,13 +5,13 @@ import socket
 
 import pytest
 
-from bitproof.harness.commands.copying import Room, copy_file, copy_folder, opened_folder
+from bitproof.harness.commands.copying import CopyCapacity, copy_file, copy_folder, opened_folder
 from bitproof.harness.errors import RecordingError
 
 
 def copy(source, target, room=None):
     with opened_folder(source.parent) as parent:
-        copy_folder(parent, source.name, target, room or Room())
+        copy_folder(parent, source.name, target, room or CopyCapacity())
 
 
 @pytest.fixture
@@ -52,14 +52,14 @@ def test_a_folder_that_is_a_link_or_a_file_is_not_opened(source, tmp_path):
         with opened_folder(path) as found:
             assert found is None
     with opened_folder(tmp_path) as parent:
-        copy_folder(parent, "link", tmp_path / "target", Room())
-        copy_file(parent, "source", tmp_path / "target", Room())
+        copy_folder(parent, "link", tmp_path / "target", CopyCapacity())
+        copy_file(parent, "source", tmp_path / "target", CopyCapacity())
     assert not (tmp_path / "target").exists()
 
 
 def test_more_than_there_is_room_for_is_refused_before_it_is_copied(source, tmp_path):
     with pytest.raises(RecordingError) as error:
-        copy(source, tmp_path / "target", Room(num_bytes=2_999_999))
+        copy(source, tmp_path / "target", CopyCapacity(num_bytes=2_999_999))
     assert str(error.value) == (
         "RecordingError: a shard's files are too large to copy\n"
         "  expected: 64 GiB and 1,000,000 files at most\n"
@@ -67,6 +67,6 @@ def test_more_than_there_is_room_for_is_refused_before_it_is_copied(source, tmp_
         "  fix: leave out what is not a run's, or merge folders that hold nothing but report.json"
     )
     assert files_of(tmp_path / "target") == ["empty"]
-    copy(source, tmp_path / "fits", Room(num_bytes=3_000_000, entries=4))
+    copy(source, tmp_path / "fits", CopyCapacity(num_bytes=3_000_000, entries=4))
     with pytest.raises(RecordingError):
-        copy(source, tmp_path / "fits_not", Room(entries=3))
+        copy(source, tmp_path / "fits_not", CopyCapacity(entries=3))

@@ -14,7 +14,7 @@ from bitproof.harness.commands.doctor_gpu import (
     KILLED,
     NAMES,
     TOGETHER,
-    Line,
+    CheckLine,
     examine_gpus,
     run_checks,
     status_of,
@@ -54,7 +54,9 @@ def test_without_a_gpu_nothing_is_run_and_every_line_says_so(tmp_path, torch, wh
     ],
 )
 def test_without_gpus_that_nccl_could_join_what_needs_one_device_is_run_and_no_more(monkeypatch, tmp_path, torch, why):
-    monkeypatch.setattr(doctor_gpu, "run_checks", lambda device, ranks: [Line(name=device, outcome="pass", found="")])
+    monkeypatch.setattr(
+        doctor_gpu, "run_checks", lambda device, ranks: [CheckLine(name=device, outcome="pass", found="")]
+    )
     first, *others = examine_gpus(tmp_path, torch)
     assert (first.name, first.outcome) == ("cuda", "pass")
     assert [line.name for line in others] == [*TOGETHER, KILLED, HUNG, *MAIN_CASES]
@@ -72,7 +74,7 @@ def test_the_command_ends_with_3_where_nothing_was_run(monkeypatch, tmp_path, ca
     ("outcomes", "status"), [(["pass", "pass"], 0), (["pass", "NOT RUN"], 3), (["NOT RUN", "FAIL"], 1), ([], 3)]
 )
 def test_a_failure_is_1_and_what_was_not_run_is_3(outcomes, status):
-    assert status_of([Line(name="x", outcome=outcome, found="") for outcome in outcomes]) == status
+    assert status_of([CheckLine(name="x", outcome=outcome, found="") for outcome in outcomes]) == status
 
 
 @pytest.mark.ranks

@@ -111,7 +111,7 @@ class LaggingDevice:
         cuda.current_device = lambda: 0
         patch.setattr(offload_operators, "torch", fake)
         patch.setattr(offload_operators, "copy_stream", lambda device: self.copies)
-        patch.setattr(offload_operators, "_empty_like", lambda x, device, pin=False: self.empty(x, device))
+        patch.setattr(offload_operators, "empty_like", lambda x, device, pin=False: self.empty(x, device))
         patch.setattr(checks, "filled", self._filled)
         patch.setattr(checks, "lag", lambda device: setattr(self.current, "lags", True))
         patch.setattr(checks, "lag_copies", lambda device: setattr(self.copies, "lags", True))

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import verify as rules
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.pipeline import Row, build_pipeline, run_pipeline
+from bitproof.harness.graph.pipeline import PassRow, build_pipeline, run_pipeline
 from bitproof.harness.graph.stages import OPEN, RESOLVED
 from bitproof.harness.graph.verify import Facts
 from tests.harness.graph.graphs import Applied, D, Layers, Sketch, context_of, parameter, trace
@@ -36,9 +36,9 @@ def leave(module: GraphModule, context: PassContext) -> GraphModule:
 def test_a_row_leaves_the_graph_in_the_stage_that_it_names() -> None:
     joint = trace(Layers(Applied(lambda m, x: x * m.w, w=parameter(D))))
     context = context_of(joint, "layers.*")
-    run_pipeline(joint.module, [Row(leave)], context)
+    run_pipeline(joint.module, [PassRow(leave)], context)
     with pytest.raises(PassError, match="carries a stray symbol") as error:
-        run_pipeline(joint.module, [Row(leave, leaves=RESOLVED)], context)
+        run_pipeline(joint.module, [PassRow(leave, leaves=RESOLVED)], context)
     assert error.value.where is not None and error.value.where.endswith("pass leave")
 
 
@@ -55,7 +55,7 @@ def test_a_row_says_what_it_follows_and_what_it_is_bound_to_and_hands_that_on() 
 
     joint = trace(Layers(Applied(lambda m, x: x * m.w, w=parameter(D))))
     context = context_of(joint, "layers.*")
-    row = Row(count, follows=context.memory, bound={"blocks": "layers.0"})
+    row = PassRow(count, follows=context.memory, bound={"blocks": "layers.0"})
     _, [report] = run_pipeline(joint.module, [row], context)
     assert report.settings == {"policy": "none", "offload_gib": context.memory.offload_gib, "blocks": "layers.0"}
     assert (report.name, report.facts) == ("count", {"blocks": "layers.0"})

@@ -130,8 +130,8 @@ def test_a_copy_to_host_memory_and_back_is_in_flight_until_its_wait(monkeypatch:
         target.zero_()
         late[id(target)] = source.clone()
 
-    monkeypatch.setattr(offload_operators, "_begin_copy", begin)
-    monkeypatch.setattr(offload_operators, "_end_copy", lambda target, device: target.copy_(late.pop(id(target))))
+    monkeypatch.setattr(offload_operators, "begin_copy", begin)
+    monkeypatch.setattr(offload_operators, "end_copy", lambda target, device: target.copy_(late.pop(id(target))))
 
     class Offloading(System):
         def step(self, x: Tensor) -> None:

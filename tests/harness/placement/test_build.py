@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bitproof.harness.graph.trace import trace_fixed_step
-from bitproof.harness.placement.build import STATE_BYTES, PlacedLayer, PlacedParameter, Scene, build
-from bitproof.harness.placement.program import Program, brute_force
+from bitproof.harness.placement.build import STATE_BYTES, PlacedLayer, PlacedParameter, PlacementInputs, build
+from bitproof.harness.placement.problem import PlacementProblem, brute_force
 from bitproof.harness.placement.solve import least_bytes, solve
 
 D, H, ROWS = 8, 16, 4
@@ -42,9 +42,9 @@ class Model(nn.Module):
         return x
 
 
-def scene(tensor_ranks: int = 2, data_ranks: int = 2, times: int = 1, opaque: bool = False) -> Scene:
+def scene(tensor_ranks: int = 2, data_ranks: int = 2, times: int = 1, opaque: bool = False) -> PlacementInputs:
     may_be = ("whole",) if tensor_ranks == 1 else ("split",) if opaque else ("whole", "split")
-    return Scene(
+    return PlacementInputs(
         layers=[PlacedLayer(name=f"layers.{n}.mlp", may_be=may_be, is_opaque=opaque) for n in range(2)],
         parameters=[
             PlacedParameter(
@@ -65,7 +65,7 @@ def scene(tensor_ranks: int = 2, data_ranks: int = 2, times: int = 1, opaque: bo
 
 
 @functools.cache
-def program(tensor_ranks: int = 2, data_ranks: int = 2, times: int = 1, opaque: bool = False) -> Program:
+def program(tensor_ranks: int = 2, data_ranks: int = 2, times: int = 1, opaque: bool = False) -> PlacementProblem:
     with torch.device("meta"):
         model, x = Model(), torch.empty(ROWS, D)
     step = trace_fixed_step(model, lambda x: model(x).sum(), [x], gradient_seed=1.0, device=torch.device("cpu"))
@@ -131,7 +131,7 @@ def test_the_optimum_of_a_two_layer_model_is_that_of_brute_force_under_any_bound
     whole = program()
     kept = {n for n in whole.nodes if n.startswith("layers.") or n in ("mm", "mm_1", "mm_2", "mm_3")}
     kept |= {n for n in whole.nodes if n in ("sin", "sin_1", "add", "add_1") or n in ("t", "t_1", "t_2", "t_3")}
-    forward = Program({n: x for n, x in whole.nodes.items() if n in kept})
+    forward = PlacementProblem({n: x for n, x in whole.nodes.items() if n in kept})
     forward.edges = {pair: costs for pair, costs in whole.edges.items() if set(pair) <= kept}
     free = brute_force(forward)
     assert free is not None and solve(forward).taken.cost == pytest.approx(free.cost)

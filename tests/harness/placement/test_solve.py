@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from bitproof.harness.errors import MachineError, PlacementError
-from bitproof.harness.placement.program import Choice, Program, brute_force
+from bitproof.harness.placement.problem import Choice, PlacementProblem, brute_force
 from bitproof.harness.placement.solve import MIB, least_bytes, solve
 
 
-def random_program(seed: int) -> Program:
+def random_program(seed: int) -> PlacementProblem:
     """Seven nodes of up to three choices, one of them with one alone, and edges of which a fifth of the pairs are not
     allowed; the first choices always are."""
     draw = np.random.default_rng(seed)
-    program = Program()
+    program = PlacementProblem()
     for number in range(7):
         count = 1 if number == 3 else int(draw.integers(2, 4))
         choices = [Choice(f"c{k}", float(draw.integers(0, 20)), float(draw.integers(1, 9)) * MIB) for k in range(count)]
@@ -60,7 +60,7 @@ def test_the_least_bound_can_be_kept_and_no_smaller_one() -> None:
 
 
 def test_of_choices_that_cost_the_same_the_one_listed_first_is_taken() -> None:
-    program = Program()
+    program = PlacementProblem()
     for name in "abc":
         program.add_node(name, [Choice("first", 2.0), Choice("second", 2.0), Choice("third", 2.0)])
     program.add_edge("a", "b", np.zeros((3, 3)))

@@ -32,7 +32,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (torch / "__init__.py").write_text("")
     (torch / "lib" / "libtorch.so.2").write_bytes(b"code")
     monkeypatch.setattr(sources, "ROOT", tmp_path)
-    monkeypatch.setattr(sources, "_at_start", None)
+    monkeypatch.setattr(sources, "at_start", None)
     spec = types.SimpleNamespace(origin=str(torch / "__init__.py"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     return tmp_path
@@ -135,7 +135,7 @@ def test_what_is_loaded_later_is_named_with_its_compiled_code_and_must_be_the_sa
     nothing = began.later()
     assert nothing is not None and nothing.would_load_again()
     file = _load_late(monkeypatch, own, "late_one")
-    monkeypatch.setattr(sources, "_place_of", lambda name: str(file))
+    monkeypatch.setattr(sources, "place_of", lambda name: str(file))
     later = began.later()
     assert later is not None
     cached = importlib.util.cache_from_source(str(file))
@@ -148,9 +148,9 @@ def test_what_is_loaded_later_is_named_with_its_compiled_code_and_must_be_the_sa
         assert not later.would_load_again(), f"{changed} was written, with the same bytes"
         later = began.later()
         assert later is not None and later.would_load_again()
-    monkeypatch.setattr(sources, "_place_of", lambda name: "/another/place.py")
+    monkeypatch.setattr(sources, "place_of", lambda name: "/another/place.py")
     assert not later.would_load_again(), "it would be found elsewhere now"
-    monkeypatch.setattr(sources, "_place_of", lambda name: str(file))
+    monkeypatch.setattr(sources, "place_of", lambda name: str(file))
     assert later.would_load_again()
     Path(cached).unlink()
     assert not later.would_load_again(), "its compiled code is gone"
@@ -160,17 +160,17 @@ def test_a_package_that_was_not_there_and_came_is_another_one(
     began: Installation, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources.text_loader.not_found.add("an_optional_one")
-    monkeypatch.setattr(sources, "_place_of", lambda name: None)
+    monkeypatch.setattr(sources, "place_of", lambda name: None)
     later = began.later()
     assert later is not None and later.found == {"an_optional_one": None} and later.would_load_again()
-    monkeypatch.setattr(sources, "_place_of", lambda name: str(own / "an_optional_one.py"))
+    monkeypatch.setattr(sources, "place_of", lambda name: str(own / "an_optional_one.py"))
     assert not later.would_load_again()
 
 
 def test_what_was_loaded_later_from_a_file_that_is_newer_than_the_process_cannot_be_vouched_for(
     began: Installation, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_at_start", (0.0, began.sources))
+    monkeypatch.setattr(sources, "at_start", (0.0, began.sources))
     _load_late(monkeypatch, own, "late_one")
     assert began.later() is None
 

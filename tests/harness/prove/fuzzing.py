@@ -18,7 +18,7 @@ from bitproof.harness.graph.groups import Group, GroupTable
 from bitproof.harness.prove.answers import OutputAnswer, prove_graphs
 from bitproof.harness.prove.evaluate import run_graph, same_bits
 from bitproof.harness.prove.export import export_graph
-from bitproof.harness.prove.prove import _of_the_reference, _traced_reference, random_inputs
+from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced_reference
 from tests.harness.prove.graphs import GROUPS, trace
 from tests.harness.prove.mutants import STEPS, Mutation, copied, inputs, mutate
 
@@ -129,7 +129,7 @@ def one_layer(name: str) -> Subject:
     case = CASES[name]
     ranks = Parallelism(world_size=2, ep=2)
     case = replace(case, model=replace(case.model, layers=1, dense_layers=0), parallelism=ranks)
-    reference = _traced_reference(_of_the_reference(case), torch.device("cpu"))
+    reference = traced_reference(of_the_reference(case), torch.device("cpu"))
     both = ((0, 1),)
     others = {"renamed": Group("renamed", both), "reversed": Group("reversed", ((1, 0),))}
     return Subject(

@@ -18,7 +18,7 @@ from bitproof.harness.case import Parallelism
 from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.export import RefusedError, export_graph
-from bitproof.harness.prove.prove import _traced_reference
+from bitproof.harness.prove.prove import traced_reference
 from bitproof.harness.systems.graph import step_graph
 from tests.harness.localize.defects import DEFECTS, Defect, find
 from tests.small import small
@@ -42,7 +42,7 @@ IN_A_GRAPH = [*(defect for defect in DEFECTS if defect.edit), AVERAGED]
 @functools.cache
 def sides():
     """The reference as data, and how to write down a candidate."""
-    reference = _traced_reference(CASE, torch.device("cpu"))
+    reference = traced_reference(CASE, torch.device("cpu"))
     candidate, candidate_groups = step_graph(CASE, CASE.candidate, torch.device("cpu"), GraphOptions())
     write = functools.partial(
         export_graph,

@@ -39,7 +39,7 @@ def traced() -> GraphProgram:
 @pytest.fixture(autouse=True)
 def looked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that looked at its files before it loaded them."""
-    monkeypatch.setattr(sources, "_at_start", (time.time(), installed().sources))
+    monkeypatch.setattr(sources, "at_start", (time.time(), installed().sources))
 
 
 @pytest.fixture

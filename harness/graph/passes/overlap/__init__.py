@@ -48,7 +48,7 @@ from bitproof.harness.graph.writer import CHUNK_KEY
 log = logging.getLogger(__name__)
 
 
-class Place(NamedTuple):
+class NodePosition(NamedTuple):
     """Where a node stood: its region, the part of it (chunk 0, chunk 1, 2 for the rest), its position in the graph."""
 
     region: int
@@ -120,7 +120,7 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
     return CPU_GLOO if devices == {"cpu"} else None
 
 
-def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, Place]:
+def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
     """Step 1. A region begins at the first chunked node of a module in a direction.
 
     What is written once belongs to chunk 0 where chunk 0's nodes follow it in the region, to chunk 1
@@ -138,7 +138,7 @@ def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, Place]:
         chunk = nodes[index].meta.get(CHUNK_KEY)
         part = min(2 if chunk is None else chunk, last[1] if last[0] == regions[index] else 2)
         last = regions[index], part
-        places[nodes[index]] = Place(regions[index], part if chunk is None else chunk, index)
+        places[nodes[index]] = NodePosition(regions[index], part if chunk is None else chunk, index)
     return places
 
 
@@ -146,7 +146,7 @@ def schedule(
     nodes: list[Node],
     before: dict[Node, set[Node]],
     after: dict[Node, list[Node]],
-    places: dict[Node, Place],
+    places: dict[Node, NodePosition],
     costs: dict[Node, Cost],
 ) -> list[Node]:
     """Step 2: a topological order, in O(n log n)."""
@@ -211,7 +211,9 @@ def schedule(
     return order
 
 
-def _next_all_to_all(nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, Place]) -> dict[Node, int]:
+def _next_all_to_all(
+    nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition]
+) -> dict[Node, int]:
     """For each node the position of the first all-to-all in its part of its region that needs it; else past the end."""
     found: dict[Node, int] = {}
     for node in reversed(nodes):

@@ -46,7 +46,7 @@ SCHEMA = 1
 _REPEATS = 20
 
 
-class Work(NamedTuple):
+class NodeWork(NamedTuple):
     """A node's kind and the amount that its line is multiplied with."""
 
     kind: str
@@ -61,7 +61,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class CostLine:
     """`seconds = fixed + per_unit * amount`, and how well it fits the `points` it was fitted to."""
 
     fixed: float
@@ -76,14 +76,14 @@ class CostModel:
     """A line for each kind. `description` says on which machine they were measured."""
 
     description: dict[str, Any]
-    lines: Mapping[str, Line]
+    lines: Mapping[str, CostLine]
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: NodeWork) -> float:
         """What a node is expected to take. Raises PassError for a kind that was never measured."""
         line = self.lines.get(work.kind) or self._nearest(work.kind)
         return line.fixed + line.per_unit * work.amount
 
-    def _nearest(self, kind: str) -> Line:
+    def _nearest(self, kind: str) -> CostLine:
         name, _, size = kind.partition("/")
         measured = {
             int(known.split("/")[1]): line for known, line in self.lines.items() if known.startswith(f"{name}/")
@@ -108,7 +108,7 @@ class CostModel:
             values = json.loads(path.read_text())
             if values["schema"] != SCHEMA:
                 raise ValueError(f"schema {values['schema']}")
-            lines = {kind: Line(**line) for kind, line in values["lines"].items()}
+            lines = {kind: CostLine(**line) for kind, line in values["lines"].items()}
             if not all(math.isfinite(x) and x >= 0 for line in lines.values() for x in (line.fixed, line.per_unit)):
                 raise ValueError("a line that is not finite and positive")
             return CostModel(values["description"], lines)
@@ -120,7 +120,7 @@ class CostModel:
             ) from error
 
 
-def fit(points: Iterable[tuple[Work, float]], description: dict[str, Any]) -> CostModel:
+def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -> CostModel:
     """A model from measured (work, seconds), by least squares of error^2 / predicted seconds: noise grows with time.
 
     Unweighted, the largest sizes alone would decide what small ones cost. With these weights, found by
@@ -133,7 +133,7 @@ def fit(points: Iterable[tuple[Work, float]], description: dict[str, Any]) -> Co
     return CostModel(description, {kind: _fit_line(by_kind[kind]) for kind in sorted(by_kind)})
 
 
-def _fit_line(points: list[tuple[float, float]]) -> Line:
+def _fit_line(points: list[tuple[float, float]]) -> CostLine:
     x, y = torch.tensor(points, dtype=torch.float64).unbind(1)
     predicted = torch.ones_like(y)
     for _ in range(_REPEATS):
@@ -142,7 +142,7 @@ def _fit_line(points: list[tuple[float, float]]) -> Line:
         predicted = fixed + per_unit * x + 1e-3 * y.mean()  # the last term bounds the weight of an amount of 0
     errors, variance = y - (fixed + per_unit * x), ((y - y.mean()) ** 2).sum()
     r2 = 1 - (errors**2).sum() / variance if variance > 0 else torch.ones_like(variance)
-    return Line(fixed.item(), per_unit.item(), len(points), r2.item(), (errors.abs() / y).median().item())
+    return CostLine(fixed.item(), per_unit.item(), len(points), r2.item(), (errors.abs() / y).median().item())
 
 
 def _weighted_line(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,12 +176,14 @@ def node_costs(graph: Graph, model: CostModel | None) -> dict[Node, Cost]:
     return costs
 
 
-def launching(collective: Work) -> Work:
+def launching(collective: NodeWork) -> NodeWork:
     """The work of calling a collective, until the call returns."""
-    return Work(f"launch {collective.kind}", collective.amount)
+    return NodeWork(f"launch {collective.kind}", collective.amount)
 
 
-def work_of(node: Node, is_view: bool, value_of: Callable[[Node], Any], number: Callable[[Any], float] = float) -> Work:
+def work_of(
+    node: Node, is_view: bool, value_of: Callable[[Node], Any], number: Callable[[Any], float] = float
+) -> NodeWork:
     """A call's kind and amount. `value_of` gives the fake or real value of a node, `number` that of a size."""
 
     def extent(x: Tensor) -> float:
@@ -192,22 +194,22 @@ def work_of(node: Node, is_view: bool, value_of: Callable[[Node], Any], number: 
 
     name = operators.operator_name(node)
     if operators.is_collective(node):
-        return Work(f"{name.removesuffix('_coalesced')}/{_group_size(node)}", bytes_of(node.all_input_nodes))
+        return NodeWork(f"{name.removesuffix('_coalesced')}/{_group_size(node)}", bytes_of(node.all_input_nodes))
     if name == "_local_scalar_dense":
-        return Work("host_sync", 0)
+        return NodeWork("host_sync", 0)
     if node.target is operator.getitem or not list(_tensors(value_of(node))):
-        return Work("view", 0)
+        return NodeWork("view", 0)
     if is_view and not operators.written_arguments(node):
-        return Work("view", 0)
+        return NodeWork("view", 0)
     if (first := named(name).factors_from) is not None:
         left, right = [value_of(x) for x in node.args[first:][:2]]  # type: ignore[arg-type]
         experts = number(left.shape[0]) if left.dim() > right.dim() else 1  # each column is one expert's
-        return Work("matmul", 2 * extent(left) * number(right.shape[-1]) / experts)
+        return NodeWork("matmul", 2 * extent(left) * number(right.shape[-1]) / experts)
     if operators.attends(node) or operators.attends_backward(node):
         # Q K^T and P V; backward multiplies five times. Queries and keys are as many.
         query, key = (value_of(x) for x in node.args[:2])  # type: ignore[arg-type]
-        return Work("attention", (10 if name.endswith("backward") else 4) * extent(query) * number(key.shape[-2]))
-    return Work("memory", bytes_of([*node.all_input_nodes, node]))
+        return NodeWork("attention", (10 if name.endswith("backward") else 4) * extent(query) * number(key.shape[-2]))
+    return NodeWork("memory", bytes_of([*node.all_input_nodes, node]))
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

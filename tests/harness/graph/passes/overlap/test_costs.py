@@ -16,10 +16,10 @@ from bitproof.harness.graph import operators
 from bitproof.harness.graph.passes.overlap.costs import (
     CPU_GLOO,
     Cost,
+    CostLine,
     CostModel,
-    Line,
+    NodeWork,
     Sizes,
-    Work,
     fit,
     node_costs,
     work_of,
@@ -30,11 +30,11 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
 
-def line(fixed: float, per_unit: float = 0.0) -> Line:
-    return Line(fixed, per_unit, points=1, r2=1.0, median_relative_error=0.0)
+def line(fixed: float, per_unit: float = 0.0) -> CostLine:
+    return CostLine(fixed, per_unit, points=1, r2=1.0, median_relative_error=0.0)
 
 
-def work(sketch: Sketch, target: Any, *args: Any, **kwargs: Any) -> Work:
+def work(sketch: Sketch, target: Any, *args: Any, **kwargs: Any) -> NodeWork:
     node = sketch.call(target, *args, **kwargs)
     is_view = operators.storage_owners(sketch.graph.nodes)[node] is not node
     return work_of(node, is_view, lambda x: x.meta["val"])
@@ -172,15 +172,15 @@ def test_without_a_model_only_collectives_take_time() -> None:
 def test_a_group_size_that_was_not_measured_takes_the_nearest_one() -> None:
     lines = {f"all_to_all_single/{size}": line(size) for size in (2, 8)}
     model = CostModel({}, lines)
-    found = {size: model.seconds(Work(f"all_to_all_single/{size}", 0)) for size in (1, 2, 3, 5, 8, 64)}
+    found = {size: model.seconds(NodeWork(f"all_to_all_single/{size}", 0)) for size in (1, 2, 3, 5, 8, 64)}
     assert found == {1: 2, 2: 2, 3: 2, 5: 8, 8: 8, 64: 8}
-    assert model.seconds(Work("all_to_all_single/0", 0)) == 8  # a collective that does not tell its size
+    assert model.seconds(NodeWork("all_to_all_single/0", 0)) == 8  # a collective that does not tell its size
 
 
 def test_a_collective_that_was_not_measured_is_refused() -> None:
     model = CostModel({}, {"memory": line(1), "all_to_all_single/2": line(1)})
     with pytest.raises(PassError) as error:
-        model.seconds(Work("all_reduce/0", 8))
+        model.seconds(NodeWork("all_reduce/0", 8))
     assert str(error.value) == (
         "PassError: the cost model has no line for all_reduce\n"
         "  expected: one of all_to_all_single/2, memory\n"
@@ -192,7 +192,9 @@ def test_a_collective_that_was_not_measured_is_refused() -> None:
 def test_a_fit_recovers_the_lines_that_made_the_points() -> None:
     truth = {"matmul": (5e-6, 2e-11), "memory": (3e-6, 1e-10), "all_to_all_single/8": (4e-3, 7e-9)}
     points = [
-        (Work(kind, x), fixed + per_unit * x) for kind, (fixed, per_unit) in truth.items() for x in (0, 10, 1e4, 1e7)
+        (NodeWork(kind, x), fixed + per_unit * x)
+        for kind, (fixed, per_unit) in truth.items()
+        for x in (0, 10, 1e4, 1e7)
     ]
     model = fit(points, {"device": "made up"})
     assert list(model.lines) == sorted(truth) and model.description == {"device": "made up"}
@@ -206,7 +208,7 @@ def test_a_fit_recovers_the_lines_that_made_the_points() -> None:
 def test_predictions_of_noisy_points_add_up_to_what_was_measured() -> None:
     choose = random.Random(0)
     amounts = [choose.uniform(0, 1e6) for _ in range(2000)]
-    points = [(Work("memory", x), (1e-5 + 1e-10 * x) * choose.uniform(0.5, 1.5)) for x in amounts]
+    points = [(NodeWork("memory", x), (1e-5 + 1e-10 * x) * choose.uniform(0.5, 1.5)) for x in amounts]
     model = fit(points, {})
     found = model.lines["memory"]
     assert found.fixed == pytest.approx(1e-5, rel=0.05) and found.per_unit == pytest.approx(1e-10, rel=0.05)
@@ -224,7 +226,7 @@ def test_predictions_of_noisy_points_add_up_to_what_was_measured() -> None:
     ],
 )
 def test_no_line_is_negative(points: list[tuple[float, float]], fixed: float, per_unit: Any) -> None:
-    found = fit([(Work("memory", x), y) for x, y in points], {}).lines["memory"]
+    found = fit([(NodeWork("memory", x), y) for x, y in points], {}).lines["memory"]
     assert (found.fixed, found.per_unit) == (pytest.approx(fixed), per_unit)
 
 

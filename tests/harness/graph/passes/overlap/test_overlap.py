@@ -18,7 +18,7 @@ from bitproof.harness.errors import PassError
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.dependencies import dependencies
 from bitproof.harness.graph.passes.overlap import find_places, overlap, schedule
-from bitproof.harness.graph.passes.overlap.costs import Cost, CostModel, Line, node_costs
+from bitproof.harness.graph.passes.overlap.costs import Cost, CostLine, CostModel, node_costs
 from bitproof.harness.graph.passes.overlap.timeline import simulate
 from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.graph.graphs import Sketch, bits, listing, verify
@@ -30,8 +30,8 @@ c10d = torch.ops._c10d_functional
 LAYER = "layers.0"
 
 
-def line(fixed: float, per_unit: float = 0.0) -> Line:
-    return Line(fixed, per_unit, points=1, r2=1.0, median_relative_error=0.0)
+def line(fixed: float, per_unit: float = 0.0) -> CostLine:
+    return CostLine(fixed, per_unit, points=1, r2=1.0, median_relative_error=0.0)
 
 
 SIMPLE = {
@@ -50,7 +50,7 @@ SIMPLE = {
 def context_of(tmp_path: Path) -> Callable[..., PassContext]:
     """The context of a sketch whose layers are chunked, with the simple costs, changed as told."""
 
-    def make(sketch: Sketch, modules: str = "layers.*", **changed: Line) -> PassContext:
+    def make(sketch: Sketch, modules: str = "layers.*", **changed: CostLine) -> PassContext:
         path = tmp_path / "costs.json"
         CostModel({"machine": "by hand"}, SIMPLE | changed).save(path)
         return replace(sketch.context(modules), pipeline=Pipeline(overlap=True, overlap_costs=str(path)))

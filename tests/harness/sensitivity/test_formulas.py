@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bitproof.harness.sensitivity import neighbours
+from bitproof.harness.sensitivity.formulas import computed, names_of
 from bitproof.harness.sensitivity.lockstep import run_step
 from bitproof.harness.sensitivity.program import INPUT, PARAM
 from tests.harness.sensitivity.toy import aten, program_of
@@ -50,10 +50,10 @@ def test_a_neighbour_is_the_same_but_for_rounding(name):
     program = program_of(lambda graph, w, x: [graph.call_function(function, arguments(w, x), options)])
     ranks = values(program, first, second)
     [call] = program.calls
-    names = neighbours.names_of(program, call)
+    names = names_of(program, call)
     assert names
     for formula in names:
-        found = neighbours.computed(program, call, formula, [own.__getitem__ for own in ranks])
+        found = computed(program, call, formula, [own.__getitem__ for own in ranks])
         assert set(found) == {(call.result, 0), (call.result, 1)}
         usual = ranks[0][call.result]
         torch.testing.assert_close(found[call.result, 0], usual)
@@ -65,7 +65,7 @@ def test_attention_by_steps_keeps_what_lies_ahead_out():
     call = aten._scaled_dot_product_flash_attention_for_cpu.default
     program = program_of(lambda graph, w, x: [graph.call_function(call, (x, x, w, 0.0, True))])
     ranks = values(program, q, q * 2)
-    found = neighbours.computed(program, program.calls[0], "by steps in float32", [own.__getitem__ for own in ranks])
+    found = computed(program, program.calls[0], "by steps in float32", [own.__getitem__ for own in ranks])
     for mine, usual in zip(found[program.calls[0].result, 0], ranks[0][program.calls[0].result], strict=True):
         torch.testing.assert_close(mine, usual)
 
@@ -80,12 +80,12 @@ def test_a_product_in_a_sum_is_rounded_once_and_a_sum_of_a_sum_added_the_other_w
     ranks = values(program, ONES, ONES.flip(0))
     gets = [own.__getitem__ for own in ranks]
     first, second = [call for call in program.calls if call.operator == "add"]
-    assert neighbours.names_of(program, first) == ["product 0 not rounded (FMA)"]
-    assert neighbours.names_of(program, second) == ["a + (b + c)"]
-    fused = neighbours.computed(program, first, "product 0 not rounded (FMA)", gets)[first.result, 0]
+    assert names_of(program, first) == ["product 0 not rounded (FMA)"]
+    assert names_of(program, second) == ["a + (b + c)"]
+    fused = computed(program, first, "product 0 not rounded (FMA)", gets)[first.result, 0]
     exact = (ONES.double() * ONES.flip(0).double() + ONES.double()).float()
     assert torch.equal(fused, exact) and not torch.equal(fused, ranks[0][first.result])
-    other = neighbours.computed(program, second, "a + (b + c)", gets)[second.result, 0]
+    other = computed(program, second, "a + (b + c)", gets)[second.result, 0]
     torch.testing.assert_close(other, ranks[0][second.result])
 
 
@@ -96,5 +96,5 @@ def test_ranks_are_added_from_the_last():
     program = program_of(summed)
     ranks = run_step(program, [{(PARAM, "w"): ONES, (INPUT, "x"): ONES * n} for n in (1, 3)])
     [call] = program.calls
-    found = neighbours.computed(program, call, "from the last rank", [own.__getitem__ for own in ranks])
+    found = computed(program, call, "from the last rank", [own.__getitem__ for own in ranks])
     assert torch.equal(found[call.result, 1], ranks[1][call.result]), "two summands have no order"

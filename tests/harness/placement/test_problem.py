@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from bitproof.harness.placement.program import Choice, Program, brute_force, every_choice
+from bitproof.harness.placement.problem import Choice, PlacementProblem, brute_force, every_choice
 
 NEVER = math.inf
 
 
-def two_nodes() -> Program:
-    program = Program()
+def two_nodes() -> PlacementProblem:
+    program = PlacementProblem()
     program.add_node("a", [Choice("cheap", 1.0, 8.0), Choice("small", 3.0, 2.0)])
     program.add_node("b", [Choice("x"), Choice("y", 1.0)])
     program.add_edge("a", "b", np.array([[NEVER, 5.0], [0.0, 0.0]]))

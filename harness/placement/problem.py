@@ -39,7 +39,7 @@ class Taken:
 
 
 @dataclass
-class Program:
+class PlacementProblem:
     """Nodes by name, in a fixed order, and edges by the two that they join; edges between the same two add up."""
 
     nodes: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
@@ -63,14 +63,16 @@ class Program:
         cost += sum(float(costs[choices[a], choices[b]]) for (a, b), costs in self.edges.items())
         return Taken(dict(choices), cost, sum(choice.bytes for choice in taken))
 
-    def fixed(self, choices: Mapping[str, int]) -> Program:
+    def fixed(self, choices: Mapping[str, int]) -> PlacementProblem:
         """The same program in which some nodes have but one choice left."""
         kept = {name: [choices[name]] if name in choices else range(len(all_)) for name, all_ in self.nodes.items()}
         nodes = {name: tuple(self.nodes[name][index] for index in kept[name]) for name in self.nodes}
-        return Program(nodes, {(a, b): costs[np.ix_(kept[a], kept[b])] for (a, b), costs in self.edges.items()})
+        return PlacementProblem(
+            nodes, {(a, b): costs[np.ix_(kept[a], kept[b])] for (a, b), costs in self.edges.items()}
+        )
 
 
-def every_choice(program: Program) -> Iterator[Taken]:
+def every_choice(program: PlacementProblem) -> Iterator[Taken]:
     """All that can be taken, one after another: brute force, for programs of a dozen nodes."""
     names = list(program.nodes)
     before = {
@@ -91,7 +93,7 @@ def every_choice(program: Program) -> Iterator[Taken]:
     return extend({}, names)
 
 
-def brute_force(program: Program, bound: float = math.inf) -> Taken | None:
+def brute_force(program: PlacementProblem, bound: float = math.inf) -> Taken | None:
     """The cheapest that keeps the bound, found by trying everything; None where nothing does."""
     fitting = (taken for taken in every_choice(program) if taken.bytes <= bound)
     return min(fitting, key=lambda taken: taken.cost, default=None)

@@ -1,13 +1,16 @@
 """Which operators a proof may meet, and what a call must not do to memory."""
 
+import operator
 import random
 
 import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
+from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.prove import admitted
-from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.export import RefusedError, export_graph
 from tests.harness.prove.graphs import as_data, aten, randn
 from tests.harness.prove.scan import Scanned, scan, try_call
 
@@ -55,6 +58,42 @@ def test_an_operator_that_may_write_statistics_which_its_schema_leaves_out_is_re
 def test_a_dropout_whose_fake_may_be_what_it_reads_is_refused(name, p, train):
     with pytest.raises(RefusedError, match=name):
         export(lambda call, w, x, *_: call(getattr(aten, name).default, call(aten.mm.default, x, w), p, train))
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("split", 2), ("chunk", 2), ("split_with_sizes", [2, 2])])
+def test_an_unsafe_split_shares_memory_that_its_schema_does_not_name_and_is_refused(name, sizes):
+    op = getattr(getattr(aten, f"unsafe_{name}"), "Tensor" if name == "split" else "default")
+    with pytest.raises(RefusedError, match=f"{op} hands back memory that it was given, and does not say so"):
+        export(lambda call, w, x, *_: call(operator.getitem, call(op, call(aten.mm.default, x, w), sizes), 0))
+
+
+@pytest.mark.parametrize(("read", "size"), [("_local_scalar_dense", None), ("nonzero", 0)])
+def test_a_number_that_is_read_again_after_its_tensor_was_written_is_another(read, size):
+    """Fake values remember such numbers: what they remember is not to make two reads one."""
+
+    def step(between):
+        graph = Graph()
+        w, x, counts = (graph.placeholder(name) for name in ("w", "x", "counts"))
+        own = graph.call_function(aten.clone.default, (counts,))
+        y = graph.call_function(aten.mm.default, (x, w))
+
+        def number():
+            found = graph.call_function(getattr(aten, read).default, (own,))
+            return found if size is None else graph.call_function(aten.sym_size.int, (found, size))
+
+        first = number()
+        if between:
+            graph.call_function(aten.sub_.Tensor, (own, own))
+        second = number() if between else first
+        graph.output(tuple(graph.call_function(aten.mul.Tensor, (y, count)) for count in (first, second)))
+        return GraphModule(torch.nn.Module(), graph)
+
+    counts = torch.tensor(3) if size is None else torch.tensor([1, 0, 1])
+    names = ["parameter 0", "input 0", "input 1"]
+    sides = [
+        export_graph(step(between), names, (W, X, counts), ["one", "two"], GroupTable()) for between in (True, False)
+    ]
+    assert [answer.verdict for answer in prove_graphs(*sides).answers] == ["PROVED", "NOT PROVED"]
 
 
 def test_an_operator_that_hands_back_what_it_read_and_does_not_say_so_is_refused_though_it_is_listed(monkeypatch):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import UsageError
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
     from bitproof.harness.compare.verdict import Comparison
     from bitproof.harness.options import OnEvent
-
-Device = Literal["auto", "cpu", "cuda"]
-Collectives = Literal["auto", "shared", "gloo", "native"]
-Control = Literal["always", "when_different", "never"]
+    from bitproof.keywords import RecordSettings, RunSettings
 
 
 @dataclass(frozen=True)
@@ -92,70 +89,41 @@ def run(
     *,
     reference: System | None = None,
     candidate: System | None = None,
-    steps: int | None = None,
-    world_size: int | None = None,
-    data: str | Path | None = None,
-    early_grad_accumulation: bool = False,
-    observe: Sequence[str] = (),
-    device: Device = "auto",
-    share_gpus: bool = False,
-    collectives: Collectives = "auto",
-    control: Control = "always",
-    inject: str | None = None,
-    extra_passes: Sequence[str] = (),
-    every_call: bool = False,
-    names: Mapping[str, str] | None = None,
-    precompiled: str | Path | None = None,
-    trust_compiled: bool = False,
-    timeout: float = 600.0,
     report_dir: str | Path = "reports",
     on_event: OnEvent | None = None,
+    **settings: Unpack[RunSettings],
 ) -> Run:
     """Run a case, given whole or by its name, and write its run folder under `report_dir`.
 
     Without a case, `reference` and `candidate` are compared: systems by name, or factories of the calling script,
     test or module, which ranks find again by file and name.
 
-    `reference` to `observe` change the case; they and the others mean what the options of `bitproof
-    run` do. `timeout` is in seconds. `on_event` is called with progress. Returns whatever came of it: compare
-    `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before anything runs.
+    `settings` are the options of `bitproof run`, by the same names with `_` for `-`: `bitproof run --help` describes
+    them, and `bitproof.settings.RunSettings` has their types. `on_event` is called with progress. Returns whatever came
+    of it: compare `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before
+    anything runs.
     """
-    from bitproof.harness.commands.run import NO_RESULT, Changes, change_case, check_data, replay_options
+    from bitproof.harness.changes import Changes, change_case
+    from bitproof.harness.commands.run import NO_RESULT, proofs_ahead, with_proof
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
     from bitproof.harness.options import RunOptions
     from bitproof.harness.program import launched
     from bitproof.harness.report.status import exit_status
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir, write_run
+    from bitproof.harness.settings import words
+    from bitproof.keywords import RunSettings, read_settings
 
     _refuse_while_loading()
     sides = {"reference": _source(reference), "candidate": _source(candidate)}
+    changes, options = read_settings("run", RunSettings, settings, Changes, RunOptions)
     chosen = _case_of(**sides) if case is None else _find(case)
-    changes = Changes(
-        **(sides if case is not None else {}),
-        steps=steps,
-        world_size=world_size,
-        data=check_data(data),
-        early_grad_accumulation=early_grad_accumulation,
-        observe=tuple(observe),
-    )
+    changes = changes if case is None else replace(changes, **sides)
     changed = change_case(chosen, changes)
-    options = RunOptions(
-        device=device,
-        share_gpus=share_gpus,
-        collectives=collectives,
-        timeout=timeout,
-        control=control,
-        inject=inject,
-        extra_passes=tuple(extra_passes),
-        every_call=every_call,
-        names=names or {},
-        precompiled=None if precompiled is None else Path(precompiled),
-        trust_compiled=trust_compiled,
-    )
     folder = prepare_run_dir(Path(report_dir))
     try:
         environment = launch.environment(options.device)
+        proofs = dict(proofs_ahead([changed], options, folder)) if options.prove_first else {}
         found = list(launch.run_cases([changed], options, folder, on_event or (lambda event: None)))
     except BaseException:
         discard_if_bare(folder)
@@ -164,14 +132,14 @@ def run(
         "device": found[0].device if found else options.device,
         "backend": found[0].backend if found else "unknown",
     }
-    results = complete([changed], found, NO_RESULT)
+    results = [with_proof(each, proofs.get(each.case.name)) for each in complete([changed], found, NO_RESULT)]
     files, named = _files_of(chosen if case is None else case, options.names, folder)
     report = Report(
         run_id=folder.name,
         exit_status=exit_status(results),
         environment=environment | where,
         cases=results,
-        options=(*replay_options(changes, options), *named),
+        options=(*words(changes, options), *named),
         remarks=options.remarks(),
     )
     if launched.is_first():
@@ -217,14 +185,15 @@ def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple
     """What a replay from the command line needs beside its options: files of the run folder, and what names them."""
     from bitproof.harness.case.case_file import case_text
     from bitproof.harness.report.text import CASE_FILE
+    from bitproof.harness.user_code.names import NamesInFile
 
     files, options = {}, []
-    if names:
+    if names and not isinstance(names, NamesInFile):
         files["names.json"] = json.dumps(dict(names), indent=1) + "\n"
-        options += ["--names", str(folder / "names.json")]
+        options += ["--names", str(folder.absolute() / "names.json")]
     if isinstance(case, Case):
         files["case.json"] = case_text(case)
-        options += [CASE_FILE, str(folder / "case.json")]
+        options += [CASE_FILE, str(folder.absolute() / "case.json")]
     return files, options
 
 
@@ -240,32 +209,26 @@ def record(
     system: System,
     out: str | Path,
     *,
-    steps: int | None = None,
-    world_size: int | None = None,
-    values: Sequence[str] = (),
-    device: Device = "auto",
-    share_gpus: bool = False,
-    collectives: Collectives = "auto",
-    timeout: float = 600.0,
     report_dir: str | Path = "reports",
+    **settings: Unpack[RecordSettings],
 ) -> Path:
     """Record one system on a case at `out`, a folder that must not exist yet, and return it.
 
-    `values` are patterns over step/kind/name of tensors whose values are kept beside their digests. Logs go to a run
-    folder under `report_dir`. Raises UsageError for a call that is wrong and RankError when the system fails.
+    `settings` are the options of `bitproof record`, by the same names with `_` for `-`. Logs go to a run folder under
+    `report_dir`. Raises UsageError for a call that is wrong and RankError when the system fails.
     """
     from bitproof.harness.capture.selection import parse_values
+    from bitproof.harness.changes import Changes, change_case
     from bitproof.harness.commands.record import record_to
-    from bitproof.harness.commands.run import Changes, change_case
     from bitproof.harness.options import RunOptions
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
+    from bitproof.keywords import RecordSettings, read_settings
 
+    changes, options = read_settings("record", RecordSettings, settings, Changes, RunOptions)
     name = _source(system)
     assert name is not None
-    chosen = change_case(_find(case), Changes(steps=steps, world_size=world_size))
-    options = RunOptions(
-        device=device, share_gpus=share_gpus, collectives=collectives, timeout=timeout, values=parse_values(values)
-    )
+    chosen = change_case(_find(case), changes)
+    options = replace(options, values=parse_values(options.values))
     folder = prepare_run_dir(Path(report_dir))
     try:
         record_to(Path(out), chosen, name, options, folder)
@@ -296,6 +259,6 @@ def history(path: str | Path = "reports/history.sqlite", *, last: int = 30) -> p
 
 def _find(case: Case | str) -> Case:
     """A case, or the one of a name."""
-    from bitproof.harness.commands.run import Changes, named_case
+    from bitproof.harness.changes import Changes, named_case
 
     return case if isinstance(case, Case) else named_case(cases(), case, Changes())

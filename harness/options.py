@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bitproof.harness.errors import UsageError
+from bitproof.harness.program.kept import default_folder
 from bitproof.harness.records import ROLES as ROLES
 from bitproof.harness.records import Event
 from bitproof.harness.records import Role as Role
+from bitproof.harness.settings import CHECKS, MACHINE, MORE, PIPELINE, TIME, option, setting, settings
+from bitproof.harness.user_code.names import NamesInFile, names_of
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 CollectivesRequest = Literal["auto", "shared", "gloo", "native"]
+ControlRequest = Literal["always", "when_different", "never"]
+Control = Literal["always", "when_different", "never", "up_to_difference"]
 OnEvent = Callable[[Event], None]
+
+SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
+"""How a pass of one's own is named, and its place in the pipeline."""
+
+MAX_SECONDS = 1e9
+MAX_JOBS = 999
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,56 +56,251 @@ class Effort:
     seconds: float | None = 600.0
 
 
+def check_seconds(value: float) -> str:
+    """What is wrong with a number of seconds: no clock can wait for it."""
+    return "" if value <= MAX_SECONDS else f"{value} is not a number of seconds up to {MAX_SECONDS:g}."  # nor is NaN
+
+
+def check_jobs(value: int | str) -> str:
+    """What is wrong with a number of runs."""
+    text = str(value)
+    fits = text == "auto" or (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS)
+    return "" if fits else f"{text} is neither a number from 1 to {MAX_JOBS} nor auto."
+
+
+def _read_control(control: ControlRequest | None, no_control: bool) -> ControlRequest:
+    if no_control and control is not None:
+        raise UsageError("--control and --no-control contradict each other", fix="leave out one of them")
+    return "never" if no_control else control or "always"
+
+
+def _tell_control(control: str) -> dict[str, object]:
+    given = {"when_different": control, "up_to_difference": "when_different"}
+    return {"control": given.get(control), "no_control": control == "never"}
+
+
+def _read_stress(stress: bool, stress_threads: int | None) -> Stress | None:
+    if stress_threads is not None and not stress:
+        raise UsageError("--stress-threads is about runs under stress", fix="give --stress too")
+    return Stress(num_threads=stress_threads or 1) if stress else None
+
+
+def _tell_stress(stress: Stress | None) -> dict[str, object]:
+    several = stress is not None and stress.num_threads > 1
+    return {"stress": stress is not None, "stress_threads": stress.num_threads if stress and several else None}
+
+
+def _read_baseline(baseline: bool, baseline_dir: str | Path | None) -> Path | None:
+    if baseline_dir is not None and not baseline:
+        raise UsageError("--baseline-dir says nothing without --baseline", fix="add --baseline")
+    return Path(baseline_dir or "baselines") if baseline else None
+
+
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run cases, whatever they are. `timeout` is in seconds a case, and `explain_timeout` what finding
-    the cause may take beside that; `inject` goes into the candidate.
+    """How to run cases, whatever they are; each field is a setting that says what it means.
 
-    `collectives` says where ranks meet, `auto` where that is fastest; it changes no bit, but for `native`, which has
-    NCCL add in an order of its own.
-
-    `extra_passes`, texts in the form of `graph.options.SYNTAX`, go into the candidate's graph; `dump_graphs`
-    writes every graph after every pass into the run folder. `control` says when each system runs a second
-    time, to tell noise from defects: with "up_to_difference" only where two systems differ, and as many steps as show
-    it; `stress` lets each run once more, under it.
-    `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it declares
-    itself (see `harness.systems.names`).
-    `share_gpus` lets ranks share GPUs, over gloo, where there are fewer than ranks.
-    With `deep` the last step of a case that is EQUAL is replayed, and calls are told whose values the reference never
-    had.
-    With `every_call` all steps of such a case are, and one of these calls makes it DIFFERENT.
-    With `profile` the first run of each system is profiled, into the run folder.
-    `kept_graphs` is the folder of prepared graphs that are kept from run to run, None where every one shall be traced.
-    `precompiled` is the folder of the step that the candidate's ranks read in place of tracing it; with
-    `trust_compiled` they run code that was compiled for it, too.
-    `jobs` is how many cases go side by side, with "auto" as many as find a core a rank and memory.
-    `sensitivity` asks how much of a step the comparison sees, of each case that is as expected.
-    Recordings keep the values of tensors that fit the patterns `values`; each is also held against its baseline in
-    the folder `baseline_dir`.
+    Beyond what they say: `timeout` is in seconds a case, and `explain_timeout` what finding the cause may take beside
+    that. `control` may also be "up_to_difference": systems run a second time only where two differ, and as many steps
+    as show it. `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it
+    declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared graphs that are kept from
+    run to run, None where every one shall be traced. `baseline_dir` is the folder of baselines that recordings are held
+    against, None for none. `sensitivity` is measured of each case that is as expected.
     """
 
-    device: DeviceRequest = "auto"
-    collectives: CollectivesRequest = "auto"
-    timeout: float = 600.0
-    explain_timeout: float = 600.0
-    control: Literal["always", "when_different", "up_to_difference", "never"] = "always"
-    inject: str | None = None
-    extra_passes: tuple[str, ...] = ()
-    dump_graphs: bool = False
-    verbose: bool = False
-    stress: Stress | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    values: tuple[str, ...] = ()
-    baseline_dir: Path | None = None
-    profile: bool = False
-    deep: bool = False
-    every_call: bool = False
-    share_gpus: bool = False
-    kept_graphs: Path | None = None
-    precompiled: Path | None = None
-    trust_compiled: bool = False
-    jobs: int | Literal["auto"] = 1
-    sensitivity: Effort | None = None
+    inject: str | None = setting(
+        None, "--inject", PIPELINE, "Put a deliberate defect in the candidate.", metavar="FAULT"
+    )
+    extra_passes: tuple[str, ...] = setting(
+        (),
+        "--extra-pass",
+        PIPELINE,
+        "Put a pass of your own into the candidate graph, by default after all that rewrite it. Repeatable.",
+        keyword="extra_passes",
+        metavar=SYNTAX,
+        names_code=True,
+    )
+    dump_graphs: bool = setting(
+        False,
+        "--dump-graphs",
+        PIPELINE,
+        "Write the graph after every pass into the run folder, with diffs.",
+    )
+    kept_graphs: Path | None = settings(
+        None,
+        option(
+            "--no-kept-graph",
+            PIPELINE,
+            "Trace every graph anew, and keep none: see BITPROOF_CACHE in the documents.",
+            kind=bool,
+            default=False,
+        ),
+        read=lambda no_kept_graph: None if no_kept_graph else default_folder(),
+        tell=lambda folder: {"no_kept_graph": folder is None},
+    )
+    precompiled: Path | None = settings(
+        None,
+        option(
+            "--precompiled",
+            PIPELINE,
+            "Let the candidate's ranks read this precompiled step, and trace none.",
+            kind=str | Path | None,
+            metavar="DIR",
+        ),
+        read=lambda precompiled: None if precompiled is None else Path(precompiled),
+        tell=lambda folder: {"precompiled": folder},
+    )
+    trust_compiled: bool = setting(
+        False, "--trust-compiled", PIPELINE, "Let a precompiled step run the code that was compiled for it."
+    )
+    device: DeviceRequest = setting("auto", "--device", MACHINE, "Where ranks compute.")
+    share_gpus: bool = setting(
+        False,
+        "--share-gpus",
+        MACHINE,
+        "With --device cuda, let ranks share GPUs over gloo where there are too few.",
+    )
+    collectives: CollectivesRequest = setting(
+        "auto",
+        "--collectives",
+        MACHINE,
+        "Where ranks meet: shared memory, or gloo's sockets, with the same bits; native: NCCL's own sums.",
+    )
+    control: Control = settings(
+        "always",
+        option(
+            "--control",
+            CHECKS,
+            "When each system runs twice, to tell noise from defects. [default: always]",
+            kind=ControlRequest | None,
+        ),
+        option(
+            "--no-control",
+            CHECKS,
+            "Never run a system twice: --control never.",
+            kind=bool,
+            default=False,
+            command_line_only='control="never" says it',
+        ),
+        read=_read_control,
+        tell=_tell_control,
+    )
+    stress: Stress | None = settings(
+        None,
+        option(
+            "--stress",
+            CHECKS,
+            "Run each system once more, with random sleeps and other values in fresh memory.",
+            kind=bool,
+            default=False,
+        ),
+        option(
+            "--stress-threads",
+            CHECKS,
+            "Under stress, use N threads an operator. Right kernels may differ too.",
+            kind=int | None,
+            metavar="N",
+            least=2,
+        ),
+        read=_read_stress,
+        tell=_tell_stress,
+    )
+    names: Mapping[str, str] = settings(
+        {},
+        option(
+            "--names",
+            CHECKS,
+            "JSON object from the candidate's own names to the reference's.",
+            kind=Mapping[str, str] | str | Path | None,
+            typed=Path | None,
+            metavar="FILE",
+        ),
+        read=lambda names: names_of(names),
+        tell=lambda names: {"names": names.file if isinstance(names, NamesInFile) else None},
+    )
+    values: tuple[str, ...] = setting(
+        (),
+        "--values",
+        CHECKS,
+        "Keep the values of these tensors: kinds, as in grad,param, or a pattern over step/kind/name, as in "
+        "'*/grad/layers.1.*'. Repeatable. [default: none; of a baseline, the first and the last step]",
+        metavar="PATTERN",
+    )
+    baseline_dir: Path | None = settings(
+        None,
+        option(
+            "--baseline",
+            CHECKS,
+            "Hold each system against its baseline, as `record --baseline` made it.",
+            kind=bool,
+            default=False,
+        ),
+        option(
+            "--baseline-dir",
+            CHECKS,
+            "The baselines' folder. [default: baselines]",
+            kind=str | Path | None,
+            metavar="DIR",
+        ),
+        read=_read_baseline,
+        tell=lambda folder: {"baseline": folder is not None, "baseline_dir": folder},
+    )
+    deep: bool = setting(
+        False, "--deep", CHECKS, "Of a case that is EQUAL, tell calls whose values the reference never had."
+    )
+    every_call: bool = setting(
+        False,
+        "--every-call",
+        CHECKS,
+        "Compare every operator call of an EQUAL case: values that the reference never had make it DIFFERENT.",
+    )
+    prove_first: bool = setting(
+        False, "--prove-first", CHECKS, "Prove each case before any runs; tell what may differ."
+    )
+    sensitivity: Effort | None = settings(
+        None,
+        option(
+            "--sensitivity",
+            CHECKS,
+            "Measure how much of a step each case sees, as `sensitivity` does.",
+            kind=bool,
+            default=False,
+        ),
+        read=lambda sensitivity: Effort() if sensitivity else None,
+        tell=lambda effort: {"sensitivity": effort is not None},
+    )
+    timeout: float = setting(
+        600.0, "--timeout", TIME, "Longest time for a case.", metavar="SECONDS", least=1, problem=check_seconds
+    )
+    explain_timeout: float = setting(
+        600.0,
+        "--explain-timeout",
+        TIME,
+        "Longest time to find a cause, once there is a verdict.",
+        metavar="SECONDS",
+        least=1,
+        problem=check_seconds,
+    )
+    jobs: int | Literal["auto"] = settings(
+        1,
+        option(
+            "--jobs -j",
+            TIME,
+            "Run so many cases side by side; auto: as many as find a core for each rank, and memory.",
+            kind=str,
+            default="1",
+            metavar="N|auto",
+            problem=check_jobs,
+            repeats=False,
+            command_line_only="a call runs one case",
+        ),
+        read=lambda jobs: "auto" if jobs == "auto" else int(jobs),
+        tell=lambda jobs: {"jobs": str(jobs)},
+    )
+    profile: bool = setting(
+        False, "--profile", MORE, "Write what each rank's time goes into, as a trace that Perfetto reads."
+    )
+    verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run."""

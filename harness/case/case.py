@@ -27,7 +27,7 @@ from bitproof.harness.case.bounds import (
     TOKENS,
 )
 from bitproof.harness.case.observed import check_observed
-from bitproof.harness.case.patterns import check_pattern, root_of
+from bitproof.harness.case.patterns import check_patterns, root_of
 from bitproof.harness.case.traced import Pipeline, check_traced
 from bitproof.harness.checked import STRICT, read
 from bitproof.harness.errors import CaseError
@@ -84,7 +84,8 @@ class Model:
 class Chunking:
     """How a block's input is split in two.
 
-    `modules` is a pattern over fully qualified module names in which `*` stands for one component.
+    `modules` is a pattern over fully qualified module names in which `*` stands for one component, or several such
+    patterns, joined by commas, of which none lies in another.
     `early_grad_accumulation` on adds both chunks' gradient of a parameter before its cast and
     reduce-scatter; off, each goes through its own, and the results are added. `only`, where it is not empty,
     names the matching modules that are chunked: the others run whole.
@@ -100,7 +101,7 @@ class Chunking:
     def __post_init__(self) -> None:
         if self.dim not in ("batch", "seq"):
             raise CaseError("unknown chunking dim", expected="'batch' or 'seq'", found=repr(self.dim))
-        check_pattern(self.modules, "a chunking pattern")
+        check_patterns(self.modules, "a chunking pattern")
         if strangers := [name for name in self.only if root_of(self.modules, name) != name]:
             raise CaseError(
                 "only modules that the chunking pattern matches can be chunked",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 
 from bitproof.harness.errors import CaseError
 
@@ -15,11 +17,32 @@ def pattern_of(module: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
-def root_of(pattern: str, module: str) -> str | None:
-    """The module matching `pattern` that `module` is, or lies in; else None. `*` stands for one component."""
-    wanted, parts = pattern.split("."), module.split(".")[: pattern.count(".") + 1]
-    fits = len(parts) == len(wanted) and all(w in ("*", part) for w, part in zip(wanted, parts, strict=True))
-    return ".".join(parts) if fits else None
+def root_of(patterns: str, module: str) -> str | None:
+    """The module matching one of `patterns` that `module` is, or lies in; else None.
+
+    Patterns are joined by commas, and `*` stands for one component.
+    """
+    for pattern in patterns.split(","):
+        wanted = pattern.split(".")
+        parts = module.split(".")[: len(wanted)]
+        if len(parts) == len(wanted) and _agree(wanted, parts):
+            return ".".join(parts)
+    return None
+
+
+def check_patterns(patterns: str, what: str) -> None:
+    """Raise CaseError, which calls each `what`, for patterns of which one is none, or lies in another."""
+    each = patterns.split(",")
+    for pattern in each:
+        check_pattern(pattern, what)
+    for first, second in itertools.permutations(each, 2):
+        if _agree(first.split("."), second.split(".")) and first.count(".") <= second.count("."):
+            raise CaseError(
+                "chunking patterns choose a module and one inside it, which would be cut twice",
+                expected="patterns of which none lies in another",
+                found=f"{first} and {second}",
+                fix="leave out one of them",
+            )
 
 
 def check_pattern(pattern: str, what: str) -> None:
@@ -30,6 +53,11 @@ def check_pattern(pattern: str, what: str) -> None:
             expected="components of letters, digits and _, or *, joined by dots, such as layers.*.moe",
             found=repr(pattern),
         )
+
+
+def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether the components that both have may be those of one name."""
+    return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 
 
 def is_pattern(text: str) -> bool:

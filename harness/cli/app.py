@@ -9,18 +9,27 @@ import typer
 from bitproof.harness.case import Case
 from bitproof.harness.case.select import select
 
+CASES, REPORTS = "Which cases", "Reports"
+"""Groups of options in a command's help, beside those of `harness.settings`."""
+
 app = typer.Typer(
     name="bitproof",
     help="Does a graph pipeline compute exactly what eager computes, bit for bit?",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
 Expression = Annotated[
-    str | None, typer.Option("-k", metavar="EXPR", help="Cases to take, in pytest's -k syntax: 'moe and not seq'.")
+    str | None,
+    typer.Option(
+        "-k",
+        metavar="EXPR",
+        help="Cases to take, in pytest's -k syntax: 'moe and not seq'.",
+        rich_help_panel=CASES,
+    ),
 ]
 
 

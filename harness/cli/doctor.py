@@ -7,18 +7,21 @@ from typing import Annotated
 
 import typer
 
-from bitproof.harness.cli.app import app
-from bitproof.harness.cli.options import Device, ReportDir
+from bitproof.harness.cli.declare import command, takes
+from bitproof.harness.cli.options import ReportDir
+from bitproof.harness.options import RunOptions
 from bitproof.harness.report.status import SUCCESS, UNJUDGED
 
 
-@app.command("doctor")
+@command("doctor", "bitproof doctor", "bitproof doctor --device cuda --gpu")
+@takes(RunOptions, only=("device",), says={"device": "Where runs are to take place."})
 def doctor_command(
-    device: Annotated[Device, typer.Option("--device", help="Where runs are to take place.")] = Device.AUTO,
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Try on all GPUs what steps rely on, then the three main cases.")
     ] = False,
     report_dir: ReportDir = Path("reports"),
+    *,
+    options: RunOptions,
 ) -> None:
     """Say what this machine can run, and why not the rest."""
     if gpu:
@@ -26,7 +29,7 @@ def doctor_command(
     from bitproof.harness.commands import doctor
 
     checks = []
-    for check in doctor.examine(report_dir, needs_gpus=device == Device.CUDA):
+    for check in doctor.examine(report_dir, needs_gpus=options.device == "cuda"):
         checks.append(check)
         print(check, flush=True)
     summary = doctor.summarize(checks)

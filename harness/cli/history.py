@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bitproof.harness.cli.app import Expression, app
+from bitproof.harness.cli.declare import command
 from bitproof.harness.history.trends import DEFINITIONS
 
 history = typer.Typer(
@@ -21,7 +22,7 @@ Database = Annotated[Path, typer.Option("--db", metavar="FILE", help="The SQLite
 DEFAULT = Path("reports/history.sqlite")
 
 
-@history.command("add")
+@command("add", "bitproof history add reports/latest", to=history)
 def add_command(
     run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, such as reports/latest.")],
     db: Database = DEFAULT,

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from bitproof.harness.case import Case
-from bitproof.harness.cli.app import Expression, app, selected_cases
+from bitproof.harness.cli.app import Expression, selected_cases
+from bitproof.harness.cli.declare import command
 from bitproof.harness.systems.registry import BUILT_IN, registered
 from bitproof.harness.user_code.plugins import describe
 
 
-@app.command("list")
+@command("list", "bitproof list -k moe", "bitproof list --systems --json")
 def list_command(
     expression: Expression = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

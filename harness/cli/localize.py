@@ -7,103 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from bitproof.harness.case import Case
-from bitproof.harness.cli.app import app
-from bitproof.harness.cli.options import (
-    Candidate,
-    CaseName,
-    Collectives,
-    Data,
-    Device,
-    EarlyGradAccumulation,
-    ExplainTimeout,
-    ExtraPass,
-    Inject,
-    MeetingIn,
-    NoKeptGraph,
-    OnDevice,
-    Reference,
-    ReportDir,
-    ShareGpus,
-    Steps,
-    WorldSize,
-    check_seconds,
-    find_case,
-    kept_graphs_folder,
-    make_changes,
-)
-from bitproof.harness.commands.run import replay_options
+from bitproof.harness.changes import Changes
+from bitproof.harness.cli.declare import command, takes
+from bitproof.harness.cli.options import ONE_CASE, WHERE, CaseName, ReportDir, case_words, find_case
 from bitproof.harness.options import RunOptions
-from bitproof.harness.report.text import CASE_FILE
+from bitproof.harness.settings import words
 
 Look = Callable[[Case, RunOptions, Path, list[str]], int]
 """Look into a case, report into a folder, and tell how to do it again; the exit status."""
 
-
-def _command(name: str, summary: str) -> Callable[[Look], Look]:
-    """Declare a command that looks into one case."""
-
-    def declared(look: Look) -> Look:
-        @app.command(name, help=summary)
-        def command(
-            case: CaseName,
-            candidate: Candidate = None,
-            reference: Reference = None,
-            steps: Steps = None,
-            world_size: WorldSize = None,
-            device: OnDevice = Device.AUTO,
-            share_gpus: ShareGpus = False,
-            collectives: MeetingIn = Collectives.AUTO,
-            no_kept_graph: NoKeptGraph = False,
-            early_grad_accumulation: EarlyGradAccumulation = False,
-            inject: Inject = None,
-            extra_pass: ExtraPass = None,
-            report_dir: ReportDir = Path("reports"),
-            timeout: Annotated[
-                float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for a run.")
-            ] = 600.0,
-            explain_timeout: ExplainTimeout = 600.0,
-            data: Data = None,
-        ) -> None:
-            changes = make_changes(
-                reference=reference,
-                candidate=candidate,
-                steps=steps,
-                world_size=world_size,
-                data=data,
-                early_grad_accumulation=early_grad_accumulation,
-            )
-            options = RunOptions(
-                device=device.value,
-                share_gpus=share_gpus,
-                collectives=collectives.value,
-                kept_graphs=kept_graphs_folder(no_kept_graph),
-                timeout=timeout,
-                explain_timeout=explain_timeout,
-                inject=inject,
-                extra_passes=tuple(extra_pass or ()),
-            )
-            replay = replay_options(changes, options) + ([CASE_FILE, case] if case.endswith(".json") else [])
-            raise typer.Exit(look(find_case(case, changes), options, report_dir, replay))
-
-        return look
-
-    return declared
+_OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passes", "timeout", "explain_timeout")
 
 
-@_command("localize", "Run a case and tell all that is known of its first difference.")
-def _localize(case: Case, options: RunOptions, report_dir: Path, replay: list[str]) -> int:
+def _look(look: Look, case: str, report_dir: Path, changes: Changes, options: RunOptions) -> None:
+    replay = words(changes, options) + case_words(Path(case) if case.endswith(".json") else None)
+    raise typer.Exit(look(find_case(case, changes), options, report_dir, replay))
+
+
+@command("localize", "bitproof localize moe_seq --inject flip-bit", "bitproof localize case.json --steps 2")
+@takes(Changes, RunOptions, only=_OPTIONS)
+def localize_command(
+    case: CaseName, report_dir: ReportDir = Path("reports"), *, changes: Changes, options: RunOptions
+) -> None:
+    """Run a case and tell all that is known of its first difference."""
     from bitproof.harness.commands.localize import localize
 
-    return localize(case, options, report_dir, replay)
+    _look(localize, case, report_dir, changes, options)
 
 
-@_command("bisect", "Find the pass that first changes a case's bits, and, of the chunk pass, the region.")
-def _bisect(case: Case, options: RunOptions, report_dir: Path, replay: list[str]) -> int:
+@command("bisect", "bitproof bisect moe_seq --extra-pass my_pass.py:fuse", "bitproof bisect case.json --steps 1")
+@takes(Changes, RunOptions, only=_OPTIONS)
+def bisect_command(
+    case: CaseName, report_dir: ReportDir = Path("reports"), *, changes: Changes, options: RunOptions
+) -> None:
+    """Find the pass that first changes a case's bits, and, of the chunk pass, the region."""
     from bitproof.harness.commands.bisect import bisect
 
-    return bisect(case, options, report_dir, replay)
+    _look(bisect, case, report_dir, changes, options)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from bitproof.harness.cli.app import app
+from bitproof.harness.cli.declare import command
 from bitproof.harness.cli.options import ReportDir
 
 
-@app.command("merge")
+@command("merge", "bitproof merge reports/shard1 reports/shard2")
 def merge_command(
     run_dirs: Annotated[
         list[Path],

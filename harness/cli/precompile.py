@@ -7,42 +7,28 @@ from typing import Annotated
 
 import typer
 
-from bitproof.harness.cli.app import app
-from bitproof.harness.cli.options import (
-    Candidate,
-    CaseName,
-    Device,
-    EarlyGradAccumulation,
-    OnDevice,
-    WorldSize,
-    check_seconds,
-    find_case,
-    make_changes,
-)
+from bitproof.harness.changes import Changes
+from bitproof.harness.cli.declare import command, takes
+from bitproof.harness.cli.options import CaseName, find_case
+from bitproof.harness.options import RunOptions
+
+_OPTIONS = ("candidate", "world_size", "early_grad_accumulation", "device", "inject", "timeout")
+_SAYS = {
+    "inject": "Strike a fault into what both ranks trace, to see that the comparison finds it.",
+    "timeout": "Longest time for it.",
+}
 
 
-@app.command("precompile")
+@command("precompile", "bitproof precompile moe_seq --out step", "bitproof run -k moe_seq --precompiled step")
+@takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def precompile_command(
     case: CaseName,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The step's folder; a step that is in it is replaced.")],
-    candidate: Candidate = None,
-    world_size: WorldSize = None,
-    device: OnDevice = Device.AUTO,
-    early_grad_accumulation: EarlyGradAccumulation = False,
-    inject: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FAULT", help="Strike a fault into what both ranks trace, to see that the comparison finds it."
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1, callback=check_seconds, metavar="SECONDS", help="Longest time for it.")
-    ] = 600.0,
+    *,
+    changes: Changes,
+    options: RunOptions,
 ) -> None:
     """Make a case's step in one process without ranks, for `run --precompiled`."""
     from bitproof.harness.commands.precompile import precompile
-    from bitproof.harness.options import RunOptions
 
-    changes = make_changes(candidate=candidate, world_size=world_size, early_grad_accumulation=early_grad_accumulation)
-    options = RunOptions(device=device.value, inject=inject, timeout=timeout)
     raise typer.Exit(precompile(find_case(case, changes), out, options))

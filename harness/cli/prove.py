@@ -9,33 +9,41 @@ from typing import Annotated
 import typer
 
 from bitproof.harness.case import Case
-from bitproof.harness.case.case_file import read_case
 from bitproof.harness.case.select import asks_for
-from bitproof.harness.cli.app import Expression, app, selected_cases
-from bitproof.harness.cli.options import Candidate, EarlyGradAccumulation, ExtraPass, Reference, WorldSize, make_changes
-from bitproof.harness.commands.run import change_case
+from bitproof.harness.changes import Changes
+from bitproof.harness.cli.app import Expression
+from bitproof.harness.cli.declare import command, takes
+from bitproof.harness.cli.options import CaseFile, chosen_cases
 from bitproof.harness.errors import UsageError
+from bitproof.harness.options import RunOptions
+from bitproof.harness.settings import CHANGES, PIPELINE
+
+_OPTIONS = (
+    *("candidate", "reference", "world_size", "chunk_modules", "chunk_dim", "early_grad_accumulation"),
+    *("extra_passes", "precompiled"),
+)
+_SAYS = {"precompiled": "Take the candidate's graph from this precompiled step."}
 
 
-@app.command("prove")
+@command("prove", "bitproof prove -k moe_seq", "bitproof prove -k moe_seq --extra-pass my_pass.py:fuse")
+@takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def prove_command(
     expression: Expression = None,
-    case_file: Annotated[
-        Path | None, typer.Option("--case", metavar="FILE", help="Prove the case in this JSON file, instead of -k.")
-    ] = None,
-    candidate: Candidate = None,
-    reference: Reference = None,
+    case_file: CaseFile = None,
     until: Annotated[
         str | None,
-        typer.Option(metavar="PASS", help='Take the candidate\'s graph as this pass leaves it; "" for the traced one.'),
+        typer.Option(
+            metavar="PASS",
+            help='Take the candidate\'s graph as this pass leaves it; "" for the traced one.',
+            rich_help_panel=PIPELINE,
+        ),
     ] = None,
-    extra_pass: ExtraPass = None,
-    early_grad_accumulation: EarlyGradAccumulation = False,
-    flavor: Annotated[str | None, typer.Option(help="Another size of the model, such as debugmodel.")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Another number of layers.")] = None,
-    world_size: WorldSize = None,
-    precompiled: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Take the candidate's graph from this precompiled step.")
+    flavor: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Another size of the model, such as debugmodel.", rich_help_panel=CHANGES),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Another number of layers.", rich_help_panel=CHANGES)
     ] = None,
     certificate: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write each case's certificate into a folder of this one.")
@@ -44,31 +52,25 @@ def prove_command(
     as_table: Annotated[
         bool, typer.Option("--table", help="Print a table in Markdown, a row a case with its outputs' answers counted.")
     ] = False,
+    *,
+    changes: Changes,
+    options: RunOptions,
 ) -> None:
     """Prove, without running a rank, that a case's systems compute equal bits for every input."""
-    if case_file is not None and expression is not None:
-        raise UsageError("-k and --case both say what to prove", expected="one of them", found=f"-k {expression!r}")
     if as_json and as_table:
         raise UsageError("--json and --table are two ways to print", expected="one of them", found="both")
-    changes = make_changes(
-        reference=reference,
-        candidate=candidate,
-        world_size=world_size,
-        early_grad_accumulation=early_grad_accumulation,
-    )
-    selected = selected_cases(expression) if case_file is None else [read_case(case_file)]
-    cases = [_resized(change_case(case, changes), flavor, layers, until) for case in selected]
+    cases = [_resized(case, flavor, layers, until) for case in chosen_cases(expression, case_file, changes)]
     from bitproof.harness.commands.prove import prove
 
     asked = case_file is not None or asks_for(expression)
     status = prove(
         cases,
-        tuple(extra_pass or ()),
+        options.extra_passes,
         asked=asked,
         as_json=as_json,
         as_table=as_table,
         folder=certificate,
-        precompiled=precompiled,
+        precompiled=options.precompiled,
     )
     raise typer.Exit(status)
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from bitproof.harness.cli.app import app
+from bitproof.harness.cli.declare import command
 from bitproof.harness.errors import UsageError
 
 
-@app.command("report")
+@command("report", "bitproof report reports/latest", "bitproof report reports/latest --format junit")
 def report_command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run's folder, such as reports/latest.")],
     format_name: Annotated[

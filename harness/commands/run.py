@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bitproof.harness.case import Case
 from bitproof.harness.compare.outcome import complete
-from bitproof.harness.errors import BitproofError, CaseError, UsageError
+from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.machine.devices import unmet_requirement
 from bitproof.harness.program import interrupts, launched
 from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
@@ -35,19 +35,6 @@ INTERRUPTED = "interrupted before this case was finished"
 NO_RESULT = "the launcher gave no result for this case"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """What a command line changes about every case that it selects. None leaves a case as it is."""
-
-    reference: str | None = None
-    candidate: str | None = None
-    steps: int | None = None
-    world_size: int | None = None
-    data: str | None = None
-    early_grad_accumulation: bool = False
-    observe: tuple[str, ...] = ()
-
-
 @dataclass
 class Progressing:
     """What a run knows so far; `reason` says why the cases without a result have none."""
@@ -60,77 +47,6 @@ class Progressing:
     proofs: dict[str, ProofOutcome] = field(default_factory=dict)
 
 
-def check_data(data: str | Path | None) -> str | None:
-    """The file that a case is to train on, as the case states it. Raises UsageError for one that is not there."""
-    if data is not None and not Path(data).is_file():
-        raise UsageError("there is no such data file", expected="a text file", found=str(data))
-    return None if data is None else str(data)
-
-
-def change_case(case: Case, changes: Changes) -> Case:
-    """The case with a command line's changes. Raises CaseError when they do not fit it."""
-    values: dict[str, Any] = {
-        name: value for name in ("reference", "candidate", "steps") if (value := getattr(changes, name)) is not None
-    }
-    if changes.world_size is not None:
-        values["parallelism"] = replace(case.parallelism, world_size=changes.world_size)
-    if changes.data is not None:
-        values["batch"] = replace(case.batch, data=changes.data)
-    if changes.observe:
-        values["observe"] = changes.observe
-    if changes.early_grad_accumulation:
-        if case.chunking is None:
-            raise CaseError(
-                f"case {case.name} does not chunk, so it has no gradients to accumulate early",
-                expected="cases that chunk",
-                found=f"case {case.name} with chunking=None",
-                fix="leave it out with -k, or leave out --early-grad-accumulation",
-            )
-        values["chunking"] = replace(case.chunking, early_grad_accumulation=True)
-    return replace(case, **values)
-
-
-def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
-    """The case of exactly that name, with a command line's changes. Raises UsageError when there is none."""
-    for case in cases:
-        if case.name == name:
-            return change_case(case, changes)
-    raise UsageError("no such case", expected=", ".join(case.name for case in cases), found=name)
-
-
-def replay_options(changes: Changes, run: RunOptions) -> list[str]:
-    """The options that a replay of one case must repeat: those that were not left at their default."""
-    values = {
-        "--candidate": changes.candidate,
-        "--reference": changes.reference,
-        "--steps": changes.steps,
-        "--world-size": changes.world_size,
-        "--data": changes.data,
-        "--inject": run.inject,
-        "--device": None if run.device == "auto" else run.device,
-        "--collectives": None if run.collectives == "auto" else run.collectives,
-        "--control": "when-different" if run.control == "when_different" else None,
-        "--stress-threads": run.stress.num_threads if run.stress and run.stress.num_threads > 1 else None,
-    }
-    flags = {
-        "--early-grad-accumulation": changes.early_grad_accumulation,
-        "--share-gpus": run.share_gpus,
-        "--no-control": run.control == "never",
-        "--stress": run.stress is not None,
-        "--baseline": run.baseline_dir is not None,
-        "--deep": run.deep,
-        "--every-call": run.every_call,
-        "--sensitivity": run.sensitivity is not None,
-        "--trust-compiled": run.trust_compiled,
-    }
-    options = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-    options += [name for name, is_given in flags.items() if is_given]
-    options += ["--baseline-dir", str(run.baseline_dir)] if run.baseline_dir else []
-    options += [part for pattern in changes.observe for part in ("--observe", pattern)]
-    options += ["--precompiled", str(run.precompiled)] if run.precompiled else []
-    return options + [part for text in run.extra_passes for part in ("--extra-pass", text)]
-
-
 def run_and_report(
     cases: Sequence[Case],
     options: RunOptions,
@@ -139,21 +55,18 @@ def run_and_report(
     not_run: Mapping[str, str] = MappingProxyType({}),
     shard: Shard | None = None,
     tell: Callable[[Report], Mapping[str, str]] = lambda report: {},
-    prove_first: bool = False,
     left_out: Sequence[Case] = (),
 ) -> int:
     """Run cases, write their report and return the exit status.
 
     `not_run` says, by name, why the cases `left_out` were; `replay` are the command-line options that a replay
     must repeat; `shard` says of what selection the cases are one machine's part; `tell` prints more of the report and
-    returns more files to write with it, texts by name. With `prove_first` every case is proved before any runs,
-    and what came of it is told, and stands beside its verdict. Raises UsageError when the call is wrong, before
+    returns more files to write with it, texts by name. Where `options` ask for it, every case is proved before any
+    runs, and what came of it is told, and stands beside its verdict. Raises UsageError when the call is wrong, before
     anything is run or written.
     """
-    if prove_first:
-        from bitproof.harness.execute.transport import refuse_torchrun
-
-        refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")
+    if options.prove_first:
+        _refuse_proofs_under_torchrun()
     if options.sensitivity is not None:
         from bitproof.harness.execute.transport import refuse_torchrun
 
@@ -168,7 +81,7 @@ def run_and_report(
             print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
             _tell_unmet(cases, options)
             _tell_plan(cases, options)
-        progress = _run(cases, options, run_dir, reports, prove_first)
+        progress = _run(cases, options, run_dir, reports)
         if isinstance(progress.failure, UsageError) and not progress.results:
             discard_if_bare(run_dir)
             raise progress.failure
@@ -194,7 +107,7 @@ def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
             print(plan, flush=True)
 
 
-def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool, prove_first: bool) -> Progressing:
+def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
     """Run the cases until they end, fail or are interrupted."""
     from bitproof.harness.execute import launch
 
@@ -202,7 +115,7 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
     try:
         if reports:
             state.environment = launch.environment(options.device)
-        if prove_first:
+        if options.prove_first:
             with interrupts.let_in():
                 _prove(cases, options, run_dir, state)
         show: Progress = make_progress(len(cases)) if reports else Silence()
@@ -228,16 +141,30 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
 
 def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Progressing) -> None:
     """Prove the cases, and tell what is equal whatever the data, and what may differ, before any rank starts."""
+    with _closing(proofs_ahead(cases, options, run_dir)) as outcomes:
+        for name, found in outcomes:
+            state.proofs[name] = found
+            print("\n".join(proofs.tell(name, found)), flush=True)
+
+
+def proofs_ahead(cases: Sequence[Case], options: RunOptions, run_dir: Path) -> Iterator[tuple[str, ProofOutcome]]:
+    """Prove cases in a process of their own; what came of each, by name. Raises UsageError under torchrun."""
     from bitproof.harness.prove.ahead import Task, prove_ahead
 
+    _refuse_proofs_under_torchrun()
     task = Task(cases=tuple(cases), extra_passes=options.extra_passes)
     with _closing(prove_ahead(task, run_dir / "logs" / "prove.log", options.timeout)) as outcomes:
         for case, found in zip(cases, outcomes, strict=True):
-            state.proofs[case.name] = found
-            print("\n".join(proofs.tell(case.name, found)), flush=True)
+            yield case.name, found
 
 
-def _with_proof(result: CaseResult, found: ProofOutcome | None) -> CaseResult:
+def _refuse_proofs_under_torchrun() -> None:
+    from bitproof.harness.execute.transport import refuse_torchrun
+
+    refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")
+
+
+def with_proof(result: CaseResult, found: ProofOutcome | None) -> CaseResult:
     """The result with its proof beside it; one of the CPU's step says nothing of another device's."""
     if found is not None and result.device not in ("cpu", "auto", "unknown"):
         why = f"proofs ahead of a run are of the CPU's step, and this case ran on {result.device}"
@@ -263,7 +190,7 @@ def _finish(
         "backend": _join(result.backend for result in state.results) or "unknown",
     }
     completed = complete(cases, state.results, state.reason)
-    results = [_with_proof(result, state.proofs.get(result.case.name)) for result in completed]
+    results = [with_proof(result, state.proofs.get(result.case.name)) for result in completed]
     status = worst([exit_status(results, is_shard=shard is not None), state.status])
     if not reports:
         discard_if_bare(run_dir)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from bitproof.harness.case import TRACED, Case
 from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.options import SYNTAX
 from bitproof.harness.user_code.user_file import file_of
 
-SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
 
 

@@ -30,7 +30,7 @@ A tensor is read when it is yielded, before the step goes on: yield a gradient b
 
 Of the object, these are optional:
 
-    names             a mapping of its own names to the reference's; see bitproof.harness.systems.names
+    names             a mapping of its own names to the reference's; see bitproof.harness.user_code.names
     model             the module: when systems differ, the call to blame is told by module
     gradients         the function, called by step, that computes loss and gradients: what else runs is the update
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:

@@ -10,7 +10,7 @@ import torch
 
 from bitproof.harness.case import KINDS, Case
 from bitproof.harness.errors import RecordingError, UsageError
-from bitproof.harness.systems.names import Names
+from bitproof.harness.user_code.names import Names
 
 Observe = Callable[..., None]
 

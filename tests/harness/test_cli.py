@@ -38,7 +38,7 @@ def called(monkeypatch) -> list:
     calls, shards = Calls(), []
     calls.shards = shards
 
-    def record(cases, options, report_dir, replay, not_run, shard, prove_first, left_out=()):
+    def record(cases, options, report_dir, replay, not_run, shard, left_out=()):
         shards.append(shard)
         calls.append((cases, options, report_dir, replay, not_run))
         return 1
@@ -147,6 +147,7 @@ UNTOLD = {
     "precompiled": None,
     "trust_compiled": False,
     "jobs": 1,
+    "prove_first": False,
 }
 """How cases run where nothing is said of it."""
 
@@ -182,9 +183,9 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     assert (
         replay
         == (
-            f"--candidate mine --reference eager --steps 3 --world-size 4 --data {data} --inject flip-bit --device cpu "
-            "--collectives gloo --early-grad-accumulation --no-control --stress "
-            f"--extra-pass a.b:c --extra-pass d:e@before=chunk --names {names}"
+            f"--candidate mine --reference eager --steps 3 --world-size 4 --data {data} --early-grad-accumulation "
+            "--inject flip-bit --extra-pass a.b:c --extra-pass d:e@before=chunk --dump-graphs --device cpu "
+            f"--collectives gloo --no-control --stress --names {names} --timeout 30.0 --verbose"
         ).split()
     )
 
@@ -194,7 +195,7 @@ def test_a_run_against_baselines_is_replayed_against_them(called, tmp_path):
         assert main(["run", "-k", "moe_seq", "--baseline", *arguments]) == 1
         [(_, options, _, replay, _)] = called
         assert options.baseline_dir == Path(folder)
-        assert replay == ["--baseline", "--baseline-dir", folder]
+        assert replay == ["--baseline", "--baseline-dir", str(Path(folder).absolute())]
         called.clear()
 
 
@@ -205,7 +206,7 @@ def test_a_run_against_baselines_is_replayed_against_them(called, tmp_path):
         (["--control", "always"], "always", []),
         (["--control", "when-different"], "when_different", ["--control", "when-different"]),
         (["--no-control"], "never", ["--no-control"]),
-        (["--stress", "--stress-threads", "3"], "always", ["--stress-threads", "3", "--stress"]),
+        (["--stress", "--stress-threads", "3"], "always", ["--stress", "--stress-threads", "3"]),
     ],
 )
 def test_when_systems_run_twice_is_handed_on_and_repeated_where_it_is_not_the_default(called, given, control, repeated):
@@ -249,10 +250,10 @@ def test_run_without_options_takes_every_case_as_it_is(called):
 def test_a_precompiled_step_is_handed_on_and_named_again_in_a_replay(called):
     assert main(["run", "-k", "moe_seq", "--precompiled", "step"]) == 1
     [(_, options, _, replay, _)] = called
-    assert (options.precompiled, replay) == (Path("step"), ["--precompiled", "step"])
+    assert (options.precompiled, replay) == (Path("step"), ["--precompiled", str(Path("step").absolute())])
     assert main(["run", "-k", "moe_seq", "--precompiled", "step", "--trust-compiled"]) == 1
     _, options, _, replay, _ = called[-1]
-    assert options.trust_compiled and replay == ["--trust-compiled", "--precompiled", "step"]
+    assert options.trust_compiled and replay == ["--precompiled", str(Path("step").absolute()), "--trust-compiled"]
 
 
 def test_a_shard_runs_its_part_of_the_changed_cases(called):

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from bitproof.harness import execute
-from bitproof.harness.case import Batch, Case, Chunking, Parallelism
+from bitproof.harness.case import Case, Chunking
 from bitproof.harness.commands import run
-from bitproof.harness.commands.run import Changes, change_case, named_case, replay_options, run_and_report
+from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.errors import CaseError, PassError, UsageError
 from bitproof.harness.options import RunOptions, Stress
 from bitproof.harness.prove import ahead
@@ -281,43 +281,6 @@ def test_under_torchrun_a_rank_above_0_runs_in_silence_and_leaves_nothing(launch
     assert os.listdir(tmp_path) == []
 
 
-def test_changes_of_a_command_line_go_into_the_case():
-    changes = Changes(reference="eager", steps=3, world_size=4, data="text.txt", early_grad_accumulation=True)
-    changed = change_case(FIRST, changes)
-    assert (changed.reference, changed.candidate, changed.steps) == ("eager", "graph", 3)
-    assert changed.parallelism == Parallelism(world_size=4)
-    assert changed.batch == Batch(data="text.txt")
-    assert changed.chunking.early_grad_accumulation
-    assert change_case(FIRST, Changes()) == FIRST
-
-
-def test_what_is_observed_goes_into_the_case_and_into_its_replay():
-    observing = Changes(observe=("layers.*", "norm"))
-    assert change_case(FIRST, observing).observe == ("layers.*", "norm")
-    assert change_case(replace(FIRST, observe=("norm",)), Changes()).observe == ("norm",)
-    assert replay_options(observing, RunOptions()) == ["--observe", "layers.*", "--observe", "norm"]
-
-
-def test_early_accumulation_without_chunking_is_refused():
-    case = Case(name="plain", family="x", reference="eager")
-    with pytest.raises(CaseError) as error:
-        change_case(case, Changes(early_grad_accumulation=True))
-    assert str(error.value) == (
-        "CaseError: case plain does not chunk, so it has no gradients to accumulate early\n"
-        "  expected: cases that chunk\n"
-        "  found: case plain with chunking=None\n"
-        "  fix: leave it out with -k, or leave out --early-grad-accumulation"
-    )
-
-
-def test_a_case_is_found_by_its_whole_name_and_an_unknown_one_is_a_wrong_call():
-    case = Case(name="toy", family="test", reference="eager", parallelism=Parallelism(world_size=2, ep=1))
-    assert named_case([case], "toy", Changes(steps=5)) == change_case(case, Changes(steps=5))
-    with pytest.raises(UsageError) as error:
-        named_case([case], "to", Changes())
-    assert str(error.value) == "UsageError: no such case\n  expected: toy\n  found: to"
-
-
 def test_with_prove_first_every_case_is_proved_before_any_runs_and_its_proof_is_reported(
     launch_with, monkeypatch, tmp_path, capsys
 ):
@@ -335,7 +298,7 @@ def test_with_prove_first_every_case_is_proved_before_any_runs_and_its_proof_is_
 
     launch_with(run_cases)
     monkeypatch.setattr(ahead, "prove_ahead", prove_ahead)
-    assert run_and_report([FIRST, SECOND], RunOptions(), tmp_path, ["--prove-first"], prove_first=True) == 0
+    assert run_and_report([FIRST, SECOND], RunOptions(prove_first=True), tmp_path, ["--prove-first"]) == 0
     assert order == ["prove first", "prove second", "run first", "run second"]
     assert "first: PROVED: 1 of 1 outputs\nsecond: NOT PROVED: 1 of 2 outputs\n  may differ in: loss\n" in (
         capsys.readouterr().out
@@ -350,7 +313,7 @@ def test_a_proof_of_the_cpus_step_says_nothing_of_another_device(launch_with, mo
     launch_with(run_cases)
     outcome = ProofOutcome(verdict=ProofVerdict.PROVED, proved=1)
     monkeypatch.setattr(ahead, "prove_ahead", lambda task, log, timeout: iter([outcome]))
-    assert run_and_report([FIRST], RunOptions(), tmp_path, prove_first=True) == 0
+    assert run_and_report([FIRST], RunOptions(prove_first=True), tmp_path) == 0
     [result] = only_report(tmp_path).cases
     assert (result.proof.verdict, result.proof.reason) == (
         "NOT TRIED",

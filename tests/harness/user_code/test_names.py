@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.systems.names import Names, read_names
+from bitproof.harness.user_code.names import Names, read_names
 
 
 def names(rules):

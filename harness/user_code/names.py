@@ -39,6 +39,21 @@ class Names:
         return name
 
 
+class NamesInFile(dict[str, str]):
+    """Rules that stand in a JSON file, which a replay names again."""
+
+    file: Path
+
+
+def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
+    """Rules as a call gives them: as they are, or in a JSON file. Raises UsageError."""
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    found = NamesInFile(read_names(Path(given)))
+    found.file = Path(given)
+    return found
+
+
 def read_names(path: Path) -> dict[str, str]:
     """The mapping in a JSON file. Raises UsageError when it holds none, or one that contradicts itself."""
     try:

@@ -1,0 +1,72 @@
+"""The keywords of `bitproof.run` and `bitproof.record`, for type checkers, and how a call is read.
+
+What each means, and its default, stands with its field in `harness/changes.py` and `harness/options.py`, from where the
+command line comes, too; `tests/bitproof/test_keywords.py` holds these types against those fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class _Shared(TypedDict, total=False):
+    steps: int | None
+    world_size: int | None
+    data: str | Path | None
+    observe: Sequence[str]
+    device: Literal["auto", "cpu", "cuda"]
+    share_gpus: bool
+    collectives: Literal["auto", "shared", "gloo", "native"]
+    no_kept_graph: bool
+    timeout: float
+
+
+class RecordSettings(_Shared, total=False):
+    """The keywords of `bitproof.record`."""
+
+    values: Sequence[str]
+
+
+class RunSettings(_Shared, total=False):
+    """The keywords of `bitproof.run`."""
+
+    chunk_modules: Sequence[str]
+    chunk_dim: Literal["batch", "seq"] | None
+    early_grad_accumulation: bool
+    inject: str | None
+    extra_passes: Sequence[str]
+    dump_graphs: bool
+    precompiled: str | Path | None
+    trust_compiled: bool
+    control: Literal["always", "when_different", "never"] | None
+    stress: bool
+    stress_threads: int | None
+    names: Mapping[str, str] | str | Path | None
+    baseline: bool
+    baseline_dir: str | Path | None
+    deep: bool
+    every_call: bool
+    prove_first: bool
+    sensitivity: bool
+    explain_timeout: float
+    profile: bool
+    verbose: bool
+
+
+def read_settings(
+    name: str, taken: type[Any], given: Mapping[str, Any], first: type[A], second: type[B]
+) -> tuple[A, B]:
+    """Both dataclasses that a call's keywords make. Raises TypeError for a keyword that `taken` has not.
+
+    Raises UsageError for a value that its option does not take.
+    """
+    from bitproof.harness.settings import checked, made
+
+    if unknown := given.keys() - (taken.__optional_keys__ | taken.__required_keys__):
+        raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+    return made(first, checked(first, given)), made(second, checked(second, given))

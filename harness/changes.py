@@ -1,0 +1,120 @@
+"""What a call changes about every case that it selects."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bitproof.harness.case import Case, Chunking
+from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.settings import CHANGES, option, setting, settings
+
+
+def check_data(data: str | Path | None) -> str | None:
+    """The file that a case is to train on, as the case states it. Raises UsageError for one that is not there."""
+    if data is not None and not Path(data).is_file():
+        raise UsageError("there is no such data file", expected="a text file", found=str(data))
+    return None if data is None else str(data)
+
+
+_DATA = option("--data", CHANGES, "Text to train on instead of the default.", kind=str | Path | None, metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a call changes about every case that it selects. None leaves a case as it is."""
+
+    candidate: str | None = setting(
+        None, "--candidate", CHANGES, "Another candidate system.", metavar="SYSTEM", names_code=True
+    )
+    reference: str | None = setting(
+        None, "--reference", CHANGES, "Another reference system.", metavar="SYSTEM", names_code=True
+    )
+    steps: int | None = setting(None, "--steps", CHANGES, "Another number of training steps.", metavar="N", least=1)
+    world_size: int | None = setting(None, "--world-size", CHANGES, "Another number of ranks.", metavar="N", least=1)
+    data: str | None = settings(
+        None,
+        _DATA,
+        read=lambda data: check_data(data),
+        tell=lambda data: {"data": None if data is None else Path(data)},
+    )
+    chunk_modules: tuple[str, ...] = setting(
+        (),
+        "--chunk-modules",
+        CHANGES,
+        "Run these modules in two chunks, in place of the case's own: layers.*.moe. Repeatable.",
+        metavar="PATTERN",
+    )
+    chunk_dim: Literal["batch", "seq"] | None = setting(None, "--chunk-dim", CHANGES, "Cut the chunks along this dim.")
+    early_grad_accumulation: bool = setting(
+        False,
+        "--early-grad-accumulation",
+        CHANGES,
+        "Add both chunks' gradients before their cast and reduction.",
+    )
+    observe: tuple[str, ...] = setting(
+        (),
+        "--observe",
+        CHANGES,
+        "Record what these modules return, and its gradients, too: layers.*, or layers.** for all in them. Repeatable.",
+        metavar="PATTERN",
+    )
+
+
+def change_case(case: Case, changes: Changes) -> Case:
+    """The case with these changes. Raises CaseError when they do not fit it."""
+    values: dict[str, Any] = {
+        name: value for name in ("reference", "candidate", "steps") if (value := getattr(changes, name)) is not None
+    }
+    if changes.world_size is not None:
+        values["parallelism"] = replace(case.parallelism, world_size=changes.world_size)
+    if changes.data is not None:
+        values["batch"] = replace(case.batch, data=changes.data)
+    if changes.observe:
+        values["observe"] = changes.observe
+    chunking = _changed_chunking(case, changes)
+    if changes.early_grad_accumulation:
+        if chunking is None:
+            raise CaseError(
+                f"case {case.name} does not chunk, so it has no gradients to accumulate early",
+                expected="cases that chunk",
+                found=f"case {case.name} with chunking=None",
+                fix="leave it out with -k, or leave out --early-grad-accumulation",
+            )
+        chunking = replace(chunking, early_grad_accumulation=True)
+    return replace(case, **values, chunking=chunking)
+
+
+def _changed_chunking(case: Case, changes: Changes) -> Chunking | None:
+    """How the case is to be chunked. New modules leave nothing of a list of single ones."""
+    modules, dim, now = ",".join(changes.chunk_modules), changes.chunk_dim, case.chunking
+    if not modules and dim is None:
+        return now
+    if now is not None:
+        return replace(now, modules=modules or now.modules, dim=dim or now.dim, only=() if modules else now.only)
+    if not modules or dim is None:
+        raise CaseError(
+            f"case {case.name} does not chunk, so it must be said what to chunk and along which dim",
+            expected="both --chunk-modules and --chunk-dim",
+            found=f"--chunk-modules {modules}" if modules else f"--chunk-dim {dim}",
+            fix=f"add {'--chunk-dim batch or seq' if modules else '--chunk-modules PATTERN'}",
+        )
+    return Chunking(dim=dim, modules=modules)
+
+
+def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
+    """The case of exactly that name, changed. Raises UsageError, with names like it, when there is none."""
+    for case in cases:
+        if case.name == name:
+            return change_case(case, changes)
+    names = [case.name for case in cases]
+    close = difflib.get_close_matches(name, names, n=3)
+    raise UsageError(
+        "no such case",
+        expected=" or ".join(close) if close else "a name that `bitproof list` shows, or a JSON file",
+        found=name,
+        fix=f"did you mean {close[0]}?" if close else None,
+    )

@@ -1,0 +1,139 @@
+"""How a command is declared: its options come from the fields of dataclasses, and its help shows them in groups.
+
+`takes(Changes, RunOptions, only=...)` gives a command the options of these dataclasses and hands it one of each, made
+from what was given; `command` adds it to the program, with examples for its help.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+from bitproof.harness.cli.app import app
+from bitproof.harness.settings import Option, made, options_of, words_in
+
+EXIT_STATUSES = (
+    "0  as expected",
+    "1  not as expected: DIFFERENT or NONDETERMINISTIC, or NOT PROVED",
+    "2  wrong call or case, or nothing selected",
+    "3  not judged: UNVERIFIED, ERROR or REFUSED, or interrupted",
+)
+
+
+class Command(TyperCommand):
+    """A command whose help has its options in groups, then examples and the exit statuses, each on its line."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, a section a group, in the order in which the groups appear."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                usual = "Arguments" if param.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
+        for name in sorted(groups, key=lambda name: name == "Options"):
+            with formatter.section(name):
+                formatter.write_dl(groups[name])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples and the exit statuses, which no terminal wraps."""
+        for name, lines in (("Examples", (self.epilog or "").splitlines()), ("Exit status", EXIT_STATUSES)):
+            if lines:
+                formatter.write(f"\n{name}:\n" + "".join(f"  {line}\n" for line in lines))
+
+
+def command(name: str, *examples: str, to: typer.Typer = app) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a command to the program, with examples of its use."""
+    return to.command(name, cls=Command, epilog="\n".join(examples))
+
+
+def takes(
+    *parts: type[Any],
+    only: Sequence[str],
+    usual: Mapping[str, Any] | None = None,
+    says: Mapping[str, str] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of some dataclasses, `only` those of these keywords; its last parameters are the made.
+
+    `usual` and `says` have the defaults and the help that are others than the field's, by keyword.
+    """
+    usual, says = usual or {}, says or {}
+
+    def declare(body: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(body, eval_str=True).parameters.values())
+        own, mine = own[: -len(parts)], [each.name for each in own[-len(parts) :]]
+        offered = {part: [each for each in options_of(part) if each.keyword in only] for part in parts}
+        known = [each.keyword for options in offered.values() for each in options]
+        assert sorted(known) == sorted(only), f"no options: {set(only) - set(known)}"
+
+        @functools.wraps(body)
+        def declared(**given: Any) -> None:
+            values = {}
+            for name, (part, options) in zip(mine, offered.items(), strict=True):
+                asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in options}
+                values[name] = made(part, {key: each for key, each in asked.items() if each is not None})
+            body(**given, **values)
+
+        typed = [each for options in offered.values() for each in options]
+        params = [*own, *(_parameter(each, usual.get(each.keyword, each.default), says) for each in typed)]
+        declared.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in params]
+        )
+        declared.__annotations__ = {each.name: each.annotation for each in params}
+        return declared
+
+    return declare
+
+
+def _parameter(option: Option, default: Any, says: Mapping[str, str]) -> inspect.Parameter:
+    kind = _typed(option.kind if option.typed is None else option.typed)
+    shown = typer.Option(
+        *option.names,
+        help=says.get(option.keyword, option.help),
+        rich_help_panel=option.group,
+        metavar=option.metavar,
+        min=option.least,
+        callback=None if option.problem is None else _refusing(option.problem),
+        show_default=default not in (None, False, ()),
+    )
+    return inspect.Parameter(
+        option.keyword,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if default == () else default,
+        annotation=Annotated[kind, shown],
+    )
+
+
+def _typed(kind: Any) -> Any:
+    """The type of an option on the command line: words have `-` where Python has `_`, and files are paths."""
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    if get_origin(kind) is Literal:
+        return Literal[tuple(word.replace("_", "-") for word in parts)]
+    if get_origin(kind) is tuple:
+        return list[str] | None
+    if type(None) in get_args(kind):
+        return (Path if Path in parts else _typed(parts[0])) | None
+    return kind
+
+
+def _from_words(kind: Any, value: Any) -> Any:
+    """A value of the command line as Python has it."""
+    if isinstance(value, list):
+        return tuple(value)
+    return value.replace("-", "_") if words_in(kind) and isinstance(value, str) else value
+
+
+def _refusing(problem: Callable[[Any], str]) -> Callable[[Any], Any]:
+    """A function that raises BadParameter for a value with which something is wrong."""
+
+    def check(value: Any) -> Any:
+        if value is not None and (text := problem(value)):
+            raise typer.BadParameter(text)
+        return value
+
+    return check

@@ -1,0 +1,185 @@
+"""Settings: what a user may choose of a run, each written once, as a field of a dataclass.
+
+A field states its type, its default, its documentation and the options that set it. From these fields come the options
+of the command line and their help (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin
+(`bitproof.keywords`), and the command line that repeats a run (`words`).
+
+Most settings have one option, whose value is the field's. Several options may set one field (`--stress` and
+`--stress-threads`): the field then says how it is read from them, and how they are told from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from bitproof.harness.errors import UsageError
+from bitproof.harness.user_code.user_file import file_of
+
+T = TypeVar("T")
+
+CHANGES = "Changes to each case"
+MACHINE = "Where ranks run"
+CHECKS = "How systems are compared"
+PIPELINE = "The candidate's graph"
+TIME = "Time and parallelism"
+MORE = "More to find out and to write"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option: its names on the command line, its keyword in Python, and what both say of it.
+
+    `kind` is the type of its value in Python, `typed` that of the command line where it is another; None stands for the
+    field's own. `least` is the smallest number, and `problem` says what is wrong with a value, "" for nothing.
+    `names_code` marks a system or a pass, which may name a file. `repeats`: whether a replay gives it again.
+    `command_line_only` says why Python does not offer it, "" where it does.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    group: str
+    keyword: str = ""
+    kind: Any = None
+    typed: Any = None
+    default: Any = None
+    metavar: str | None = None
+    least: int | None = None
+    problem: Callable[[Any], str] | None = None
+    names_code: bool = False
+    repeats: bool = True
+    command_line_only: str = ""
+
+    def words(self, value: Any) -> list[str]:
+        """The option with a value, as a command line of any folder has it."""
+        if value is True:
+            return [self.names[0]]
+        if value is None or value is False:
+            return []
+        return [part for one in (value if isinstance(value, tuple) else (value,)) for part in self._pair(one)]
+
+    def _pair(self, value: Any) -> tuple[str, str]:
+        if isinstance(value, Path):
+            return self.names[0], str(value.absolute())
+        if self.names_code:
+            return self.names[0], absolute_source(value)
+        return self.names[0], value.replace("_", "-") if words_in(self.kind) else f"{value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a field says of its options. `read` makes the field's value of theirs, and `tell` is the inverse."""
+
+    options: tuple[Option, ...]
+    read: Callable[..., Any] | None = None
+    tell: Callable[[Any], dict[str, Any]] | None = None
+
+
+def setting(default: Any, name: str, group: str, help: str, **more: Any) -> Any:
+    """A field that one option sets to the value that it is given."""
+    return settings(default, option(name, group, help, default=default, **more))
+
+
+def settings(default: Any, *options: Option, read: Any = None, tell: Any = None) -> Any:
+    """A field that several options set together, or one whose value is another than the field's."""
+    made = {"default_factory": dict} if default == {} else {"default": default}
+    return field(**made, metadata={"setting": Setting(options=options, read=read, tell=tell)})
+
+
+def option(names: str, group: str, help: str, **more: Any) -> Option:
+    """An option; `names` has the short one last, as in "--jobs -j"."""
+    first, *others = names.split()
+    keyword = more.pop("keyword", first.removeprefix("--").replace("-", "_"))
+    return Option(names=(first, *others), keyword=keyword, group=group, help=help, **more)
+
+
+def options_of(part: type[Any]) -> tuple[Option, ...]:
+    """The options of a dataclass, in the order of its fields, each with its type."""
+    hints = get_type_hints(part)
+    found = []
+    for name, declared in _settings_of(part):
+        for each in declared.options:
+            found.append(dataclasses.replace(each, kind=hints[name] if each.kind is None else each.kind))
+    return tuple(found)
+
+
+def made(part: type[T], given: Mapping[str, Any]) -> T:
+    """A dataclass from values by keyword; what is not given is at its default. Takes only what belongs to it."""
+    values: dict[str, Any] = {}
+    for name, declared in _settings_of(part):
+        asked = {each.keyword: given.get(each.keyword, each.default) for each in declared.options}
+        if not asked.keys() & given.keys() and declared.read is None:
+            continue
+        values[name] = declared.read(**asked) if declared.read else asked[declared.options[0].keyword]
+    return part(**values)
+
+
+def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call from Python gives to a dataclass, lists as tuples. Raises UsageError for a value that is none."""
+    values = {}
+    for each in options_of(part):
+        if each.keyword not in given:
+            continue
+        value = given[each.keyword]
+        values[each.keyword] = tuple(value) if isinstance(value, list) else value
+        if problem := _problem(each, values[each.keyword]):
+            raise UsageError(f"{each.keyword} has no value that {each.names[0]} takes", found=problem)
+    return values
+
+
+def _problem(option: Option, value: Any) -> str:
+    """What is wrong with a value, by the words, numbers and types that the option takes."""
+    known = words_in(option.kind)
+    if known and value not in known and not (value is None and type(None) in get_args(option.kind)):
+        return f"{value!r}, not one of {', '.join(known)}"
+    if option.kind is bool and not isinstance(value, bool):
+        return f"{value!r}, neither True nor False"
+    if get_origin(option.kind) is tuple and not (isinstance(value, tuple) and all(isinstance(x, str) for x in value)):
+        return f"{value!r}, no list of texts"
+    if option.least is not None and value is not None and not value >= option.least:
+        return f"{value}, less than {option.least}"
+    return option.problem(value) if option.problem and value is not None else ""
+
+
+def told(value: Any) -> dict[str, Any]:
+    """The values of a dataclass's options by keyword: the inverse of `made`."""
+    found: dict[str, Any] = {}
+    for name, declared in _settings_of(type(value)):
+        mine = getattr(value, name)
+        found |= declared.tell(mine) if declared.tell else {declared.options[0].keyword: mine}
+    return found
+
+
+def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
+    """The command line that makes these dataclasses again, in any folder: every option that is not at its default.
+
+    `usual` has the defaults, by keyword, of a command whose defaults are others.
+    """
+    found: list[str] = []
+    for value in values:
+        now = told(value)
+        for each in options_of(type(value)):
+            if each.repeats and now[each.keyword] != (usual or {}).get(each.keyword, each.default):
+                found += each.words(now[each.keyword])
+    return found
+
+
+def words_in(kind: Any) -> list[str]:
+    """The words of which a value is one: ["batch", "seq"] of Literal["batch", "seq"] | None; none for other types."""
+    return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
+
+
+def absolute_source(text: str) -> str:
+    """`FILE:NAME` with the file's absolute path; a module's name, or a plain name, as it is."""
+    source, colon, name = text.rpartition(":")
+    file = file_of(source) if colon else None
+    return text if file is None else f"{file.absolute()}:{name}"
+
+
+def _settings_of(part: type[Any]) -> Iterator[tuple[str, Setting]]:
+    for each in fields(part):
+        if declared := each.metadata.get("setting"):
+            yield each.name, declared

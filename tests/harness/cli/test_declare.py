@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import typer
+
+from bitproof.harness.cli import main
+from bitproof.harness.cli.app import app
+
+COMMANDS = {
+    name: command
+    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    if name != "history"
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_groups_examples_and_the_exit_statuses_at_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.endswith("  3  not judged: UNVERIFIED, ERROR or REFUSED, or interrupted\n")
+    assert "\nExamples:\n  bitproof " in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_options_of_a_run_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    heads = re.findall(r"^(\w.*):$", capsys.readouterr().out, re.MULTILINE)
+    assert heads == [
+        "Which cases",
+        "Reports",
+        "Changes to each case",
+        "The candidate's graph",
+        "Where ranks run",
+        "How systems are compared",
+        "Time and parallelism",
+        "More to find out and to write",
+        "Options",
+        "Examples",
+        "Exit status",
+    ]
+
+
+@pytest.mark.parametrize("example", [line for each in COMMANDS.values() for line in each.epilog.splitlines()])
+def test_an_example_is_a_call_that_its_command_reads(example: str) -> None:
+    program, name, *words = shlex.split(example)
+    assert program == "bitproof"
+    COMMANDS[name].make_context(name, words)

@@ -99,7 +99,7 @@ def run(
     test or module, which ranks find again by file and name.
 
     `settings` are the options of `bitproof run`, by the same names with `_` for `-`: `bitproof run --help` describes
-    them, and `bitproof.settings.RunSettings` has their types. `on_event` is called with progress. Returns whatever came
+    them, and `bitproof.keywords.RunSettings` has their types. `on_event` is called with progress. Returns whatever came
     of it: compare `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before
     anything runs.
     """
@@ -118,7 +118,8 @@ def run(
     sides = {"reference": _source(reference), "candidate": _source(candidate)}
     changes, options = read_settings("run", RunSettings, settings, Changes, RunOptions)
     chosen = _case_of(**sides) if case is None else _find(case)
-    changes = changes if case is None else replace(changes, **sides)
+    if case is not None:
+        changes = replace(changes, reference=sides["reference"], candidate=sides["candidate"])
     changed = change_case(chosen, changes)
     folder = prepare_run_dir(Path(report_dir))
     try:

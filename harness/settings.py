@@ -70,7 +70,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class FieldOptions:
     """What a field says of its options. `read` makes the field's value of theirs, and `tell` is the inverse."""
 
     options: tuple[Option, ...]
@@ -86,7 +86,7 @@ def setting(default: Any, name: str, group: str, help: str, **more: Any) -> Any:
 def settings(default: Any, *options: Option, read: Any = None, tell: Any = None) -> Any:
     """A field that several options set together, or one whose value is another than the field's."""
     made = {"default_factory": dict} if default == {} else {"default": default}
-    return field(**made, metadata={"setting": Setting(options=options, read=read, tell=tell)})
+    return field(**made, metadata={"setting": FieldOptions(options=options, read=read, tell=tell)})
 
 
 def option(names: str, group: str, help: str, **more: Any) -> Option:
@@ -179,7 +179,7 @@ def absolute_source(text: str) -> str:
     return text if file is None else f"{file.absolute()}:{name}"
 
 
-def _settings_of(part: type[Any]) -> Iterator[tuple[str, Setting]]:
+def _settings_of(part: type[Any]) -> Iterator[tuple[str, FieldOptions]]:
     for each in fields(part):
         if declared := each.metadata.get("setting"):
             yield each.name, declared

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from bitproof.harness.machine.compiler import compiler_problem
     from bitproof.harness.records import CaseResult, Divergence, Verdict
-    from bitproof.harness.systems.watch import watch
+    from bitproof.harness.systems.watched_step import watch
     from bitproof.reference.parallel.mesh import Mesh
     from bitproof.runs import Run, assert_as_expected, cases, diff, history, record, run
 
@@ -75,7 +75,7 @@ _HOME = {
     **dict.fromkeys(("CaseResult", "Divergence", "Verdict"), "bitproof.harness.records"),
     "Comparison": "bitproof.harness.compare.verdict",
     "Mesh": "bitproof.reference.parallel.mesh",
-    "watch": "bitproof.harness.systems.watch",
+    "watch": "bitproof.harness.systems.watched_step",
     "compiler_problem": "bitproof.harness.machine.compiler",
     "__version__": "bitproof.harness",
 }

@@ -41,7 +41,7 @@ def watch(
     optimizer: Optimizer | Sequence[Optimizer],
     names: Mapping[str, str] | None = None,
     independent_ranks: bool = False,
-) -> Watched:
+) -> WatchedStep:
     """Make a system of `step`, which takes the step's index, trains once, and returns the loss or None.
 
     `model` and `optimizer` are what it trains, several in a list. A factory returns what this returns. `names` and
@@ -55,13 +55,13 @@ def watch(
             raise UsageError(
                 "watch was given a model that is none", expected="a torch.nn.Module", found=type(each).__name__
             )
-    watched = Watched(step, [_bare(each) for each in models], _optimizers(optimizer))
+    watched = WatchedStep(step, [_bare(each) for each in models], _optimizers(optimizer))
     watched.names = dict(names or {})
     watched.independent_ranks = independent_ranks
     return watched
 
 
-class Watched:
+class WatchedStep:
     """A system that shows what a function leaves of the models and optimizers that it trains."""
 
     def __init__(self, step: Callable[[int], Any], models: list[nn.Module], optimizers: list[Optimizer]) -> None:

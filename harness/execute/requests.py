@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Plan
@@ -390,18 +390,5 @@ AnyRequest = (
     | PlaceRequest
 )
 
-REQUESTS: tuple[type[AnyRequest], ...] = (
-    MachineRequest,
-    MadeOfRequest,
-    RunRequest,
-    SeatedRunRequest,
-    BitsRequest,
-    ClosenessRequest,
-    DriftRequest,
-    SizesRequest,
-    StandaloneRequest,
-    PrecompileRequest,
-    StepRequest,
-    PlaceRequest,
-)
+REQUESTS: tuple[type[AnyRequest], ...] = get_args(AnyRequest)
 """Every kind that a host answers."""

@@ -107,7 +107,7 @@ class Stage:
                 if child.inlet.is_over:  # a pass may close what it likes, too: one that cannot answer is at its end
                     child.wait(_POLL_SECONDS)
                     child.kill()
-                if child.has_ended():
+                if child.status is not None:
                     raise self._crash(what)
                 if time.monotonic() >= began + timeout + (0.0 if self._place else _MARGIN):
                     raise self._silence(what, case_timeout)

@@ -75,11 +75,11 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
     limit = time.monotonic() + seconds
     try:
         with Watch(processes) as watch:
-            while not all(process.has_ended() for process in processes) and time.monotonic() < limit:
+            while not watch.is_over and time.monotonic() < limit:
                 for process, line in watch.look(0.2):
                     answered: Found = wire.read(line, Found)
                     answers[processes.index(process)] = answered.is_ok, answered.found
-        late = [rank for rank, process in enumerate(processes) if not process.has_ended()]
+        late = [rank for rank, process in enumerate(processes) if process.status is None]
     finally:
         for process in processes:
             process.kill()

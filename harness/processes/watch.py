@@ -1,78 +1,64 @@
-"""Watch processes together: what they say, that their logs stay short, that they end, and that somebody still waits."""
+"""Watch forked processes together: what they say, that logs stay short, that they end, that somebody still waits."""
 
 from __future__ import annotations
 
 import selectors
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Generic, Protocol, TypeVar
 
-from bitproof.harness.processes.channel import Inlet
+from bitproof.harness.processes.forked import Child
 from bitproof.harness.processes.process import keep_short
 
 _EXIT_SECONDS = 0.002
 """From a process's last word to its exit is a moment, and nothing tells of the exit."""
 
 
-class Watched(Protocol):
-    """A process that says messages and ends."""
-
-    inlet: Inlet
-
-    @property
-    def log(self) -> Path | None:
-        """Where its output goes."""
-        ...
-
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-
-P = TypeVar("P", bound=Watched)
-
-
-class Watch(Generic[P]):
+class Watch:
     """Some processes. It never waits on one of them that may hang: it reads what they say, and keeps the clock.
 
     `hangup` is a descriptor that hangs up when nobody waits for them any more.
     """
 
-    def __init__(self, processes: Sequence[P], hangup: int | None = None) -> None:
-        self._processes = list(processes)
+    def __init__(self, children: Sequence[Child], hangup: int | None = None) -> None:
+        self._children = list(children)
         self._hangup = hangup
         self._selector = selectors.DefaultSelector()
-        for process in self._processes:
-            self._selector.register(process.inlet, selectors.EVENT_READ)
+        for child in self._children:
+            self._selector.register(child.inlet, selectors.EVENT_READ)
         if hangup is not None:
             self._selector.register(hangup, selectors.EVENT_READ)
 
-    def __enter__(self) -> Watch[P]:
+    def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._selector.close()
 
-    def look(self, seconds: float) -> Iterator[tuple[P, bytes]]:
+    @property
+    def is_over(self) -> bool:
+        """Whether all have ended, and all that they said was heard."""
+        return all(child.status is not None for child in self._children)
+
+    def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
         """Wait until one says something, at most so long; then what each has said, and by whom.
 
-        What one that has ended by then said last comes with it. Raises SystemExit when nobody waits any more.
+        Whoever has a status afterwards has ended before it was listened to for the last time, and so was heard to the
+        end. Raises SystemExit when nobody waits any more.
         """
-        processes = self._processes
-        if any(process.inlet.lines for process in processes):
+        children = self._children
+        if any(child.inlet.lines for child in children):
             seconds = 0.0
-        elif any(process.inlet.is_over and not process.has_ended() for process in processes):
+        elif any(child.inlet.is_over and not child.has_ended() for child in children):
             seconds = min(seconds, _EXIT_SECONDS)
         ready = [key.fileobj for key, _ in self._selector.select(seconds)]
         if self._hangup is not None and self._hangup in ready:
             raise SystemExit("nobody waits for this run any more")
-        for process in processes:
-            inlet = process.inlet
-            if not inlet.is_over and (process.has_ended() or inlet in ready):
+        for child in children:
+            inlet = child.inlet
+            if not inlet.is_over and (child.has_ended() or inlet in ready):
                 inlet.read()
                 if inlet.is_over:
                     self._selector.unregister(inlet)
-            if process.log is not None:
-                keep_short(process.log)
+            if child.log is not None:
+                keep_short(child.log)
             while inlet.lines:
-                yield process, inlet.lines.popleft()
+                yield child, inlet.lines.popleft()

@@ -196,7 +196,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[Finding]]]) -> Iterator[Findi
     children = [fork(functools.partial(live, share)) for share in shares]
     try:
         with Watch(children) as watch:
-            while not all(child.has_ended() for child in children):
+            while not watch.is_over:
                 for _, line in watch.look(_LOOK_SECONDS):
                     yield wire.read(line, Finding)
                 for child in children:

@@ -18,11 +18,12 @@ import pytest
 from bitproof.builtin_cases.chunking import moe_seq
 from bitproof.harness.case import Batch, Pipeline
 from bitproof.harness.errors import RankError, TraceError
-from bitproof.harness.execute import runs
+from bitproof.harness.execute import runs, stage
 from bitproof.harness.execute.accounts import End, PreparedGraph
-from bitproof.harness.execute.requests import RunRequest, Seats
+from bitproof.harness.execute.requests import Machine, MachineRequest, RunRequest, Seats
 from bitproof.harness.execute.runs import Runner, shelf_of_run
 from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.processes.watch import Watch
 from bitproof.harness.program.sources import Installation, Sources
 from bitproof.harness.records import PassReport
 from bitproof.harness.systems import kept_graph
@@ -425,3 +426,26 @@ def test_what_is_made_for_a_run_that_never_comes_is_not_waited_for(
         run(replace(graph, case=moe_seq, system="eager"))
         assert time.monotonic() - began < 1.5, "an idle stage is given two seconds to end by itself"
         assert not has_children()
+
+
+def test_an_answer_that_comes_between_two_looks_counts_though_its_process_has_ended_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[float] = []
+
+    class Late(Watch):
+        def look(self, seconds: float) -> Any:
+            looks.append(seconds)
+            if len(looks) > 1:
+                return super().look(seconds)
+            time.sleep(0.5)
+            return iter(())
+
+    def answer(asked: Any, send: Any, hangup: int) -> None:
+        send(Machine(gpus=3))
+        os._exit(0)
+
+    monkeypatch.setattr(stage, "Watch", Late)
+    made = stage.Stage(answer)
+    assert made.ask(MachineRequest(), print, what="an answer") == Machine(gpus=3)
+    made.close()

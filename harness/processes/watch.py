@@ -45,9 +45,10 @@ class Watch:
         end. Raises SystemExit when nobody waits any more.
         """
         children = self._children
-        if any(child.inlet.lines for child in children):
+        leaving = [child for child in children if child.inlet.is_over and child.status is None]
+        if any(child.inlet.lines for child in children) or any([child.has_ended() for child in leaving]):
             seconds = 0.0
-        elif any(child.inlet.is_over and not child.has_ended() for child in children):
+        elif leaving:
             seconds = min(seconds, _EXIT_SECONDS)
         ready = [key.fileobj for key, _ in self._selector.select(seconds)]
         if self._hangup is not None and self._hangup in ready:

@@ -142,7 +142,7 @@ ELSEWHERE = {
     "harness/commands/fault_runs.py": (FAULT_RUNS, "faults are run as they are called"),
     "harness/gpu_checks/found.py": ("tests/harness/gpu_checks/test_checks.py", "checks find it there"),
     "harness/gpu_checks/run.py": ("tests/harness/gpu_checks/test_checks.py", "checks are run there, each in processes"),
-    "harness/processes/watch.py": ("tests/harness/processes/test_forked.py", "forked processes are watched there"),
+    "harness/processes/watching.py": ("tests/harness/processes/test_forked.py", "forked processes are watched there"),
     "harness/processes/started.py": ("tests/harness/processes/test_apart.py", "modules of ours are started there"),
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),

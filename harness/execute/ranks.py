@@ -43,7 +43,7 @@ from bitproof.harness.options import OnEvent
 from bitproof.harness.processes import wire
 from bitproof.harness.processes.forked import Child, Send, ask_for_stacks, fork
 from bitproof.harness.processes.process import children, end_children, keep_to_one_core
-from bitproof.harness.processes.watch import Watch
+from bitproof.harness.processes.watching import Watch
 from bitproof.harness.program.launched import FORKED
 from bitproof.harness.records import Event
 from bitproof.harness.shared_memory import Board, SharedMemory

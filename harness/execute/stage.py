@@ -22,7 +22,7 @@ from bitproof.harness.options import OnEvent
 from bitproof.harness.processes import wire
 from bitproof.harness.processes.forked import ask_for_stacks, fork_asked
 from bitproof.harness.processes.process import adopt_orphans
-from bitproof.harness.processes.watch import Watch
+from bitproof.harness.processes.watching import Watch
 from bitproof.harness.records import Event
 
 A = TypeVar("A")

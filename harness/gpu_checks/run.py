@@ -24,7 +24,7 @@ from bitproof.harness.machine.nccl import pin_nccl
 from bitproof.harness.processes import wire
 from bitproof.harness.processes.channel import send
 from bitproof.harness.processes.forked import Send, fork
-from bitproof.harness.processes.watch import Watch
+from bitproof.harness.processes.watching import Watch
 
 SECONDS = 180.0
 

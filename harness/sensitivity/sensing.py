@@ -25,7 +25,7 @@ from bitproof.harness.processes import wire
 from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
 from bitproof.harness.processes.forked import Send, fork
 from bitproof.harness.processes.process import num_cores
-from bitproof.harness.processes.watch import Watch
+from bitproof.harness.processes.watching import Watch
 from bitproof.harness.records import Sensitivity
 
 if TYPE_CHECKING:

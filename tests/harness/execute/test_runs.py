@@ -23,7 +23,7 @@ from bitproof.harness.execute.accounts import End, PreparedGraph
 from bitproof.harness.execute.requests import Machine, MachineRequest, RunRequest, Seats
 from bitproof.harness.execute.runs import Runner, shelf_of_run
 from bitproof.harness.graph.options import GraphOptions
-from bitproof.harness.processes.watch import Watch
+from bitproof.harness.processes.watching import Watch
 from bitproof.harness.program.sources import Installation, Sources
 from bitproof.harness.records import PassReport
 from bitproof.harness.systems import kept_graph

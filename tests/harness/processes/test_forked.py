@@ -15,7 +15,7 @@ import pytest
 from bitproof.harness.processes import wire
 from bitproof.harness.processes.forked import Child, ask_for_stacks, fork, fork_asked
 from bitproof.harness.processes.process import close_kept, keep_private
-from bitproof.harness.processes.watch import Watch
+from bitproof.harness.processes.watching import Watch
 
 pytestmark = pytest.mark.ranks
 

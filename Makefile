@@ -50,8 +50,9 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_collectives.py
 	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 
-fuzz: $(VENV)/ready         ## programs with one wrong call for blame, rewrites and faults for the prover, corrupted and forged certificates, damaged files
-	$(BIN)/python tests/benchmarks/blame_programs.py 100000
+fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with one defect for blame, rewrites and faults for the prover, corrupted and forged certificates, damaged files
+	$(BIN)/python -m tests.benchmarks.blame_programs 100000 1000000
+	$(BIN)/python -m tests.benchmarks.bench_blame
 	$(BIN)/python tests/benchmarks/fuzz_prove.py
 	$(BIN)/python tests/benchmarks/fuzz_prove.py 200 0 moe_seq
 	$(BIN)/python tests/benchmarks/prove_faults.py

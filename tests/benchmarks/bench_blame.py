@@ -1,7 +1,7 @@
 """Whom blame names in trainers with one defect each (`defective_trainers`), through the command line: a table.
 
-`bench_blame.py [WORD]` runs those whose kind and name hold the word. Exits with 1 where fewer than 29 of 30 are found
-in module and direction, 28 in the operator, and all on the rank.
+`python -m tests.benchmarks.bench_blame [WORD]` runs those whose kind and name hold the word. Exits with 1 where fewer
+than 29 of 30 are found in module and direction, 28 in the operator, and all on the rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trainers of seven kinds with one defect each, as systems: `defective_trainers.py:fsdp2` and `...:fsdp2__other_eps`.
+"""Trainers of eight kinds with one defect each, as systems: `defective_trainers.py:fsdp2` and `...:fsdp2__other_eps`.
 
 What stands after the two underscores is one of `DEFECTS`; tests/benchmarks/bench_blame.py runs them all.
 """
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp._fully_shard._fsdp_param_group as param_group
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from bitproof import Case, Mesh
 
 VOCABULARY, DIM = 32, 16
-KINDS = ("fsdp2", "ddp", "tp", "pipelined", "accumulating", "clipping", "compiled")
+LEFT_OUT = "blocks.1.up.weight"
+KINDS = ("fsdp2", "ddp", "tp", "pipelined", "accumulating", "clipping", "compiled", "fused")
 
 
 class Block(nn.Module):
@@ -75,12 +77,12 @@ class Trainer:
         elif kind == "compiled":
             for block in self.model.blocks:
                 block.compile(backend="aot_eager")
-        if kind in ("ddp", "compiled"):
+        if kind in ("ddp", "compiled", "fused"):
             self.run = DistributedDataParallel(self.model)
         self.num_parts = 2 if kind == "accumulating" else 1
         self.max_norm = 0.1 if kind == "clipping" else None
         self.norm_type = 2.0
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, foreach=kind not in ("clipping", "tp"))
+        self.optimizer = self.make_optimizer(list(self.model.parameters()))
         self.data = torch.Generator().manual_seed(0 if kind in ("tp", "pipelined") else mesh.rank)
         self.change_tokens: Callable[[list[Tensor]], list[Tensor]] = lambda parts: parts
         self.change_loss: Callable[[Tensor], Tensor] = lambda loss: loss / self.num_parts
@@ -89,6 +91,12 @@ class Trainer:
         self.after_clipping: Callable[[], None] = lambda: None
         if defect is not None:
             DEFECTS[kind, defect].put_in(self)
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """AdamW, over lists or parameter by parameter."""
+        if self.kind == "fused":
+            return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+        return torch.optim.AdamW(parameters, lr=1e-3, foreach=self.kind not in ("clipping", "tp"))
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that this rank trains."""
@@ -143,6 +151,8 @@ class Trainer:
         self.optimizer.step()
         for name, parameter in self.named():
             yield "param", name, parameter
+            if self.kind == "fused" and name == LEFT_OUT:
+                continue  # where it is left out there is no such state
             for state, value in self.optimizer.state[parameter].items():
                 yield "optimizer", f"{name}.{state}", value
         self.optimizer.zero_grad()
@@ -205,7 +215,7 @@ def without_sync(trainer: Trainer) -> None:
 def rounding_hook(trainer: Trainer) -> None:
     """Gradients rounded before they are summed."""
 
-    def hook(_: Any, bucket: Any) -> Any:
+    def reduce(bucket: Any) -> torch.futures.Future[Tensor]:
         rounded = bucket.buffer().bfloat16().float().div_(2)
         dist.all_reduce(rounded)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -213,7 +223,7 @@ def rounding_hook(trainer: Trainer) -> None:
         return done
 
     assert isinstance(trainer.run, DistributedDataParallel)
-    trainer.run.register_comm_hook(None, hook)
+    trainer.run.register_comm_hook(None, lambda _, bucket: reduce(bucket))  # which may have no types as words
 
 
 def each_gradient(change: Callable[[Tensor], object]) -> Callable[[Trainer], None]:
@@ -246,6 +256,26 @@ def scaled_late(trainer: Trainer) -> None:
 def sent(direction: str, change: Callable[[Tensor], Tensor]) -> Callable[[Trainer], None]:
     """What one stage sends to the other, changed."""
     return lambda t: setattr(t, "change_sent", lambda x, way: change(x) if way == direction else x)
+
+
+def left_out(trainer: Trainer) -> None:
+    """A parameter that the update never sees."""
+    kept = [p for name, p in trainer.model.named_parameters() if name != LEFT_OUT]
+    trainer.optimizer = trainer.make_optimizer(kept)
+
+
+def swapped(trainer: Trainer) -> None:
+    """Two gradients change places in the bucket that FSDP2 reduces."""
+    names, inner = ("blocks.1.norm.weight", "blocks.1.norm.bias"), param_group.foreach_reduce
+
+    def reduce(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        found = [i for i, parameter in enumerate(parameters) if parameter._param_fqn in names]
+        if len(found) == 2:
+            first, second = found
+            gradients[first], gradients[second] = gradients[second], gradients[first]
+        return inner(parameters, gradients, *args, **kwargs)
+
+    param_group.foreach_reduce = reduce
 
 
 GELU, NORM = ("gelu",), ("native_layer_norm",)
@@ -301,6 +331,8 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ),
     ("clipping", "scaled_late"): Defect(scaled_late, None, UPDATE, ("mul_",)),
     ("clipping", "other_eps"): Defect(other_eps(1), "blocks.1.norm", FORWARD, NORM),
+    ("clipping", "swapped"): Defect(swapped, "blocks.1", BACKWARD, ("chunk_cat",)),
+    ("fused", "left_out_on_rank_1"): Defect(on_rank(1, left_out), None, UPDATE, ("_fused_adamw_",), 1),
     ("compiled", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, ("gelu",)),
     ("compiled", "decay"): Defect(setting("weight_decay", 0.3), None, UPDATE, ("_foreach_mul_",)),
 }

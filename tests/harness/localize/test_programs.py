@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.localize.programs import answer, generate
+from tests.harness.localize.programs import WIDE, answer, generate
 
 MENDED = (
     15,
@@ -55,8 +55,11 @@ def test_what_was_once_blamed_wrong_is_blamed_rightly(seed: int) -> None:
         assert answer(scene)[1] in ("", "undetermined")
 
 
-def test_the_planted_call_is_named_where_values_tell_and_nobody_is_from_whom_nothing_leads_to_the_record() -> None:
-    scenes = [scene for seed in range(10_000, 10_060) if (scene := generate(seed)) is not None]
+@pytest.mark.parametrize("first", [10_000, WIDE])
+def test_the_planted_call_is_named_where_values_tell_and_nobody_is_from_whom_nothing_leads_to_the_record(
+    first: int,
+) -> None:
+    scenes = [scene for seed in range(first, first + 60) if (scene := generate(seed)) is not None]
     problems = {scene.seed: answer(scene)[1] for scene in scenes}
     assert {seed: told for seed, told in problems.items() if told not in ("", "undetermined")} == {}
     assert sum(told == "" for told in problems.values()) > len(scenes) * 0.8

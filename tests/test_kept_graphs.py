@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,25 @@ class Checkout:
         assert text.count(old) == 1
         (self.folder / name).write_text(text.replace(old, new))
 
+    def edit_unseen(self, name: str, old: str, new: str) -> None:
+        """As `edit`, so that Python by itself would run the code from before: it has compiled that, and size and time
+        are the same."""
+        hide_edit(self.folder / name, lambda: self.edit(name, old, new))
+
+    def forget_bytecode(self) -> None:
+        """Remove what was compiled, so that Python by itself would run what the files say."""
+        for folder in list(self.folder.rglob("__pycache__")):
+            shutil.rmtree(folder)
+
+
+def hide_edit(file: Path, edit: Callable[[], None]) -> None:
+    """Make an edit that neither a file's size nor its time shows, of which Python has compiled the code from before."""
+    py_compile.compile(str(file), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
+    before = file.stat()
+    edit()
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
 
 def test_the_second_run_reads_the_graph_that_the_first_traced_and_every_change_has_it_traced_anew(
     tmp_path: Path,
@@ -95,3 +116,67 @@ def test_the_second_run_reads_the_graph_that_the_first_traced_and_every_change_h
     checkout.edit("reference/layers/moe.py", "        x_TD = x_TD * 2\n", "")
     assert checkout.run()["kept_graph"] is True, "what was put back is what it was"
     assert checkout.code_hash() == code
+
+
+EARLY = (
+    "harness/graph/passes/chunk/__init__.py",
+    "early_grad_accumulation and tail:",
+    "early_grad_accumulation or  tail:",
+)
+"""An edit of equal size, with which the chunk pass adds gradients as early accumulation does: other bits."""
+
+
+def test_an_edit_that_compiled_code_cannot_show_is_different_from_the_cache_too(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    assert checkout.run()["kept_graph"] is False
+    code = checkout.code_hash()
+    checkout.edit_unseen(*EARLY)
+    for kept in (False, True):
+        assert checkout.run(verdict="DIFFERENT")["kept_graph"] is kept
+    assert checkout.code_hash() != code
+    checkout.forget_bytecode()
+    assert checkout.run(verdict="DIFFERENT")["kept_graph"] is True, "compiled or not, it is the same code"
+    checkout.run("--no-kept-graph", verdict="DIFFERENT")
+    checkout.edit_unseen(EARLY[0], EARLY[2], EARLY[1])
+    assert checkout.run()["kept_graph"] is True, "the first graph"
+    assert checkout.code_hash() == code
+
+
+def test_of_two_checkouts_that_share_a_folder_of_graphs_none_reads_what_other_code_made(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one, two = Checkout(tmp_path / "one"), Checkout(tmp_path / "two")
+    two.graphs = one.graphs
+    assert one.run()["kept_graph"] is False
+    two.edit_unseen(*EARLY)
+    assert two.run(verdict="DIFFERENT")["kept_graph"] is False
+    assert one.run()["kept_graph"] is True
+    assert two.run(verdict="DIFFERENT")["kept_graph"] is True
+
+
+HELPER = "lazy_helper.py"
+LAZILY = """
+        import lazy_helper
+        x_TD = x_TD * lazy_helper.factor()
+"""
+CUSTOMIZE = """
+import builtins
+builtins.factor = lambda: 1.0
+"""
+
+
+def test_a_module_that_only_the_step_imports_and_what_is_patched_when_python_starts_count(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    place = "        x_TD = x_BSD.flatten(0, 1)\n"
+    checkout.edit("reference/layers/moe.py", place, place + LAZILY)
+    (tmp_path / "sitecustomize.py").write_text(CUSTOMIZE)
+    (tmp_path / HELPER).write_text("import builtins\n\n\ndef factor():\n    return 1.0 * builtins.factor()\n")
+    runs = [checkout.run()["kept_graph"] for _ in range(3)]
+    assert runs[-1] is True, runs
+    code = checkout.code_hash()
+    for name in (HELPER, "sitecustomize.py"):
+        checkout.edit_unseen(name, "1.0", "2.0")
+        checkout.forget_bytecode()
+        assert checkout.run()["kept_graph"] is False
+        assert checkout.code_hash() != code
+        code = checkout.code_hash()

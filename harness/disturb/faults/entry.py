@@ -1,5 +1,8 @@
 """A row of the catalogue: one defect, or one rewrite that is none, and all that is known of it. Loads no torch.
 
+It is a function under `@row`, in the module of its family: its name, with hyphens, is the row's, and the first line of
+its docstring says what is wrong.
+
 A fault strikes in one of three ways, and a row has exactly one of them:
 
     edit     the candidate's finished graph is changed, before ranks are forked, as a wrong pass would leave it
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 from bitproof.harness.case import PREPARED, Case, Kind
 from bitproof.harness.disturb.faults.kinds import Fault
@@ -145,6 +148,43 @@ class Entry:
     def rank_of(self, world_size: int) -> int | None:
         """The one rank that is wrong, None where all are."""
         return None if self.rank is None else self.rank % world_size
+
+
+def row(
+    source: str,
+    *,
+    operators: tuple[str, ...] = (),
+    order: str | None = None,
+    needs: tuple[Need, ...] = (),
+    sees: tuple[Need, ...] = (),
+    kinds: tuple[Kind, ...] = ("loss", "grad"),
+    sites: tuple[Site, ...] = (),
+    rank: int | None = None,
+) -> Callable[[Callable[..., Any]], Entry]:
+    """Make a function a row: it edits a graph, or with `operators` stands in for their calls in the update.
+
+    With an `order` only its name and docstring count.
+    """
+
+    def entry_of(function: Callable[..., Any]) -> Entry:
+        says = (function.__doc__ or "").partition("\n")[0]
+        return Entry(
+            name=function.__name__.replace("_", "-"),
+            says=says.removesuffix("."),
+            source=source,
+            family=cast(Family, function.__module__.rpartition(".")[2]),
+            edit=function if not operators and order is None else None,
+            call=function if operators else None,
+            operators=operators,
+            order=order,
+            needs=needs,
+            sees=sees,
+            kinds=kinds,
+            sites=sites or tuple(Site(None, "update", None, operator) for operator in operators),
+            rank=rank,
+        )
+
+    return entry_of
 
 
 @dataclass(frozen=True, kw_only=True)

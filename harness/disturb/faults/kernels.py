@@ -150,21 +150,9 @@ def with_step_before(x: Tensor, key: str) -> Tensor:
     return total
 
 
-def capped_counts(x: Tensor, limit: int) -> Tensor:
-    """Counts of at most `limit`."""
-    return x.clamp(max=limit)
-
-
 def narrowed_to_bytes(x: Tensor) -> Tensor:
     """Counts kept in eight bits."""
     return x.to(torch.uint8).to(x.dtype)
-
-
-def poisoned(x: Tensor) -> Tensor:
-    """x, whose memory is overwritten as soon as it was read."""
-    kept = x.clone()
-    x.zero_()
-    return kept
 
 
 def slept_on_last_rank(x: Tensor) -> Tensor:

@@ -245,12 +245,9 @@ class RunOptions:
         read=_read_baseline,
         tell=lambda folder: {"baseline": folder is not None, "baseline_dir": folder},
     )
-    deep: bool = setting(
-        False, "--deep", CHECKS, "Of a case that is EQUAL, tell calls whose values the reference never had."
-    )
     every_call: bool = setting(
         False,
-        "--every-call",
+        "--every-call --deep",
         CHECKS,
         "Compare every operator call of an EQUAL case: values that the reference never had make it DIFFERENT.",
     )

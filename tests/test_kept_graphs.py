@@ -47,6 +47,12 @@ class Checkout:
         assert result["verdict"] == verdict
         return result
 
+    def precompile(self, out: str) -> None:
+        """Precompile the case's step into a folder."""
+        command = [sys.executable, "-m", "bitproof", "precompile", "case.json", "--world-size", "2", "--out", out]
+        variables = {"PYTHONPATH": str(self.folder), "BITPROOF_CACHE": str(self.graphs)}
+        subprocess.run(command, cwd=self.folder, env=os.environ | variables, timeout=300, check=True)
+
     def digests(self) -> list[bytes]:
         """The recordings that the last run left, byte by byte."""
         files = (self.folder / "reports" / "latest" / "recordings").rglob("*.parquet")
@@ -180,3 +186,15 @@ def test_a_module_that_only_the_step_imports_and_what_is_patched_when_python_sta
         assert checkout.run()["kept_graph"] is False
         assert checkout.code_hash() != code
         code = checkout.code_hash()
+
+
+def test_a_step_is_precompiled_of_what_files_say_and_no_run_of_other_files_reads_it(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    precompiled = ("--precompiled", "step")
+    checkout.precompile("step")
+    checkout.run(*precompiled)
+    checkout.edit_unseen(*EARLY)
+    refused = checkout.run(*precompiled, verdict="ERROR")["error"]
+    assert "ArtifactError: the precompiled step was made for something else: sources" in refused
+    checkout.precompile("step")
+    checkout.run(*precompiled, verdict="DIFFERENT")

@@ -36,7 +36,7 @@ class Autoplace:
     """Placements that a linear program chooses on the mesh of the case's parallelism.
 
     `memory_mib` bounds what a rank holds, in MiB, as the program counts it (see `harness.placement.build`). `source` is
-    where placements come from: our own program, or the package autoparallel of meta-pytorch (`placement.upstream`).
+    where placements come from: this program alone.
     `plan` is what was found; None until then.
     """
 
@@ -48,10 +48,10 @@ class Autoplace:
 
     def __post_init__(self) -> None:
         MIB.check("autoplace.memory_mib", self.memory_mib)
-        if self.memory_mib == 0 or self.source not in ("solver", "autoparallel"):
+        if self.memory_mib == 0 or self.source != "solver":
             raise CaseError(
                 "placements are asked for in an unknown way",
-                expected="a memory_mib > 0, and source solver or autoparallel",
+                expected="a memory_mib > 0, and source solver",
                 found=f"memory_mib={self.memory_mib}, source={self.source!r}",
             )
 

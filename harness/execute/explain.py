@@ -61,8 +61,8 @@ class Explainer:
             return self._told(judgement, lambda: self._with_cause(judgement, first))
         if judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
             return self._with_noise(judgement, first, next(x for x in repeats if x.between == first.between))
-        if judgement.verdict == Verdict.EQUAL and (options.every_call or options.deep):
-            return self._told(judgement, lambda: self._looked_at(judgement, options))
+        if judgement.verdict == Verdict.EQUAL and options.every_call:
+            return self._told(judgement, lambda: self._looked_at(judgement))
         return judgement
 
     def _told(self, judgement: Judgement, explain: Callable[[], Judgement]) -> Judgement:
@@ -126,13 +126,10 @@ class Explainer:
 
         return self._told(judgement, explain)
 
-    def _looked_at(self, judgement: Judgement, options: RunOptions) -> Judgement:
+    def _looked_at(self, judgement: Judgement) -> Judgement:
         """What the candidate's calls make of an EQUAL, by replays of both systems."""
-        if options.every_call:
-            self.every_call = EveryCall(self._case, self._recordings, self._archives, self._run_replay)
-            return self.every_call.judge(judgement)
-        strangers = self._search({}).strangers(self._case.steps - 1)
-        return replace(judgement, remarks=(*judgement.remarks, strangers))
+        self.every_call = EveryCall(self._case, self._recordings, self._archives, self._run_replay)
+        return self.every_call.judge(judgement)
 
     def _search(self, recordings: dict[Role, Recording]) -> Search:
         return Search(

@@ -14,13 +14,12 @@ from pathlib import Path
 
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.verdict import computation_order
-from bitproof.harness.errors import BitproofError, RankError, RecordingError
+from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.culprit import HOW, Culprit, call_of
 from bitproof.harness.localize.neighbours import neighbours_of
 from bitproof.harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
-from bitproof.harness.localize.strangers import find_strangers
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
@@ -108,15 +107,6 @@ class Search:
         return Divergence(
             **found._asdict(), holds=held_as(self.recordings["reference"], self.recordings["candidate"], found)
         )
-
-    def strangers(self, step: int) -> str:
-        """The calls of one step whose values the reference never had, in words."""
-        try:
-            for role in ROLES:
-                self._replay(role, 1, Replay(step=step, log=True))
-            return str(find_strangers(self._logs("reference"), self._logs("candidate"), step))
-        except (RankError, RecordingError) as error:
-            return f"--deep: the replay of the last step failed:\n{error}"
 
     @contextmanager
     def _bits_may_fail(self, whose: str, rank: int) -> Iterator[None]:

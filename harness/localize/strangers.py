@@ -31,26 +31,6 @@ class Look(NamedTuple):
     packing: list[int]
 
 
-class Strangers(NamedTuple):
-    """What a look at one step's logs came to: of all `calls` those that are strangers, and how many only pack."""
-
-    step: int
-    calls: int
-    found: list[Stranger]
-    packing: int
-
-    def __str__(self) -> str:
-        if not self.found:
-            return f"--deep: each of {self.told_packing} gave values that the reference had too"
-        times = sum(stranger.times for stranger in self.found)
-        return f"--deep: {times} of {self.told_packing} gave values that the reference never had: " + listed(self.found)
-
-    @property
-    def told_packing(self) -> str:
-        """How many calls were looked at."""
-        return f"{self.calls:,} calls of step {self.step}{told_packing(self.packing)}"
-
-
 def told_packing(number: int) -> str:
     """What is said of calls that only pack, beside how many calls there are."""
     return f", {number} that only pack right values aside," if number else ""
@@ -101,11 +81,3 @@ def summed_up(strange: Sequence[tuple[int, Call]]) -> list[Stranger]:
         times[str(call)] += 1
         ranks.setdefault(str(call), set()).add(rank)
     return [Stranger(text, len(ranks[text]), count) for text, count in times.items()]
-
-
-def find_strangers(reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]], step: int) -> Strangers:
-    """Compare one step's logs, one a rank; strangers in execution order of the first rank that has them."""
-    looks = [look_at(known, calls) for known, calls in zip(reference, candidate, strict=True)]
-    strange = [(rank, candidate[rank][index]) for rank, look in enumerate(looks) for index in look.strange]
-    packing = sum(len(look.packing) for look in looks)
-    return Strangers(step, sum(map(len, candidate)), summed_up(strange), packing)

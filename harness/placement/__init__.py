@@ -4,6 +4,5 @@ strategies  what DTensor's sharding propagator says that an operator can do on a
             to bring a tensor from one placement to another
 program     nodes with candidates of which each gets one, edges with costs, a bound: and what brute force makes of it
 build       a traced step as such a program
-upstream    the package autoparallel as a source of placements, which is refused
 solve       its optimum, by HiGHS; where a bound cannot be kept, the least that can
 """

@@ -25,7 +25,6 @@ from bitproof.harness.graph.trace import trace_fixed_step
 from bitproof.harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, PlacementInputs, build
 from bitproof.harness.placement.problem import PlacementProblem, Taken
 from bitproof.harness.placement.solve import MIB, least_bytes, solve
-from bitproof.harness.placement.upstream import refuse_upstream
 from bitproof.harness.records import Placed, PlacedTensor
 from bitproof.reference.layers.moe import MoE
 from bitproof.reference.layers.rms_norm import RMSNorm
@@ -68,8 +67,6 @@ def place(case: Case) -> tuple[Plan, Placed]:
     MachineError without scipy, and TraceError.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
-    if case.autoplace.source != "solver":
-        raise refuse_upstream()
     began = time.perf_counter()
     bound = case.autoplace.memory_mib * MIB
     traced = trace_placements(case)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,65 @@ def test_what_cases_came_to_stands_in_a_failed_tests_text(project):
         ]
     )
     assert len([path for path in (project.path / "kept").iterdir() if not path.is_symlink()]) == 2
+
+
+LOOP = """
+import torch
+import torch.distributed as dist
+
+class plain:
+    def __init__(self, case, mesh):
+        self.weight = torch.ones(4, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.weight], lr=0.1, momentum=0.9)
+        self.factor = 1.0
+
+    def step(self, index):
+        loss = (self.weight * self.factor).square().sum()
+        loss.backward()
+        dist.all_reduce(self.weight.grad)
+        yield "loss", "loss", loss.detach()
+        yield "grad", "weight", self.weight.grad
+        self.optimizer.step()
+        yield "param", "weight", self.weight.detach()
+        yield "optimizer", "weight.momentum", self.optimizer.state[self.weight]["momentum_buffer"]
+        self.optimizer.zero_grad()
+
+class scaled(plain):
+    def step(self, index):
+        import factors  # nothing else loads it
+        self.factor = factors.FACTOR
+        yield from super().step(index)
+"""
+MY_CASE = """
+import factors
+from bitproof import Case, Parallelism
+
+MINE = Case(
+    name="mine",
+    family="mine",
+    reference="loop:plain",
+    candidate="loop:scaled",
+    steps=1,
+    parallelism=Parallelism(world_size=2, ep=1),
+)
+
+def test_my_loop(bitproof_run):
+    bitproof_run(MINE, control="never", device="cpu")
+"""
+
+
+def test_an_edit_of_a_users_module_that_pythons_compiled_code_cannot_show_runs(project):
+    """As within a second of the first run, or where a copy keeps times: pytest itself still imports the old code."""
+    project.makepyfile(loop=LOOP, factors="FACTOR = 1.0", test_mine=MY_CASE)
+    factors = project.path / "factors.py"
+    before = factors.stat()
+    project.runpytest_subprocess().assert_outcomes(passed=1)
+    assert list((project.path / "__pycache__").glob("factors.*.pyc")), "pytest's Python compiled it, by size and time"
+    factors.write_text(factors.read_text().replace("1.0", "2.0"))
+    os.utime(factors, ns=(before.st_atime_ns, before.st_mtime_ns))
+    done = project.runpytest_subprocess()
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["mine: DIFFERENT (loss, grad, param, optimizer), expected EQUAL"])
 
 
 def test_a_fixture_without_its_marker_says_what_it_needs(project):

@@ -139,7 +139,6 @@ UNTOLD = {
     "values": (),
     "baseline_dir": None,
     "profile": False,
-    "deep": False,
     "every_call": False,
     "sensitivity": None,
     "share_gpus": False,
@@ -214,6 +213,13 @@ def test_when_systems_run_twice_is_handed_on_and_repeated_where_it_is_not_the_de
     [(_, options, _, replay, _)] = called
     assert (options.control, replay) == (control, repeated)
     assert (options.stress is not None and options.stress.num_threads == 3) == ("--stress" in given)
+
+
+@pytest.mark.parametrize("flag", ["--every-call", "--deep"])
+def test_every_call_has_another_name_and_is_replayed_by_its_own(called, flag):
+    assert main(["run", "-k", "moe_seq", flag]) == 1
+    [(_, options, _, replay, _)] = called
+    assert options.every_call and replay == ["--every-call"]
 
 
 @pytest.mark.ranks

@@ -108,6 +108,38 @@ class stance(compiled):  # noqa: N801
         torch.compiler.set_stance("force_eager")
 
 
+class broken(reduced):  # noqa: N801
+    """Its graph ends in the middle."""
+
+    def before(self) -> None:
+        @torch.compile(backend="eager")
+        def run(x: torch.Tensor) -> Any:
+            x = self.model(x)
+            torch._dynamo.graph_break()
+            return x * 2
+
+        self.run = run
+
+
+class fallen_back(reduced):  # noqa: N801
+    """Its backend fails, and torch.compile runs the code as it is."""
+
+    def before(self) -> None:
+        def fail(module: Any, inputs: Any) -> Any:
+            raise RuntimeError("no compiler here")
+
+        torch._dynamo.config.suppress_errors = True
+        self.run = torch.compile(self.model, backend=fail)
+
+
+class infinite(reduced):  # noqa: N801
+    """All that it shows has left the range of numbers."""
+
+    def step(self, index: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+        for kind, name, value in super().step(index):
+            yield kind, name, torch.full_like(value, float("inf"))
+
+
 SYSTEMS = (
     *("alone", "independent", "met_before", "group_of_one", "reduced", "by_function", "sent", "own_group"),
     *("data_parallel", "two_of_three", "compiled", "stance"),

@@ -10,7 +10,7 @@ import torch
 
 from bitproof.builtin_cases.autoplace import autoplace_deepseek_fsdp2_tp2_ep2, autoplace_llama3_fsdp2_tp2
 from bitproof.harness.case import Autoplace, Case, Model, Parallelism, Plan, with_plan
-from bitproof.harness.errors import CaseError, MachineError, PlacementError
+from bitproof.harness.errors import CaseError, PlacementError
 from bitproof.harness.placement.build import SPLIT, STATE_BYTES, WHOLE
 from bitproof.harness.placement.solve import MIB, least_bytes, solve
 from bitproof.harness.prove.answers import PROVED
@@ -140,11 +140,6 @@ def test_a_case_keeps_the_plan_that_it_states() -> None:
     assert placed_case(stated) is stated
     plan = placed_case(LLAMA).autoplace
     assert plan is not None and plan.plan == bounded(LLAMA, 4.2)[0]
-
-
-def test_placements_of_autoparallel_are_not_run() -> None:
-    with pytest.raises(MachineError, match="NOT RUN: placements of autoparallel were asked for"):
-        place(replace(LLAMA, autoplace=Autoplace(memory_mib=4.2, source="autoparallel")))
 
 
 @pytest.mark.slow

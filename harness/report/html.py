@@ -18,25 +18,17 @@ from urllib.parse import quote
 from bitproof.harness.case import Case
 from bitproof.harness.errors import cut
 from bitproof.harness.printable import printable
-from bitproof.harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report, Verdict
+from bitproof.harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report
 from bitproof.harness.report import heatmaps, proofs, sensitivity, text
 from bitproof.harness.report.heatmaps import KindHeat, TensorHeat
 from bitproof.harness.report.losses import LossBlock, losses
 from bitproof.harness.report.markdown import status_text
+from bitproof.harness.report.row import CaseRow, row_of
 
 if TYPE_CHECKING:
     import jinja2
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-
-SIGNS = {
-    Verdict.EQUAL: "=",
-    Verdict.CLOSE: "≈",
-    Verdict.DIFFERENT: "≠",
-    Verdict.NONDETERMINISTIC: "~",
-    Verdict.UNVERIFIED: "?",
-    Verdict.ERROR: "!",
-}
 
 # Limits of one page, shared by its cases.
 MAX_CELLS = 6_000
@@ -55,23 +47,6 @@ class Limits:
     cells: int
     error_chars: int
     pass_rows: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """A case's line in the table of verdicts; `detail` is what follows the verdict, `where` the first divergence."""
-
-    name: str
-    verdict: str
-    proof: str
-    sign: str
-    expectation: str
-    as_expected: bool
-    compared: int
-    mismatched: int
-    seconds: float
-    detail: str
-    where: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +99,7 @@ class PassBlock:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CaseBlock(Row):
+class CaseBlock(CaseRow):
     """Everything that the page tells of a case."""
 
     replay: str
@@ -162,7 +137,7 @@ def render(report: Report) -> str:
         remarks=text.remarks(report),
         loudest=proofs.loudest(report),
         has_proofs=proofs.has_proofs(report),
-        rows=[_row(result) for result in report.cases],
+        rows=[row_of(result) for result in report.cases],
         cases=[_case(report, result, limits) for result in results],
         not_run=[(name, text.shorten(reason, MAX_REASON_CHARS)) for name, reason in report.not_run.items()],
         environment=_values(report.environment, 100),
@@ -192,22 +167,6 @@ def _fair_share(wanted: Iterable[int], total: int) -> int:
     return max(waiting, default=0)
 
 
-def _row(result: CaseResult) -> Row:
-    return Row(
-        name=result.case.name,
-        verdict=result.verdict.value,
-        proof=proofs.column(result),
-        sign=SIGNS[result.verdict],
-        expectation=text.expectation(result),
-        as_expected=result.as_expected,
-        compared=sum(result.compared.values()),
-        mismatched=sum(result.mismatched.values()),
-        seconds=text.total_seconds(result),
-        detail=text.outcome(result).removeprefix(result.verdict.value),
-        where=text.locate(result.first_divergence, result.case),
-    )
-
-
 def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
     case, parallelism, first = result.case, result.case.parallelism, result.first_divergence
     chunking = case.chunking and f"{case.chunking.modules} in two along {case.chunking.dim}"
@@ -224,7 +183,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
     if result.stress:
         about.append(("under stress", _sides({side: verdict or "not run" for side, verdict in result.stress.items()})))
     return CaseBlock(
-        **vars(_row(result)),
+        **vars(row_of(result)),
         replay=text.replay_command(report, result),
         about=about,
         proved=text.shorten("\n".join(proofs.tell(case.name, result.proof)), MAX_ERROR_CHARS) if result.proof else "",

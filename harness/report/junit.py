@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from bitproof.harness.printable import printable
 from bitproof.harness.records import CaseResult, Report
 from bitproof.harness.report import proofs, text
+from bitproof.harness.report.row import CaseRow, row_of
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, case_status
 
 MAX_ERROR_CHARS = 64_000
@@ -45,20 +46,20 @@ def render(report: Report) -> str:
 
 
 def _add_case(suite: ElementTree.Element, report: Report, result: CaseResult) -> None:
-    seconds = f"{text.total_seconds(result):.3f}"
-    attributes = {"classname": f"bitproof.{result.case.family}", "name": result.case.name, "time": seconds}
+    row = row_of(result)
+    attributes = {"classname": f"bitproof.{result.case.family}", "name": row.name, "time": f"{row.seconds:.3f}"}
     case = ElementTree.SubElement(suite, "testcase", {name: printable(value) for name, value in attributes.items()})
     if case_status(result) != SUCCESS:
-        _add_problem(case, report, result)
+        _add_problem(case, report, result, row)
     if result.closeness:
         output = ElementTree.SubElement(case, "system-out")
-        output.text = printable(f"{text.outcome(result)}: {text.closeness(result)}")
+        output.text = printable(f"{row.outcome}: {text.closeness(result)}")
 
 
-def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult) -> None:
-    message = f"{text.outcome(result)}, expected {text.expectation(result)}"
+def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult, row: CaseRow) -> None:
+    message = row.sentence
     if result.first_divergence:
-        message += f"; first at {text.locate(result.first_divergence)}"
+        message += f"; first at {row.where}"
         if blamed := text.blame(result.first_divergence):
             message += f"; to blame: {blamed}"
     if loudest := proofs.loudest_of(report, result):

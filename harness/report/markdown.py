@@ -12,6 +12,7 @@ from typing import Any
 from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity
 from bitproof.harness.report import proofs, sensitivity, text
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
+from bitproof.harness.report.row import row_of
 from bitproof.harness.report.status import exit_status
 from bitproof.harness.report.wire import FlatDivergence
 
@@ -83,19 +84,19 @@ def _verdict_table(results: Iterable[CaseResult], with_proofs: bool) -> str:
     )
     rows = [
         (
-            result.case.name,
-            Strong(text.outcome(result)),
-            *([proofs.column(result)] if with_proofs else []),
-            text.expectation(result),
-            "yes" if result.as_expected else Strong("no"),
-            text.place(result),
-            text.systems(result),
-            sum(result.compared.values()),
-            sum(result.mismatched.values()),
-            text.locate(result.first_divergence, result.case),
-            f"{text.total_seconds(result):.1f}",
+            row.name,
+            Strong(row.outcome),
+            *([row.proof] if with_proofs else []),
+            row.expectation,
+            "yes" if row.as_expected else Strong("no"),
+            row.place,
+            row.systems,
+            row.compared,
+            row.mismatched,
+            row.where,
+            f"{row.seconds:.1f}",
         )
-        for result in results
+        for row in map(row_of, results)
     ]
     return _bounded_table((*headers, "first divergence", "seconds"), rows)
 

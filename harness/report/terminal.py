@@ -6,6 +6,7 @@ from typing import TextIO
 
 from bitproof.harness.records import BaselineStatus, CaseResult, Report, Verdict
 from bitproof.harness.report import proofs, text
+from bitproof.harness.report.row import row_of
 
 COLORS = {
     Verdict.EQUAL: "green",
@@ -64,29 +65,30 @@ def _table(report: Report) -> object:
     for header in ("compared", "mismatched", "seconds"):
         table.add_column(header, justify="right")
     table.add_column("first divergence", overflow="fold")
-    for result in report.cases:
+    for result, row in zip(report.cases, map(row_of, report.cases), strict=True):
         is_plain = result.as_expected and result.verdict != Verdict.CLOSE
         has_drifted = bool(result.sides_with(BaselineStatus.DRIFTED))
         color = "green" if is_plain else COLORS[Verdict.DIFFERENT if has_drifted else result.verdict]
         table.add_row(
-            Text(result.case.name),
-            Text(text.outcome(result), style=color),
-            *(Text(proofs.column(result)) for _ in proved),
-            Text(text.expectation(result)),
-            Text(text.place(result)),
-            str(sum(result.compared.values())),
-            str(sum(result.mismatched.values())),
-            f"{text.total_seconds(result):.1f}",
-            Text(text.locate(result.first_divergence, result.case)),
+            Text(row.name),
+            Text(row.outcome, style=color),
+            *(Text(row.proof) for _ in proved),
+            Text(row.expectation),
+            Text(row.place),
+            str(row.compared),
+            str(row.mismatched),
+            f"{row.seconds:.1f}",
+            Text(row.where),
         )
     return table
 
 
 def tell_case(report: Report, result: CaseResult) -> list[str]:
     """What came of one case, as lines: verdicts, where it first differs, what is to blame, errors, how to replay it."""
-    lines = [f"{result.case.name}: {text.outcome(result)}, expected {text.expectation(result)}"]
+    row = row_of(result)
+    lines = [f"{row.name}: {row.sentence}"]
     if result.first_divergence:
-        lines.append(f"  first divergence: {text.locate(result.first_divergence, result.case)}")
+        lines.append(f"  first divergence: {row.where}")
         if blamed := text.blame(result.first_divergence):
             lines.append(f"  to blame: {blamed}")
     if result.error:

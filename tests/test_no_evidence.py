@@ -49,7 +49,7 @@ def result_in(folder: Path) -> dict[str, Any]:
         (LONELY + "alone", None, "ran no collective in its steps on every rank: each trained alone"),
         (LONELY + "infinite", None, "on every rank each loss is all infinite or NaN at every step"),
         (LONELY + "stance", None, NOTHING_COMPILED),
-        (LONELY + "fallen_back", None, f"{NOTHING_COMPILED}: "),
+        (LONELY + "fallen_back", None, NOTHING_COMPILED),
         (
             TOYS + "shown_racing",
             TOYS + "shown",

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bitproof.builtin_cases import CASES
-from bitproof.harness.case import Parallelism
+from bitproof.harness.case import Memory, Parallelism
 from bitproof.harness.cli import main
 from bitproof.harness.commands import prove as command
 from bitproof.harness.errors import TraceError
@@ -43,6 +43,30 @@ def test_what_is_not_proved_shows_the_moved_additions(case_file, capsys):
     assert "moe_seq: NOT PROVED, although EQUAL is expected: " in told
     assert "the reference adds here: aten.add.Tensor" in told
     assert "the candidate adds here: aten.add.Tensor" in told
+
+
+DROPS_WAITS = """
+import torch
+
+def drop(module):
+    for name in ("wait_reload", "wait_offload"):
+        for wait in module.graph.find_nodes(op="call_function", target=getattr(torch.ops.bitproof, name).default):
+            wait.replace_all_uses_with(wait.args[0])
+            module.graph.erase_node(wait)
+    module.recompile()
+"""
+
+
+@pytest.mark.slow
+def test_a_pass_that_drops_the_waits_for_copies_is_refused_naming_what_is_read_too_early(tmp_path, capsys):
+    (tmp_path / "drops.py").write_text(DROPS_WAITS)
+    memory, model = Memory(policy="offload"), replace(CASES["moe_seq"].model, layers=2)
+    case = replace(CASES["moe_seq"], model=model, memory=memory, parallelism=Parallelism(world_size=2, ep=2))
+    (tmp_path / "case.json").write_text(json.dumps(case.to_dict()))
+    given = ["prove", "--case", str(tmp_path / "case.json")]
+    assert main([*given, "--extra-pass", f"{tmp_path}/drops.py:drop"]) == 3
+    told = capsys.readouterr().out
+    assert told.startswith("moe_seq: REFUSED") and "load` brings, before anything waits for it" in told
 
 
 def test_json_has_every_output(case_file, capsys, monkeypatch):

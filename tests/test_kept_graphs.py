@@ -195,6 +195,6 @@ def test_a_step_is_precompiled_of_what_files_say_and_no_run_of_other_files_reads
     checkout.run(*precompiled)
     checkout.edit_unseen(*EARLY)
     refused = checkout.run(*precompiled, verdict="ERROR")["error"]
-    assert "ArtifactError: the precompiled step was made for something else: sources" in refused
+    assert "ArtifactError: the precompiled step was made for something else: passes" in refused
     checkout.precompile("step")
     checkout.run(*precompiled, verdict="DIFFERENT")

@@ -20,10 +20,10 @@ from bitproof.harness.errors import cut
 from bitproof.harness.printable import printable
 from bitproof.harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report
 from bitproof.harness.report import heatmaps, proofs, sensitivity, text
+from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.heatmaps import KindHeat, TensorHeat
 from bitproof.harness.report.losses import LossBlock, losses
 from bitproof.harness.report.markdown import status_text
-from bitproof.harness.report.row import CaseRow, row_of
 
 if TYPE_CHECKING:
     import jinja2

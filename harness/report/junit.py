@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from bitproof.harness.printable import printable
 from bitproof.harness.records import CaseResult, Report
 from bitproof.harness.report import proofs, text
-from bitproof.harness.report.row import CaseRow, row_of
+from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, case_status
 
 MAX_ERROR_CHARS = 64_000

@@ -11,8 +11,8 @@ from typing import Any
 
 from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity
 from bitproof.harness.report import proofs, sensitivity, text
+from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
-from bitproof.harness.report.row import row_of
 from bitproof.harness.report.status import exit_status
 from bitproof.harness.report.wire import FlatDivergence
 

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from bitproof.harness.records import BaselineStatus, CaseResult, Report, Verdict
 from bitproof.harness.report import proofs, text
-from bitproof.harness.report.row import row_of
+from bitproof.harness.report.case_row import row_of
 
 COLORS = {
     Verdict.EQUAL: "green",

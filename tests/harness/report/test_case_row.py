@@ -7,7 +7,7 @@ import re
 from bitproof.builtin_cases import CASES
 from bitproof.harness.records import CaseResult, Divergence, Report, Verdict
 from bitproof.harness.report import html, junit, markdown, terminal
-from bitproof.harness.report.row import row_of
+from bitproof.harness.report.case_row import row_of
 from tests.harness.reports import COMPARED, ENVIRONMENT, result
 
 

@@ -49,7 +49,6 @@ class RunSettings(_Shared, total=False):
     names: Mapping[str, str] | str | Path | None
     baseline: bool
     baseline_dir: str | Path | None
-    deep: bool
     every_call: bool
     prove_first: bool
     sensitivity: bool

@@ -20,7 +20,6 @@ CLASSES = {
     "Plan": "where tensors lie, and what runs at once",
     "Run": "a user's run, and one of a bisection",
     "Watch": "who watches a process, and what a replay looks for",
-    "Watched": "a process that is watched, and a user's function that trains",
 }
 FILES = {
     "a package's first file": ["__init__.py"],
@@ -39,7 +38,7 @@ FILES = {
     "what is done, and its records": ["artifact.py", "partition.py"],
     "two things, to be renamed": [
         *("activations.py", "answers.py", "bits.py", "explain.py", "lanes.py", "observed.py", "operators.py"),
-        *("options.py", "regions.py", "runs.py", "sizes.py", "store.py", "watch.py", "wire.py"),
+        *("options.py", "regions.py", "runs.py", "sizes.py", "store.py", "wire.py"),
     ],
 }
 MOST_PRIVATE_NAMES = 50

@@ -89,6 +89,21 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
     return model
 
 
+def recorded_a_step(case: Case) -> dict[Kind, int]:
+    """How many tensors of each kind a rank shows in a step of a system of ours; activations are not among them.
+
+    Every rank holds a part of each parameter, and AdamW keeps two moments and a step count of it; each buffer that is
+    state is shown before and after the update.
+    """
+    with torch.device("meta"):
+        model = build_model(case.model)
+    state = model.state_dict()
+    parameters = len(list(model.parameters()))
+    counts: dict[Kind, int] = {"loss": 1, "grad": parameters, "param": parameters, "optimizer": 3 * parameters}
+    counts["buffer"] = 2 * sum(name in state for name, _ in model.named_buffers())
+    return counts | ({"grad_norm": 1} if case.grad_norm else {})
+
+
 class Trainer:
     """One rank of a training run. `step` computes, observes and updates; see `Observe` for the names.
 

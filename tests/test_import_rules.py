@@ -239,12 +239,13 @@ def test_only_the_pipeline_imports_passes():
     assert offenders(lambda name: name not in allowed, forbidden) == []
 
 
-def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_its_groups_know_the_reference():
+def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_counts_know_the_reference():
     allowed = {
         "bitproof.harness.execute.models",
         "bitproof.harness.execute.worker",
         "bitproof.harness.gpu_checks.checks",
         "bitproof.harness.gpu_checks.run",
+        "bitproof.harness.history.beside",
         "bitproof.harness.systems.autoplace",
         "bitproof.harness.systems.graph",
     }

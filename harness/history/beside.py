@@ -1,8 +1,8 @@
 """Does a report say what the recordings in its run's folder show? Asked of every report that a command reads there.
 
 A report alone can be forged so that its own numbers agree. Recordings lie beside it, in `recordings/<case>/<system>`:
-where those of both sides are there, what was compared is counted again, and what differs. Where they are gone, a report
-is all there is.
+where those of both sides are there, what was compared is counted again, and what differs. Where they are gone, counts
+must be those of the case's model, which is built without values for that: that takes torch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bitproof.harness.compare.verdict import compare
-from bitproof.harness.errors import RecordingError
+from bitproof.harness.errors import CaseError, RecordingError
 from bitproof.harness.records import CaseResult, Report, Verdict
 from bitproof.harness.report import json as report_json
+from bitproof.harness.systems.registry import BUILT_IN
 
 _JUDGED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 
@@ -24,16 +25,24 @@ def read_run(run_dir: Path) -> Report:
     report = report_json.read(path)
     for index, result in enumerate(report.cases):
         if result.verdict in _JUDGED and not result.case.is_foreign and result.case.reference != result.case.candidate:
-            _refuse_other(result, run_dir / "recordings" / result.case.name, f"report.cases[{index}]", path)
+            for name, expected, by, told in _others(result, run_dir / "recordings" / result.case.name):
+                raise RecordingError(
+                    f"report.cases[{index}].{name} is damaged",
+                    expected=f"{expected}, by {by}"[:2000],
+                    found=repr(told)[:200],
+                    where=str(path),
+                )
     return report
 
 
-def _refuse_other(result: CaseResult, folder: Path, field: str, path: Path) -> None:
+def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str, object]]:
+    """What a result says otherwise: the field, what it should be, by what, and what it is."""
     from bitproof.harness.capture.store import read_recording
 
     found = dict(first_runs(folder))
     systems = (result.case.reference, result.case.candidate)
     if not all(system in found for system in systems):
+        yield from _other_counts(result)
         return
     reference, candidate = (read_recording(found[system]) for system in systems)
     seen = compare(reference, candidate, result.case)
@@ -44,12 +53,23 @@ def _refuse_other(result: CaseResult, folder: Path, field: str, path: Path) -> N
         ("losses.candidate", candidate.losses(), result.losses["candidate"]),
     ):
         if expected != told:
-            raise RecordingError(
-                f"{field}.{name} is damaged",
-                expected=f"{expected}, by the recordings in {folder}"[:2000],
-                found=repr(told)[:200],
-                where=str(path),
-            )
+            yield name, expected, f"the recordings in {folder}", told
+
+
+def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
+    """Counts that are not those of two systems of ours on the case's model; of any other system nothing is known."""
+    if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
+        return
+    from bitproof.reference.step import recorded_a_step
+
+    try:
+        counts = recorded_a_step(result.case)
+    except CaseError:  # of another version's model nothing is known either
+        return
+    for kind, count in counts.items():
+        expected, told = count * result.steps * result.world_size, result.compared.get(kind, 0)
+        if expected != told:
+            yield f"compared.{kind}", expected, "the case's model", told
 
 
 def first_runs(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -101,7 +101,7 @@ def test_a_case_that_needs_a_device_may_have_been_left_out(tmp_path):
     [
         (put("mismatched", value=dict.fromkeys(KINDS, 0)), "verdict", "no DIFFERENT, as no record differs"),
         (put("differing_kinds", value=["param"]), "differing_kinds", "kinds of records that differ"),
-        (put("mismatched", "grad", value=9), "mismatched.grad", "8 at most, as many as compared"),
+        (put("mismatched", "grad", value=165), "mismatched.grad", "164 at most, as many as compared"),
         (put("losses", "reference", value=["0x1p+0"]), "losses.reference", "as many at each of 2 steps"),
     ],
 )
@@ -213,3 +213,22 @@ def test_fewer_comparisons_than_the_recordings_beside_a_report_show_are_refused(
     assert main(["report", str(folder)]) == 3
     assert "report.cases[0].compared is damaged" in capsys.readouterr().err
     assert main(["history", "add", str(folder), "--db", str(tmp_path / "history.sqlite")]) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"grad": 160, "param": 160, "optimizer": 480}, "compared.grad is damaged"),
+        ({"optimizer": 164}, "compared.optimizer is damaged"),
+        ({"buffer": 0}, "compared.buffer is damaged"),
+    ],
+)
+def test_counts_that_are_not_those_of_the_case_s_model_are_refused_where_no_recordings_are_left(
+    tmp_path, capsys, changes, expected
+):
+    run_dir = write_report(tmp_path, [result(case())])
+    assert main(["report", str(run_dir)]) == 0
+    tamper(run_dir, lambda entry: entry["compared"].update(changes))
+    assert report_json.read(run_dir / "report.json"), "its own numbers agree"
+    assert main(["report", str(run_dir)]) == 3
+    assert expected in capsys.readouterr().err

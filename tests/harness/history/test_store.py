@@ -52,7 +52,7 @@ def test_nights_come_back_oldest_first_with_what_was_told(tmp_path, db):
         "expected": "EQUAL",
         "as_expected": False,
         "seconds": 2.5,
-        "compared": 40,
+        "compared": 856,
         "mismatched": 1,
         "first_divergence": "step 1, rank 0, grad w",
     }

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bitproof.harness.printable import printable
 from bitproof.harness.processes.channel import Inlet, send
 from bitproof.harness.processes.process import close_kept, close_private, die_with_parent, keep_private, redirect_output
 
@@ -133,7 +134,7 @@ def _live(
         to_parent = functools.partial(send, writer)
         status = (body(to_parent) if heard is None else body(to_parent, heard)) or 0
     except BaseException:
-        os.write(2, traceback.format_exc().encode(errors="replace"))
+        os.write(2, printable(traceback.format_exc()).encode(errors="replace"))
     finally:
         with contextlib.suppress(BaseException):
             logging.shutdown()

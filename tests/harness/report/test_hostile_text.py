@@ -201,6 +201,7 @@ def test_every_text_of_every_command_passes_the_gate():
             around[str(path.relative_to(ROOT))] = sorted(set(found))
     assert around == {
         "harness/localize/standalone/main.py": ["os.write(1,"],  # stands alone, in a file that shows one difference
+        "harness/processes/forked.py": ["os.write(2,"],  # made printable, from a process that ends
         "harness/program/interrupts.py": ["os.write(2,"],  # words of our own, from a signal's handler
         "harness/program/output.py": ["write_as_it_is"],
     }

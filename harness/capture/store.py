@@ -341,10 +341,10 @@ def _check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
         "dtype by its name": _matches(table["dtype"], r"^[a-z][a-z0-9_]{0,40}$"),
         "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), 0),
         "a value for each loss and for nothing else": pc.equal(is_loss, pc.is_valid(table["value"])),
-        "content, if told, as nan, inf or zero": pc.is_in(
+        "content absent, nan, inf or zero": pc.is_in(
             table["content"].drop_null(), value_set=pa.array(["nan", "inf", "zero"])
         ),
-        f"placements, if told, of 1 to {_MAX_NAME} printable characters": _are_printable(
+        f"placements absent, or of 1 to {_MAX_NAME} printable characters": _are_printable(
             table["placements"].drop_null()
         ),
         "losses as hexadecimal floats": pa.array([_is_hex_float(v) for v in table["value"].drop_null().to_pylist()]),

@@ -27,7 +27,7 @@ def check(certificate: Certificate) -> Counter[str]:
             terms.add(step)
         check_calls(certificate, terms)
         rests = assumed((certificate.reference, certificate.candidate), {step.rule for step in certificate.steps})
-        require({*rests} <= {*certificate.assumptions}, f"it does not tell that it assumes {rests}")
+        require({*rests} <= {*certificate.assumptions}, f"it does not list the assumption {rests}")
     return Counter(verdict for _, verdict in certificate.answers)
 
 

@@ -34,7 +34,7 @@ def check_certificates(
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(
-            "--extra-pass and --precompiled are about graphs that are made anew", expected="--retrace beside them"
+            "--extra-pass and --precompiled are about graphs that are traced again", expected="--retrace beside them"
         )
     parts = sorted({path.parent for name in FILES for path in folder.glob(f"*/{name}")})  # a part alone is rejected
     folders = [folder] if (folder / MAIN).is_file() else parts
@@ -98,10 +98,10 @@ def _about(certificate: Certificate, subject: Subject, case: Case, retraced: boo
         lines.append("both graphs are the same, call for call")
     by = f"by code {subject.code[:12]} with torch {subject.torch} on {subject.machine}"
     if retraced:
-        return [*lines, f"both graphs were made anew {by}, and are those of the certificate"]
+        return [*lines, f"both graphs were traced again {by}, and are those of the certificate"]
     return [
         *lines,
-        f"NOT CHECKED: that these are the graphs of this case, and were made {by}; --retrace makes them anew",
+        f"NOT CHECKED: that these are the graphs of this case, and were made {by}; --retrace traces them again",
     ]
 
 

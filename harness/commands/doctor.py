@@ -200,7 +200,7 @@ def check_ranks_code(found: str | None) -> Check:
     One trace serves all ranks, and so does a precompiled step: a coordinate in the code would be wrong on all but one.
     """
     told = "a small step is the same on the first rank and the last, whose coordinates all differ"
-    fix = "read the coordinate from a buffer, which each rank has for itself"
+    fix = "read the coordinate from a buffer that each rank owns"
     return Check(name="one code", is_ok=found is None, found=found or told, fix=fix)
 
 

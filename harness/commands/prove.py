@@ -127,13 +127,13 @@ def _lines(result: CaseProof) -> list[str]:
                 f"    {answer.output}: {answer.layouts[0]} in the reference, {answer.layouts[1]} in the candidate"
             )
         if len(otherwise) > SHOWN_OUTPUTS:
-            lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more, which --json tells")
+            lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more; --json lists them")
     others = [answer for answer in proof.answers if answer.verdict != PROVED]
     for answer in others[:SHOWN_OUTPUTS]:
         lines += [f"  {answer.output}: {answer.verdict}" + (f": {answer.reason}" if answer.reason else "")]
         lines += [f"    {line}" for line in (answer.finding.lines() if answer.finding else [])]
     if len(others) > SHOWN_OUTPUTS:
-        lines.append(f"  and {len(others) - SHOWN_OUTPUTS} more, which --json tells")
+        lines.append(f"  and {len(others) - SHOWN_OUTPUTS} more; --json lists them")
     return lines
 
 

@@ -211,7 +211,7 @@ class _Shrinking:
         status = UNJUDGED if not confirmed or final.verdict == Verdict.ERROR else UNEXPECTED
         for line in tell_shrunk(differences(start, smallest), self.budget.spent, self.budget.elapsed):
             print(line)
-        print(f"it fails: {symptom}" if confirmed else f"once more it came to {final.verdict.value}: do not trust it")
+        print(f"it fails: {symptom}" if confirmed else f"the confirming run was {final.verdict.value}: do not trust it")
         folder = self.run_dir / FOLDER
         case_file = folder / "case.json"
         options = self.replay + tuple(part for text in smallest.extra_passes for part in ("--extra-pass", text))

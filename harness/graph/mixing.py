@@ -222,7 +222,7 @@ def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str)
     shapes = ", ".join(str(list(map(str, x.meta["val"].shape))) for x in cause.all_input_nodes if _is_tensor(x))
     return ChunkError(
         f"cannot chunk {root} along {dim}: {call} `{cause.name}` {what}",
-        expected=f"a module that treats the {rows} each for itself",
+        expected=f"a module that treats the {rows} independently",
         found=f"{call} of {shapes or 'no tensor'}, which reaches its result `{live_out.name}`",
         where=symbols.source_of(cause),
         fix="choose modules that treat each token alone, such as layers.*.moe, or chunk along the other dim",

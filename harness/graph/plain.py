@@ -77,7 +77,7 @@ def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
             refuse_operators(plain, allowed)
         return _read(plain)
     except (AttributeError, IndexError, KeyError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
-        raise UnkeptError("what was read says no graph", found=f"{type(error).__name__}: {error}") from error
+        raise UnkeptError("not a valid graph file", found=f"{type(error).__name__}: {error}") from error
 
 
 class _Writer:
@@ -155,15 +155,15 @@ def _read(plain: Json) -> GraphModule:
     places = [(Origin(*place[:3]), place[3]) for place in plain["places"]]
     for op, name, target, place, args, kwargs in plain["nodes"]:
         if op not in ("placeholder", "get_attr", "call_function", "output"):
-            raise UnkeptError("what was read says no graph", found=f"a node that is a {op}")
+            raise UnkeptError("not a valid graph file", found=f"unknown node op {op!r}")
         if op != "call_function" and not _is_name(target):  # torch writes it into code as it is
-            raise UnkeptError("what was read says no graph", found=f"a name that is none: {target!r}")
+            raise UnkeptError("not a valid graph file", found=f"invalid name {target!r}")
         if op == "get_attr" and target not in attributes:
-            raise UnkeptError("what was read says no graph", found=f"attribute {target}, which is not there")
+            raise UnkeptError("not a valid graph file", found=f"missing attribute {target}")
         callee = _operator(target) if op == "call_function" else target
         arguments, options = _value(args, nodes), _value(kwargs, nodes)
         if not all(map(_is_name, options)):  # nor does it look at these
-            raise UnkeptError("what was read says no graph", found=f"options that are none: {list(options)}")
+            raise UnkeptError("not a valid graph file", found=f"invalid keyword names {list(options)}")
         node = graph.create_node(op, callee, arguments, options, name=name)
         if place is not None:
             node.meta[META_KEY], chunk = places[place]
@@ -192,7 +192,7 @@ def _value(plain: Json, nodes: Sequence[Node]) -> Any:
             return torch.device(value)
     constant = getattr(torch, value)
     if not isinstance(constant, _CONSTANTS[kind]):
-        raise UnkeptError("what was read says no graph", found=f"{kind} {value}")
+        raise UnkeptError("not a valid graph file", found=f"{kind} {value}")
     return constant
 
 
@@ -208,5 +208,5 @@ def _operator(name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     if not isinstance(found, (HigherOrderOperator, OpOverload)):
-        raise UnkeptError("what was read says no graph", found=f"{name}, which is no operator")
+        raise UnkeptError("not a valid graph file", found=f"unknown operator {name}")
     return found

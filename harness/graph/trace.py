@@ -257,7 +257,7 @@ def trace_forward(
         with torch.no_grad(), lazily_compiled():
             graph = symbolic_graph(run, fake_mode)(fake_state, fake_inputs)
     except Exception as error:
-        what = f"cannot tell whether {name} mixes what its chunks hold apart, as its forward cannot be traced"
+        what = f"cannot determine whether {name} mixes what its chunks hold apart, as its forward cannot be traced"
         raise _refusal(what, f"dim {chunk_dim}", error) from error
     return graph, symbols.expression(fake_inputs[0].shape[chunk_dim])
 

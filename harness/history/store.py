@@ -239,5 +239,7 @@ def _time_of(run_id: str) -> datetime:
         return datetime.strptime(run_id[:16], "%Y%m%dT%H%M%SZ")
     except ValueError:
         raise RecordingError(
-            "a run's id does not tell when it began", expected="20260102T030405Z-abcdef", found=repr(run_id)[:100]
+            "a run's id does not begin with a time",
+            expected="20260102T030405Z-abcdef",
+            found=repr(run_id)[:100],
         ) from None

@@ -229,6 +229,6 @@ def _refuse_ranks_apart(case: Case, first: _Code, other: _Code, last: int) -> No
         expected=f"one code for all ranks; rank 0 has {mine.strip()}",
         found=f"rank {last} has {theirs.strip()}",
         where=f"code hashes {first.hash[:16]} of rank 0, {other.hash[:16]} of rank {last}",
-        fix="read the coordinate from a buffer, which each rank has for itself, and trace the step again",
+        fix="read the coordinate from a buffer that each rank owns, and trace the step again",
         replay=f"bitproof precompile {case.name}",
     )

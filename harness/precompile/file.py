@@ -137,7 +137,7 @@ def _unfinished(packed: bytes, file: Path) -> ArtifactError:
         what, why = map(str, json.loads(packed[len(_UNFINISHED) :]))
     return ArtifactError(
         f"the precompiled step of {what} was not finished, and what was there before is not used in its place",
-        expected="a precompile that came to its end",
+        expected="a precompile command that finished",
         found=why,
         where=str(file),
     )

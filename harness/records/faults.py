@@ -157,7 +157,7 @@ class FaultsFound:
                 "what an earlier call of faults found is of other code",
                 expected=f"faults that were judged by this code, {own_digest}",
                 found=str(self.own_digest),
-                fix="leave --resume out, and begin anew",
+                fix="leave out --resume to start again",
             )
         judged = [outcome for outcome in self.outcomes if outcome.status != "unjudged"]
         return replace(self, outcomes=judged, problem=None, calls=self.calls + 1)

@@ -143,7 +143,7 @@ def read_found(path: Path) -> FaultsFound:
 def render_markdown(found: FaultsFound) -> str:
     """faults.md: the tables, fit for a job summary and for the docs."""
     lines = [inline(headline(found.score)), "", *rows_of(HEADERS, by_family(found.outcomes)), ""]
-    headers = ("fault", "what is wrong", "source", "case", "came to", "blamed", "as expected")
+    headers = ("fault", "what is wrong", "source", "case", "verdict", "blamed", "as expected")
     rows = [
         (
             x.fault,

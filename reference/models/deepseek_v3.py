@@ -32,7 +32,7 @@ class DeepSeekV3Config:
     def __post_init__(self) -> None:
         if not 0 <= self.num_dense_layers <= self.num_layers or self.num_layers < 1:
             raise CaseError(
-                "a model needs layers, of which the first are dense",
+                "dense layers come first and cannot outnumber the layers",
                 expected="num_layers >= 1 and 0 <= num_dense_layers <= num_layers",
                 found=f"num_layers={self.num_layers}, num_dense_layers={self.num_dense_layers}",
             )

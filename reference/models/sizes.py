@@ -63,7 +63,7 @@ def _with_dim(config: Any, changes: dict[str, Any], dim: int) -> dict[str, Any]:
         if extent * dim % config.dim:
             raise CaseError(
                 "a hidden dim cannot follow the model dim in proportion",
-                expected=f"a dim of which {extent} / {config.dim} is a whole number",
+                expected=f"a dim for which dim x {extent} / {config.dim} is a whole number",
                 found=f"dim={dim}",
             )
         return extent * dim // config.dim

@@ -382,7 +382,7 @@ def test_names_that_hide_something_or_have_no_end_are_refused(folder, name):
 
 def test_a_content_that_is_none_of_ours_is_refused(folder):
     write_recording(folder, MANIFEST, [*ROWS, (Key(0, "param", "x", 0), Record("0" * 32, "float32", (), None, "one"))])
-    assert "content, if told, as nan, inf or zero" in refusal(folder)
+    assert "content absent, nan, inf or zero" in refusal(folder)
 
 
 def test_a_recording_from_before_contents_were_told_is_read(folder):

@@ -104,7 +104,7 @@ def test_a_step_that_is_another_on_another_rank_is_told_before_anything_runs(mon
     check = doctor.check_ranks_code(doctor.trace_as_two_ranks())
     assert str(check) == (
         "no  one code: ArtifactError: the step is not the same on every rank, found: rank 3 has 1; "
-        "fix: read the coordinate from a buffer, which each rank has for itself"
+        "fix: read the coordinate from a buffer that each rank owns"
     )
     assert str(doctor.summarize([check])).endswith("cannot run, because of: one code")
     monkeypatch.setattr(precompile, "make", lambda *arguments: None)

@@ -185,7 +185,7 @@ def written_out(module: Applied, x: Tensor) -> Tensor:
 def refusal_of_written_out(origin: str) -> str:
     return (
         f"ChunkError: cannot chunk layers.0 along seq: bmm `bmm` computes an element from several of them\n"
-        "  expected: a module that treats the positions of the sequence each for itself\n"
+        "  expected: a module that treats the positions of the sequence independently\n"
         f"  found: bmm of ['4', 'u0', '8'], ['4', '8', 'u0'], which reaches its result `RESULT`\n"
         f"  came from: {origin}\n"
         "  fix: choose modules that treat each token alone, such as layers.*.moe, or chunk along the other dim"
@@ -231,7 +231,7 @@ def test_modules_built_alike_are_judged_once_and_state_is_left_alone() -> None:
 
 
 def test_a_module_that_cannot_be_traced_is_not_taken_for_harmless() -> None:
-    with pytest.raises(TraceError, match=r"cannot tell whether layers\.0 mixes what its chunks hold apart"):
+    with pytest.raises(TraceError, match=r"cannot determine whether layers\.0 mixes what its chunks hold apart"):
         judge(Applied(lambda _, x: x if int(x.sum()) > 3 else x * 2))
 
 

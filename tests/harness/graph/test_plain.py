@@ -159,5 +159,5 @@ def _changed(index: int, field: int, value: Any) -> Any:
     ],
 )
 def test_values_that_say_no_graph_are_refused_and_nothing_in_them_is_run(plain: Any) -> None:
-    with pytest.raises(UnkeptError, match="what was read says no graph"):
+    with pytest.raises(UnkeptError, match="not a valid graph file"):
         graph_of(plain)

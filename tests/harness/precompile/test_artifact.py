@@ -130,7 +130,7 @@ def test_a_coordinate_in_a_ranks_code_is_found_before_anything_runs_and_leaves_a
         "  expected: one code for all ranks; rank 0 has mul_tensor = torch.ops.aten.mul.Tensor(weight, 2.0)\n"
         "  found: rank 7 has mul_tensor = torch.ops.aten.mul.Tensor(weight, 9.0)\n"
         f"  came from: code hashes {first} of rank 0, {last} of rank 7\n"
-        "  fix: read the coordinate from a buffer, which each rank has for itself, and trace the step again\n"
+        "  fix: read the coordinate from a buffer that each rank owns, and trace the step again\n"
         "  replay: bitproof precompile moe_seq"
     )
     with pytest.raises(ArtifactError, match="was not finished, and what was there before is not used"):

@@ -101,7 +101,7 @@ def _another_group(value: Any) -> None:
         (_another_operator, "it has other code than was kept"),
         (_another_group, "it has other code than was kept"),
         (lambda value: value.pop("groups"), "'groups'"),
-        (lambda value: value["graph"]["nodes"][-1].pop(), "says no graph"),
+        (lambda value: value["graph"]["nodes"][-1].pop(), "not a valid graph file"),
     ],
 )
 def test_what_is_whole_and_says_another_graph_is_not_used(

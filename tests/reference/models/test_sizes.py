@@ -59,7 +59,7 @@ def test_hidden_dims_and_key_value_heads_follow_in_proportion() -> None:
         ),
         (
             {"layers": 1, "dense_layers": 2},
-            "CaseError: a model needs layers, of which the first are dense\n"
+            "CaseError: dense layers come first and cannot outnumber the layers\n"
             "  expected: num_layers >= 1 and 0 <= num_dense_layers <= num_layers\n"
             "  found: num_layers=1, num_dense_layers=2",
         ),
@@ -78,7 +78,7 @@ def test_hidden_dims_and_key_value_heads_follow_in_proportion() -> None:
         (
             {"flavor": "uneven", "dim": 8},
             "CaseError: a hidden dim cannot follow the model dim in proportion\n"
-            "  expected: a dim of which 132 / 64 is a whole number\n"
+            "  expected: a dim for which dim x 132 / 64 is a whole number\n"
             "  found: dim=8",
         ),
         (

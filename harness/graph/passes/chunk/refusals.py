@@ -36,7 +36,7 @@ def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Co
                 f"{name} cannot be chunked: not every call of it is left in the graph and depends on the chunked dim",
                 expected=f"{calls} calls in chunks, as many as were traced",
                 found=f"{num_written}",
-                fix="choose modules of which every call computes something of the chunked activation",
+                fix="choose modules whose every call computes with the chunked activation",
             )
 
 

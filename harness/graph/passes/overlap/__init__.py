@@ -105,7 +105,7 @@ def _only_wait(launch: Node) -> Node:
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:
         raise PassError(
-            f"cannot tell when the all-to-all `{launch.name}` must have arrived",
+            f"cannot determine when the all-to-all `{launch.name}` must have arrived",
             expected="one wait, and no other reader but of its size",
             found=f"waits: {len(waits)}; other readers: {', '.join(others) or 'none'}",
             where=source_of(launch),

@@ -294,7 +294,7 @@ def test_a_call_that_computes_nothing_of_the_chunked_dim_is_refused() -> None:
         "chunked dim\n"
         "  expected: 1 calls in chunks, as many as were traced\n"
         "  found: 0\n"
-        "  fix: choose modules of which every call computes something of the chunked activation"
+        "  fix: choose modules whose every call computes with the chunked activation"
     )
 
 

@@ -269,7 +269,7 @@ def test_sizes_of_what_is_in_flight_may_be_read_but_not_its_data(context_of) -> 
     with pytest.raises(PassError) as error:
         overlap(*module(aten.neg.default))
     assert str(error.value) == (
-        "PassError: cannot tell when the all-to-all `all_to_all_single` must have arrived\n"
+        "PassError: cannot determine when the all-to-all `all_to_all_single` must have arrived\n"
         "  expected: one wait, and no other reader but of its size\n"
         "  found: waits: 1; other readers: neg\n"
         "  came from: layers.0 (forward)"
@@ -285,7 +285,7 @@ def test_an_all_to_all_that_nothing_waits_for_is_refused(context_of) -> None:
     with pytest.raises(PassError) as error:
         overlap(module, context_of(sketch))
     assert str(error.value) == (
-        "PassError: cannot tell when the all-to-all `all_to_all_single` must have arrived\n"
+        "PassError: cannot determine when the all-to-all `all_to_all_single` must have arrived\n"
         "  expected: one wait, and no other reader but of its size\n"
         "  found: waits: 2; other readers: none\n"
         "  came from: layers.0 (forward)"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-import bitproof
 from bitproof.harness.cli import main
 from tests.workflow import Runner
 
@@ -185,18 +184,6 @@ def test_every_summary_of_a_command_names_one():
     assert len(shown) == 15
     for name in shown:
         assert main([name, "--help"]) == 0
-
-
-def test_the_changelog_has_the_usual_form_with_a_section_for_this_version():
-    """Keep a Changelog's: newest first, a date for each release, and six kinds of change."""
-    text = (ROOT / "CHANGELOG.md").read_text()
-    assert text.startswith("# Changelog\n")
-    first, *releases = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert first == "[Unreleased]"
-    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2}", release) for release in releases)
-    assert f"[{bitproof.__version__}]" in [release.partition(" ")[0] for release in releases]
-    kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
-    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 def test_every_mark_is_one_that_is_known():

@@ -10,6 +10,7 @@ because pytest's evaluator is private; a test holds the two together.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,10 +33,12 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
     evaluate = compile_expression(expression)
     selected = [case for case in cases if evaluate(partial(_matches, case))]
     if not selected:
+        close = difflib.get_close_matches(expression.strip(), [case.name for case in cases], n=3)
         raise UsageError(
             "no case matches the expression",
-            expected="one that matches at least one of " + ", ".join(case.name for case in cases),
+            expected=" or ".join(close) if close else "parts of names or families that `bitproof list` shows",
             found=f"-k {expression!r}",
+            fix=f"did you mean {close[0]}?" if close else None,
         )
     return selected
 

@@ -22,6 +22,23 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        from bitproof.harness import __version__
+
+        print(f"bitproof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Does a graph pipeline compute exactly what eager computes, bit for bit?"""
+
+
 Expression = Annotated[
     str | None,
     typer.Option(

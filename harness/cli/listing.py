@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -12,6 +13,8 @@ from bitproof.harness.cli.app import Expression, selected_cases
 from bitproof.harness.cli.declare import command
 from bitproof.harness.systems.registry import BUILT_IN, registered
 from bitproof.harness.user_code.plugins import describe
+
+WIDTH = 80
 
 
 @command("list", "bitproof list -k moe", "bitproof list --systems --json")
@@ -29,11 +32,28 @@ def list_command(
     if as_json:
         print(json.dumps(rows, indent=1))
         return
+    if not systems:
+        print("\n".join(_by_family(rows)))
+        return
     columns = list(rows[0])
     lines = [columns, *([str(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _by_family(rows: list[dict[str, str | int]]) -> Iterator[str]:
+    """A heading a family, and below it a line a case, of at most WIDTH characters."""
+    width = max(len(str(row["name"])) for row in rows)
+    family = None
+    for row in rows:
+        if row["family"] != family:
+            family = row["family"]
+            yield f"{family}, ranks x steps:"
+        size = f"{row['world_size']}x{row['steps']}"
+        systems = " ".join(str(row[side]).rpartition(":")[2] for side in ("reference", "candidate"))
+        line = f"  {row['name']:<{width}}  {row['expected']:<9}  {size:<5}  {systems}"
+        yield line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
 
 
 def _describe_system(name: str) -> dict[str, str | int]:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bitproof.harness.case import Case
+from bitproof.harness.commands.expected_time import tell_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.machine.devices import unmet_requirement
@@ -79,6 +80,8 @@ def run_and_report(
             part = f"shard {shard}, " if shard else ""
             counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}" + (f" ({names})" if cases else "")
             print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
+            if expected := tell_expected_time(cases, replay, report_dir):
+                print(expected, flush=True)
             _tell_unmet(cases, options)
             _tell_plan(cases, options)
         progress = _run(cases, options, run_dir, reports)

@@ -17,6 +17,8 @@ COLORS = {
     Verdict.ERROR: "red",
 }
 MAX_ERROR_CHARS = 4_000
+NARROW = 120
+"""Columns of a terminal that are too few for the whole table."""
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
@@ -26,7 +28,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     console = SafeConsole(stream)
     for line in proofs.loudest(report):
         console.print(line, style="bold white on red")
-    console.print(_table(report))
+    console.print(_table(report, is_narrow=console.width < NARROW))
     console.print(text.tally(report))
     for result in report.cases:
         if result.closeness:
@@ -53,23 +55,25 @@ def warm_up() -> None:
     from bitproof.harness.report import console  # noqa: F401
 
 
-def _table(report: Report) -> object:
+def _table(report: Report, is_narrow: bool) -> object:
+    """A row a case. A narrow terminal gets the columns that it has room for without a break inside a word."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE)
     proved = [proofs.HEADER] if proofs.has_proofs(report) else []
-    for header in ("case", "verdict", *proved, "expected", "ran on"):
-        table.add_column(header, overflow="fold")
-    for header in ("compared", "mismatched", "seconds"):
-        table.add_column(header, justify="right")
-    table.add_column("first divergence", overflow="fold")
+    right = ("compared", "mismatched", "seconds")
+    headers = ("case", "verdict", *proved, "expected", "ran on", *right, "first divergence")
+    shown = [header for header in headers if not is_narrow or header in ("case", "verdict", "expected", "seconds")]
+    for header in shown:
+        kept_whole = is_narrow and header == "case"
+        table.add_column(header, overflow="fold", no_wrap=kept_whole, justify="right" if header in right else "left")
     for result, row in zip(report.cases, map(row_of, report.cases), strict=True):
         is_plain = result.as_expected and result.verdict != Verdict.CLOSE
         has_drifted = bool(result.sides_with(BaselineStatus.DRIFTED))
         color = "green" if is_plain else COLORS[Verdict.DIFFERENT if has_drifted else result.verdict]
-        table.add_row(
+        cells: tuple[str | Text, ...] = (
             Text(row.name),
             Text(row.outcome, style=color),
             *(Text(row.proof) for _ in proved),
@@ -80,6 +84,7 @@ def _table(report: Report) -> object:
             f"{row.seconds:.1f}",
             Text(row.where),
         )
+        table.add_row(*(cell for header, cell in zip(headers, cells, strict=True) if header in shown))
     return table
 
 

@@ -64,6 +64,32 @@ def test_list_shows_every_case_and_json_the_promised_fields(capsys):
     ]
 
 
+def test_list_has_a_heading_a_family_and_a_line_a_case_at_80_columns(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert heads[0] == "chunking, ranks x steps:" and len(heads) == len({case.family for case in CASES.values()})
+    assert sorted(line.split()[0] for line in lines if line.startswith(" ")) == sorted(CASES)
+
+
+def test_the_version_is_told(capsys):
+    from bitproof.harness import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bitproof {__version__}\n"
+
+
+def test_an_expression_that_is_nearly_a_case_is_answered_with_it(capsys):
+    assert main(["list", "-k", "moe_sec"]) == 2
+    assert capsys.readouterr().err == (
+        "UsageError: no case matches the expression\n"
+        "  expected: moe_seq or moe_batch\n"
+        "  found: -k 'moe_sec'\n"
+        "  fix: did you mean moe_seq?\n"
+    )
+
+
 def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "mine", "[bitproof.systems]\nmy_loop = mine.loop:make\n")

@@ -37,12 +37,12 @@ def test_an_expression_selects_by_name_and_family_in_case_order(expression, sele
     assert names(expression) == list(selected)
 
 
-def test_selecting_nothing_is_refused_with_the_known_names():
+def test_selecting_nothing_is_refused_with_where_the_names_are():
     with pytest.raises(UsageError) as error:
         select(CASES, "llama")
     assert str(error.value) == (
         "UsageError: no case matches the expression\n"
-        "  expected: one that matches at least one of moe_seq, moe_batch, transformer_batch\n"
+        "  expected: parts of names or families that `bitproof list` shows\n"
         "  found: -k 'llama'"
     )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from bitproof.harness.records import BlamedCall, Divergence
 from bitproof.harness.report import terminal
@@ -58,3 +59,18 @@ def test_a_call_that_no_module_owns_and_that_runs_once_is_told_too(make_report, 
     first = Divergence(step=0, rank=0, kind="loss", name="loss", call=call)
     text = printed(make_report(make_result("bad", "DIFFERENT", first_divergence=first)))
     assert "  to blame: add of the step itself (update) on rank 0 is odd\n" in text
+
+
+def test_a_terminal_of_80_columns_breaks_no_word_of_the_table(make_report, make_result, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    name = "autoplace_deepseek_fsdp2_tp2_ep2"
+    stream = Terminal()
+    terminal.print_report(make_report(make_result(name, "NONDETERMINISTIC"), make_result("x", "DIFFERENT")), stream)
+    table = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).partition("1 DIFFERENT")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert {name, "NONDETERMINISTIC", "DIFFERENT", "expected", "seconds"} <= set(table.split())

@@ -1,0 +1,40 @@
+"""How long a run will take, by earlier runs of the same cases in its report folder; nothing without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bitproof.harness.case import Case
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.report import json as report_json
+
+MOST_REPORTS = 20
+"""Reports that are read, the newest first."""
+
+WORTH_TELLING = 60.0
+"""Seconds. Of a shorter run nothing is told."""
+
+
+def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
+    """A line on the time that cases took here before, run as now; None where too little is known or it is short.
+
+    Only runs with the very same options count, and of a case only its newest.
+    """
+    known: dict[str, float] = {}
+    for run_dir in sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[
+        :MOST_REPORTS
+    ]:
+        with suppress(RecordingError):
+            report = report_json.read(run_dir / report_json.FILE_NAME)
+            for result in report.cases if report.options == tuple(replay) else ():
+                if result.case in cases and result.seconds.total is not None:
+                    known.setdefault(result.case.name, result.seconds.total)
+    seconds = sum(known.values())
+    if seconds < WORTH_TELLING:
+        return None
+    minutes = f"{seconds / 60:.0f} minutes" if seconds >= 90 else "a minute"
+    if len(known) == len(cases):
+        return f"expect about {minutes}, as these cases took here before"
+    return f"expect more than {minutes}: so long {len(known)} of the {len(cases)} cases took here before"

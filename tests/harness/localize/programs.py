@@ -199,7 +199,7 @@ class Machine:
             result = exchanged(op, [tokens[peer] for peer in group], turn)
             if op.kind == "send" and turn == 0:
                 self.log(number, replace(op, gives=(), sizes=()), rank, read[rank], [[]])
-                self.bind(rank, op.gives[0], read[rank][0])
+                self.bind(rank, op.gives[0], self.tensors[rank][op.reads[0]])  # whatever it has sent
             else:
                 self.log(number, replace(op, name="recv_") if op.kind == "send" else op, rank, read[rank], [result])
         for site in sites:

@@ -67,7 +67,7 @@ def test_close_has_a_color_of_its_own_though_it_is_as_expected(mixed):
     assert terminal.COLORS[Verdict.CLOSE] not in {
         color for verdict, color in terminal.COLORS.items() if verdict != Verdict.CLOSE
     }
-    table = terminal._table(mixed)
+    table = terminal._table(mixed, is_narrow=False)
     styles = [str(cell.style) for cell in table.columns[1].cells]
     assert styles == ["green", "green", terminal.COLORS[Verdict.CLOSE]]
 

@@ -156,7 +156,7 @@ def test_torchruns_ranks_find_a_users_modules_too(installed, clashing):
 
 def test_python_m_bitproof_is_the_command_in_such_a_folder_too(installed, clashing):
     done = installed.run("python", "-m", "bitproof", "list", "-k", "moe_seq", cwd=clashing)
-    assert done.returncode == 0 and done.stdout.splitlines()[1].startswith("moe_seq "), done.stderr
+    assert done.returncode == 0 and done.stdout.splitlines()[1].startswith("  moe_seq "), done.stderr
 
 
 def test_installed_cases_are_pytest_items(installed, clashing):

@@ -179,7 +179,7 @@ def _bare(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
-        elif "_orig_mod" in model._modules:
+        elif "_orig_mod" in dict(model.named_children()):
             model = model.get_submodule("_orig_mod")
         else:
             return model

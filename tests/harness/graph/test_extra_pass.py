@@ -67,7 +67,8 @@ def run(function: Callable[..., Any]) -> GraphModule:
 # -- loading ------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_loaded_from_the_bytes_that_are_hashed(tmp_path: Path) -> None:
+def test_a_file_is_loaded_from_the_bytes_that_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     file = tmp_path / "mine.py"
     path_before, modules_before, hashes = list(sys.path), set(sys.modules), []
     for number in (1, 2):  # files of one length, written within one tick of the clock
@@ -76,7 +77,7 @@ def test_a_file_is_loaded_from_the_bytes_that_are_hashed(tmp_path: Path) -> None
         assert (loaded.__name__, loaded.sha256) == ("drop", hashlib.sha256(file.read_bytes()).hexdigest())
         assert loaded._function(None) == number
         hashes.append(loaded.sha256)
-    assert sys.path == path_before
+    assert sys.path == [str(tmp_path), *path_before], "it finds the modules beside it, as `python mine.py` does"
     assert set(sys.modules) - modules_before == {f"mine_{sha256[:8]}" for sha256 in hashes}, "no import finds them"
 
 

@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ranks]
         ("clipping", "swapped"),  # in a bucket, behind clipping
         ("accumulating", "rounded"),  # between micro-batches: of backward
         ("pipelined", "sends_back_more"),
+        ("tp", "alpha"),
+        ("loop", "beta"),  # a loop that is not left between steps
         ("fused", "left_out_on_rank_1"),
     ],
 )

@@ -9,10 +9,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bitproof.harness.capture.made_of import Differences, Facts, differences, facts_of_rank
 from bitproof.harness.capture.recorder import Recorder
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from bitproof.harness.execute.requests import StepFolder
+    from bitproof.harness.execute.witness import Witness
     from bitproof.harness.shared_memory import Board, SharedMemory
     from bitproof.reference.parallel.mesh import Mesh
 
@@ -182,16 +184,7 @@ def run_rank(
         _forget_peak(device)
         witness.begin_steps()
         began = time.perf_counter()
-        for step in range(job.steps):
-            tell(StepBegan(step=step))
-            recorder.step = step
-            injector.begin_step(step)
-            if job.watched and job.watched.watches(step):
-                _watch_step(job.watched, step, system, recorder, remains)
-            else:
-                with phase(f"step {step}"):
-                    system.step(step, observe)
-            witness.end_step()
+        _take_steps(job, system, _Around(recorder, remains, injector, witness, observe, tell))
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
         seconds = time.perf_counter() - began
@@ -221,6 +214,41 @@ def run_rank(
         )
     )
     leave_groups()
+
+
+class _Around(NamedTuple):
+    """What surrounds the steps of a rank."""
+
+    recorder: Recorder
+    remains: Remains
+    injector: Injector
+    witness: Witness
+    observe: Observe
+    tell: Tell
+
+
+def _take_steps(job: Job, system: System, around: _Around) -> None:
+    """Take all steps; a system of a user's may go through them by itself."""
+
+    @contextmanager
+    def taking(step: int) -> Iterator[Observe]:
+        around.tell(StepBegan(step=step))
+        around.recorder.step = step
+        around.injector.begin_step(step)
+        if job.watched and job.watched.watches(step):
+            surroundings = _watching_step(job.watched, step, system, around.recorder, around.remains)
+        else:
+            surroundings = _in_phase(step, around.observe)
+        with surroundings as shown:
+            yield shown
+        around.witness.end_step()
+
+    if hasattr(system, "take_steps"):
+        system.take_steps(job.steps, taking)
+        return
+    for step in range(job.steps):
+        with taking(step) as shown:
+            system.step(step, shown)
 
 
 def _is_alone(job: Job, system: System, collectives: int) -> bool:
@@ -283,8 +311,17 @@ def _write(job: Job, recorder: Recorder, remains: Remains) -> None:
         write_values(job.values_of(recorder.rank), recorder.values)
 
 
-def _watch_step(replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains) -> None:
-    """Take a step that is watched, and keep what the replay asks for."""
+@contextmanager
+def _in_phase(step: int, observe: Observe) -> Iterator[Observe]:
+    with phase(f"step {step}"):
+        yield observe
+
+
+@contextmanager
+def _watching_step(
+    replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains
+) -> Iterator[Observe]:
+    """Within this context a step is taken that is watched; keep what the replay asks for."""
     from bitproof.harness.localize.call_log import logged
     from bitproof.harness.torch_compat import disable_current_modes
 
@@ -294,7 +331,7 @@ def _watch_step(replay: Replay, step: int, system: System, recorder: Recorder, r
 
     here = replay.output if step == replay.step and replay.output and replay.output.rank == recorder.rank else None
     with logged(getattr(system, "made", system), keep=here and (here.call, here.output)) as log:
-        system.step(step, observe)
+        yield observe
     if replay.log:
         remains.add_calls(step, log.calls)
     if log.kept is not None:

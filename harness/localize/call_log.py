@@ -43,7 +43,7 @@ from bitproof.harness.localize.lanes import lane, num_lanes
 from bitproof.harness.localize.node_places import place_of
 from bitproof.harness.localize.works import Works
 from bitproof.harness.operators import names
-from bitproof.harness.systems import watched_step
+from bitproof.harness.systems import watched_loop, watched_step
 from bitproof.harness.torch_compat import (
     TorchDispatchMode,
     group_named,
@@ -66,7 +66,7 @@ _SEEDS = names(lambda row: row.begins_gradient)
 """Names of operators that make a gradient to begin with: called outside of every module, after forward."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__)
+_OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__)
 
 IN_PLACE_COLLECTIVES = "c10d"
 """The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
@@ -402,7 +402,7 @@ class Places:
         self._num_steps += 1
 
     def _end_update(self, *_: Any) -> None:
-        self._num_steps -= 1
+        self._num_steps = max(0, self._num_steps - 1)  # a step may begin while hooks of the one before still run
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         self._running.pop()

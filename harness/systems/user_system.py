@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.user_code.names import Names
 
 Observe = Callable[..., None]
+Taking = Callable[[int], AbstractContextManager[Observe]]
+"""What surrounds the step of an index, and gives what the step shows its values with."""
 
 
 class UserSystem:
@@ -43,6 +46,31 @@ class UserSystem:
 
     def step(self, index: int, observe: Observe) -> None:
         """Take one step. Raises RecordingError for anything shown that is not a value under a name of its own."""
+        with self._showing(index, observe) as show:
+            if self._takes_observe:
+                self._step(index, show)
+            else:
+                for shown in self._yielded(index):
+                    show(*(shown if isinstance(shown, (tuple, list)) else (shown,)))
+
+    def take_steps(self, num_steps: int, taking: Taking) -> None:
+        """Take all steps, each within `taking(index)`: one by one, or as a loop of a framework's goes through them."""
+
+        @contextmanager
+        def shown(index: int) -> Iterator[Observe]:
+            with taking(index) as observe, self._showing(index, observe) as show:
+                yield show
+
+        if hasattr(self.made, "take_steps"):
+            self.made.take_steps(num_steps, shown)
+            return
+        for index in range(num_steps):
+            with taking(index) as observe:
+                self.step(index, observe)
+
+    @contextmanager
+    def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:
+        """A function that checks what a step shows, and hands it on."""
         own_names: dict[tuple[str, str], str] = {}
 
         def show(*shown: Any) -> None:
@@ -56,11 +84,7 @@ class UserSystem:
             self._tamper(kind, name, tensor)
             observe(kind, name, tensor)
 
-        if self._takes_observe:
-            self._step(index, show)
-        else:
-            for shown in self._yielded(index):
-                show(*(shown if isinstance(shown, (tuple, list)) else (shown,)))
+        yield show
         if not own_names:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 

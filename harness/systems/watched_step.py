@@ -1,4 +1,4 @@
-"""`watch`: a system of a function that trains once, which shows what the training step leaves, and no line more.
+"""`watch`: a system of a function that trains, which shows what each training step leaves, and no line more.
 
 At every step it shows, in this order
 
@@ -9,7 +9,11 @@ At every step it shows, in this order
     optimizer   its state as <parameter>.<state>; of an optimizer without any, the learning rate as <parameter>.lr
     buffer      generator.torch, generator.cuda, generator.python and generator.numpy @after_optimizer: the state of
                 each generator that the step drew from, nothing of any other
-    loss        what the function returned, on the ranks where it returned one
+    loss        what the function returned, on the ranks where it returned one; of a whole loop the sum, in their
+                order and in float64, of the numbers that backward began with, on the ranks where it began with one
+
+A function `step(index)` trains once. A function `train()` runs a framework's whole loop: there a step ends when every
+watched optimizer has taken one, and the loop is left after the last step of the case (`watched_loop`).
 
 Names are those of the bare model: what DistributedDataParallel, torch.compile and wrappers of blocks put into them is
 left out. Of a DTensor each rank shows its own shard. Imports torch when it is called.
@@ -35,19 +39,30 @@ _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpo
 
 
 def watch(
-    step: Callable[[int], Any],
+    step: Callable[[int], Any] | None = None,
     *,
     model: nn.Module | Sequence[nn.Module],
-    optimizer: Optimizer | Sequence[Optimizer],
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    train: Callable[[], Any] | None = None,
     names: Mapping[str, str] | None = None,
     independent_ranks: bool = False,
 ) -> WatchedStep:
     """Make a system of `step`, which takes the step's index, trains once, and returns the loss or None.
 
-    `model` and `optimizer` are what it trains, several in a list. A factory returns what this returns. `names` and
-    `independent_ranks` are as in any system. Raises UsageError for what is no model or no optimizer.
+    Or make one of `train`, which runs a framework's whole loop: each step of the optimizers ends a step. It must be
+    able to take as many as the case has, and is left after that many.
+
+    `model` and `optimizer` are what is trained, several in a list. With `train`, `optimizer` may be left out: then
+    those count that hold parameters of the model, until together they hold all that require gradients. A factory
+    returns what this returns. `names` and `independent_ranks` are as in any system. Raises UsageError for what is no
+    model or no optimizer, and unless exactly one of `step` and `train` is given.
     """
     from torch import nn
+
+    from bitproof.harness.systems.watched_loop import WatchedLoop
+
+    if step is not None and optimizer is None:
+        raise UsageError("watch was given a step without its optimizer", expected="optimizer=...")
 
     models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     for each in models:
@@ -55,7 +70,15 @@ def watch(
             raise UsageError(
                 "watch was given a model that is none", expected="a torch.nn.Module", found=type(each).__name__
             )
-    watched = WatchedStep(step, [_bare(each) for each in models], _optimizers(optimizer))
+    bare, optimizers = [_bare(each) for each in models], [] if optimizer is None else held_optimizers(optimizer)
+    if step is not None and train is None:
+        watched = WatchedStep(step, bare, optimizers)
+    elif train is not None and step is None:
+        watched = WatchedLoop(train, bare, optimizers)
+    else:
+        raise UsageError(
+            "watch takes one function that trains", expected="step=..., which trains once, or train=..., a whole loop"
+        )
     watched.names = dict(names or {})
     watched.independent_ranks = independent_ranks
     return watched
@@ -71,12 +94,15 @@ class WatchedStep:
         self._step = step
         self._models = models
         self._optimizers = optimizers
+        self._begin()
+
+    def _begin(self) -> None:
         self._is_before = True
+        self._drawn = dict(_generators(self._models))
 
     def step(self, index: int, observe: Observe) -> None:
         """Train once. Raises RecordingError where no optimizer took a step, or the loss is no number."""
-        self._is_before = True
-        before = dict(_generators(self._models))
+        self._begin()
         with ExitStack() as stack:
             for optimizer in self._optimizers:  # now, so that ours runs after those that the trainer has registered
                 hook = self._show_gradients(optimizer, observe)
@@ -88,16 +114,18 @@ class WatchedStep:
                 expected="one training step a call, with all of its micro-batches",
                 fix="give watch the optimizer whose step() is called",
             )
+        self._show_what_is_left(self._optimizers, observe)
+        if loss is not None:
+            observe("loss", "loss", _number(loss, index))
+
+    def _show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
+        """Show everything that a step leaves but its loss."""
         self._show_buffers("after_optimizer", observe)
         for name, parameter in self._parameters().items():
             observe("param", name, parameter)
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             self._show_state(optimizer, observe)
-        for name, state in _generators(self._models):
-            drawn = state if not state.equal(before[name]) else state[:0]
-            observe("buffer", f"generator.{name}@after_optimizer", drawn)
-        if loss is not None:
-            observe("loss", "loss", _number(loss, index))
+        self._show_generators(observe)
 
     def _show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
         """A hook that shows the gradients which the optimizer is about to read."""
@@ -138,33 +166,46 @@ class WatchedStep:
             for key in keys:
                 observe("optimizer", f"{name}.{key}", states[name].get(key, _nothing_of(parameter)))
             if not keys:
-                observe("optimizer", f"{name}.lr", _tensor_of(rates[id(parameter)]))
+                rate = rates.get(id(parameter))
+                observe("optimizer", f"{name}.lr", _nothing_of(parameter) if rate is None else _tensor_of(rate))
+
+    def _show_generators(self, observe: Observe) -> None:
+        """Show the state of each generator that the step drew from."""
+        for name, state in _generators(self._models):
+            drawn = state if not state.equal(self._drawn[name]) else state[:0]
+            observe("buffer", f"generator.{name}@after_optimizer", drawn)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {_bare_name(name): p for model in self._models for name, p in model.named_parameters()}
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
-        """The optimizer's parameters with their names, those of the models in their order, then any others."""
-        held = {
+        """The optimizer's parameters with their names, those of the models in their order, then any others.
+
+        What no optimizer updates although it has a gradient counts as the first one's: a trainer may have forgotten it.
+        """
+        held: dict[int, tuple[str, nn.Parameter]] = {
             id(p): (f"param_groups.{group}.params.{index}", p)
             for group, settings in enumerate(optimizer.param_groups)
             for index, p in enumerate(settings["params"])
         }
+        is_first = bool(self._optimizers) and optimizer is self._optimizers[0]
+        by_all = {id(p) for each in self._optimizers for settings in each.param_groups for p in settings["params"]}
         for name, parameter in self._parameters().items():
-            if held.pop(id(parameter), None):
+            is_forgotten = is_first and parameter.requires_grad and id(parameter) not in by_all
+            if held.pop(id(parameter), None) or is_forgotten:
                 yield name, parameter
         yield from held.values()
 
 
-def _optimizers(given: Any) -> list[Optimizer]:
+def held_optimizers(given: Any) -> list[Optimizer]:
     """The optimizers that really step, out of those that hold others, as Accelerate's and torchtitan's do."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
-        return [optimizer for each in given for optimizer in _optimizers(each)]
+        return [optimizer for each in given for optimizer in held_optimizers(each)]
     for inner in (getattr(given, "optimizer", None), getattr(given, "optimizers", None)):
         if isinstance(inner, (Optimizer, list, tuple)):
-            return _optimizers(inner)
+            return held_optimizers(inner)
     if not isinstance(given, Optimizer):
         raise UsageError(
             "watch was given an optimizer that is none", expected="a torch.optim.Optimizer", found=type(given).__name__

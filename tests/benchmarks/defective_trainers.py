@@ -5,7 +5,7 @@ What stands after the two underscores is one of `DEFECTS`; tests/benchmarks/benc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,11 +20,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import cross_entropy, gelu
 from torch.nn.parallel import DistributedDataParallel
 
-from bitproof import Case, Mesh
+from bitproof import Case, Mesh, watch
+from bitproof.harness.systems.watched_step import WatchedStep
 
 VOCABULARY, DIM = 32, 16
 LEFT_OUT = "blocks.1.up.weight"
-KINDS = ("fsdp2", "ddp", "tp", "pipelined", "accumulating", "clipping", "compiled", "fused")
+KINDS = ("fsdp2", "ddp", "tp", "pipelined", "accumulating", "clipping", "compiled", "fused", "loop")
 
 
 class Block(nn.Module):
@@ -77,7 +78,7 @@ class Trainer:
         elif kind == "compiled":
             for block in self.model.blocks:
                 block.compile(backend="aot_eager")
-        if kind in ("ddp", "compiled", "fused"):
+        if kind in ("ddp", "compiled", "fused", "loop"):
             self.run = DistributedDataParallel(self.model)
         self.num_parts = 2 if kind == "accumulating" else 1
         self.max_norm = 0.1 if kind == "clipping" else None
@@ -98,14 +99,7 @@ class Trainer:
             return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
         return torch.optim.AdamW(parameters, lr=1e-3, foreach=self.kind not in ("clipping", "tp"))
 
-    def named(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that this rank trains."""
-        found = list(self.model.named_parameters())
-        if self.kind != "pipelined":
-            return found
-        return [(n, p) for n, p in found if n.startswith(("embedding", "blocks.0")) == (self.rank == 0)]
-
-    def gradients_of(self, tokens: Tensor) -> Tensor:
+    def gradients_of(self, tokens: Tensor) -> Tensor | None:
         """Forward and backward of one part of the batch."""
         if self.kind == "pipelined":
             return self.pipelined(tokens)
@@ -113,7 +107,7 @@ class Trainer:
         loss.backward()
         return loss.detach()
 
-    def pipelined(self, tokens: Tensor) -> Tensor:
+    def pipelined(self, tokens: Tensor) -> Tensor | None:
         """Rank 0 has the first block, rank 1 the second and the loss."""
         shape = (*tokens[:, :-1].shape, DIM)
         if self.rank == 0:
@@ -122,7 +116,7 @@ class Trainer:
             gradient = torch.zeros(shape)
             dist.recv(gradient, 1)
             x.backward(gradient)
-            return x.detach().sum()
+            return None
         x = torch.zeros(shape)
         dist.recv(x, 0)
         x.requires_grad_()
@@ -133,29 +127,31 @@ class Trainer:
         dist.send(self.change_sent(x.grad, "backward"), 0)
         return loss.detach()
 
-    def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take one step, and yield each value as it is computed."""
+    def step(self, index: int) -> Tensor | None:
+        """Take one step, and return the loss on a rank that has one."""
         tokens = torch.randint(VOCABULARY, (4, 9), generator=self.data)
         parts = self.change_tokens(list(tokens.chunk(self.num_parts)))
         losses = []
         for number, part in enumerate(parts):
             losses.append(self.gradients_of(part))
             self.between(number)
-        yield "loss", "loss", torch.stack(losses).sum()
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm, self.norm_type, foreach=True)
             self.after_clipping()
-        for name, parameter in self.named():
-            assert parameter.grad is not None
-            yield "grad", name, parameter.grad
         self.optimizer.step()
-        for name, parameter in self.named():
-            yield "param", name, parameter
-            if self.kind == "fused" and name == LEFT_OUT:
-                continue  # where it is left out there is no such state
-            for state, value in self.optimizer.state[parameter].items():
-                yield "optimizer", f"{name}.{state}", value
         self.optimizer.zero_grad()
+        return None if None in losses else torch.stack(losses).sum()  # type: ignore[arg-type]
+
+    def loop(self) -> None:
+        """Train for some steps, as a framework does that owns the loop."""
+        for index in range(9):
+            self.step(index)
+
+    def watched(self) -> WatchedStep:
+        """The system that shows what a step leaves."""
+        if self.kind == "loop":
+            return watch(train=self.loop, model=self.model)
+        return watch(self.step, model=self.run, optimizer=self.optimizer)
 
 
 class Defect(NamedTuple):
@@ -281,6 +277,7 @@ def swapped(trainer: Trainer) -> None:
 GELU, NORM = ("gelu",), ("native_layer_norm",)
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 MUL = ("mul",)
+ADDCMUL = ("_foreach_mul_", "_foreach_addcmul_")  # of states that are zero still, the first gives what it should
 
 DEFECTS: dict[tuple[str, str], Defect] = {
     ("fsdp2", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, GELU),
@@ -298,7 +295,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         ("flip",),
         1,
     ),
-    ("ddp", "beta"): Defect(setting("betas", (0.9, 0.99)), None, UPDATE, ("_foreach_mul_",)),
+    ("ddp", "beta"): Defect(setting("betas", (0.9, 0.99)), None, UPDATE, ADDCMUL),
     ("ddp", "rounded_bucket"): Defect(rounding_hook, None, BACKWARD, ("_to_copy",)),
     ("tp", "tanh_gelu"): Defect(tanh_gelu(0), "blocks.0", FORWARD, GELU),
     ("tp", "other_eps"): Defect(other_eps(1), "blocks.1.norm", FORWARD, NORM),
@@ -333,6 +330,8 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("clipping", "other_eps"): Defect(other_eps(1), "blocks.1.norm", FORWARD, NORM),
     ("clipping", "swapped"): Defect(swapped, "blocks.1", BACKWARD, ("chunk_cat",)),
     ("fused", "left_out_on_rank_1"): Defect(on_rank(1, left_out), None, UPDATE, ("_fused_adamw_",), 1),
+    ("loop", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, GELU),
+    ("loop", "beta"): Defect(setting("betas", (0.9, 0.99)), None, UPDATE, ADDCMUL),
     ("compiled", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, ("gelu",)),
     ("compiled", "decay"): Defect(setting("weight_decay", 0.3), None, UPDATE, ("_foreach_mul_",)),
 }
@@ -343,4 +342,4 @@ def __getattr__(name: str) -> Any:
     kind, _, defect = name.partition("__")
     if kind not in KINDS or (defect and (kind, defect) not in DEFECTS):
         raise AttributeError(name)
-    return partial(Trainer, kind=kind, defect=defect or None)
+    return lambda case, mesh: Trainer(case, mesh, kind, defect or None).watched()

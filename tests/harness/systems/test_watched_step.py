@@ -116,6 +116,15 @@ def test_a_parameter_of_the_optimizer_alone_is_shown_by_its_place_there():
     assert ("grad", "param_groups.1.params.0") in rows
 
 
+def test_a_parameter_that_the_optimizer_was_not_given_is_shown_without_any_state():
+    model = nn.Linear(3, 2)
+    for optimizer in (AdamW([model.weight]), SGD([model.weight], lr=0.5)):
+        rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+        states = [name for kind, name in rows if kind == "optimizer" and name.startswith("bias.")]
+        assert states and not any(rows["optimizer", name].numel() for name in states)
+        assert rows["grad", "bias"].shape == (2,)
+
+
 def test_a_generator_is_shown_once_a_step_draws_from_it():
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
     optimizer = SGD(model.parameters(), lr=0.5)

@@ -1,0 +1,153 @@
+"""A system of a training loop that is not ours: a framework's, which is started once and goes through all steps.
+
+Nothing of any framework is known here. Hooks that torch's optimizers have say when one begins and ends its step:
+
+1. When an optimizer that counts begins, its gradients are shown.
+2. When all that count have ended theirs, the step is over. What it leaves is shown, and the next step begins.
+3. After the last step the loop is left, by an exception that frameworks do not catch for good.
+
+What a loop does between the optimizers' step and its next batch, such as setting the learning rate, belongs to the
+next step. The loss is what backward began with. Imports torch when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.systems.watched_step import Observe, WatchedStep, held_optimizers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+
+class _EnoughError(BaseException):
+    """Leaves a loop that would go on; no `except Exception` on the way takes it."""
+
+
+class WatchedLoop(WatchedStep):
+    """A system that shows what each step of a whole loop leaves of the models and optimizers that it trains."""
+
+    def __init__(self, train: Callable[[], Any], models: list[nn.Module], optimizers: list[Optimizer]) -> None:
+        super().__init__(lambda index: None, models, optimizers)
+        self._train = train
+
+    def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
+        """Run the loop for so many steps, each within `taking(index)`.
+
+        Raises RecordingError where it ends earlier, or where it cannot be told which optimizers make a step.
+        """
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        from bitproof.harness.torch_compat import backwards_told
+
+        steps = _Steps(self, num_steps, taking)
+        hook = register_optimizer_step_pre_hook(steps.optimizer_begins)
+        try:
+            with steps.open, backwards_told(steps.backward_begins):
+                steps.begin()
+                self._train()
+                raise steps.problem or _too_short(steps.index, num_steps)
+        except BaseException:
+            if not steps.are_over:  # what is raised after that comes of leaving the loop
+                raise
+        finally:
+            for each in (hook.remove, *(hooks.close for hooks in steps.hooks.values())):
+                each()
+
+
+def _too_short(taken: int, num_steps: int) -> RecordingError:
+    return RecordingError(
+        f"the training loop ended after {taken} steps of its optimizer",
+        expected=f"at least {num_steps} steps, as the case says",
+        fix="let the loop go on for longer, or give --steps",
+    )
+
+
+class _Steps:
+    """How far a loop is: the running step, and the optimizers that have taken it."""
+
+    def __init__(self, loop: WatchedLoop, num_steps: int, taking: Callable[[int], Any]) -> None:
+        self.index = 0
+        self.are_over = False
+        self.problem: RecordingError | None = None
+        self.open = ExitStack()
+        self.hooks: dict[int, ExitStack] = {}
+        self._loop = loop
+        self._num_steps = num_steps
+        self._taking = taking
+        self._stepped: list[Optimizer] = []
+        self._losses: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Begin the step of this index."""
+        self._observe: Observe = self.open.enter_context(self._taking(self.index))
+        self._stepped, self._losses = [], []
+        self._loop._begin()
+
+    def backward_begins(self, root: Tensor) -> None:
+        """Keep a number that backward begins with."""
+        if root.numel() == 1 and root.is_floating_point():
+            self._losses.append(root.detach())
+
+    def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have an optimizer that counts show its gradients, and end the step after it, behind all hooks of its own."""
+        if self.are_over or not self._counts(optimizer):
+            return
+        if any(optimizer is other for other in self._stepped):
+            self.problem = RecordingError(
+                f"an optimizer of type {type(optimizer).__name__} took two steps in step {self.index}, before others "
+                "that hold parameters of the model took one",
+                expected="every watched optimizer to take one step",
+                fix="give watch the optimizers that train: optimizer=[...]",
+            )
+            raise self.problem
+        hooks = self.hooks.setdefault(id(optimizer), ExitStack())
+        hooks.close()  # those of the step before: no hook can be removed while they run
+        show = self._loop._show_gradients(optimizer, self._observe)
+        hooks.callback(optimizer.register_step_pre_hook(show).remove)
+        hooks.callback(optimizer.register_step_post_hook(self._optimizer_ends).remove)
+
+    def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
+        self._stepped.append(optimizer)
+        if not self._is_complete():
+            return
+        self._loop._show_what_is_left(self._stepped, self._observe)
+        if self._losses:
+            self._observe("loss", "loss", _sum(self._losses))
+        self.open.close()
+        self.index += 1
+        if self.index == self._num_steps:
+            self.are_over = True
+            raise _EnoughError
+        self.begin()
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Whether it is watched, and is none that only holds others."""
+        if self._loop._optimizers:
+            return any(optimizer is each for each in self._loop._optimizers)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        is_ours = any(id(p) in held for p in self._loop._parameters().values())
+        return is_ours and held_optimizers(optimizer) == [optimizer]
+
+    def _is_complete(self) -> bool:
+        if self._loop._optimizers:
+            return len(self._stepped) == len(self._loop._optimizers)
+        held = {id(p) for each in self._stepped for group in each.param_groups for p in group["params"]}
+        return all(id(p) in held for p in self._loop._parameters().values() if p.requires_grad)
+
+
+def _sum(losses: list[Tensor]) -> Tensor:
+    """The sum of numbers in their order, in float64; a single one as it is."""
+    import torch
+
+    if len(losses) == 1:
+        return losses[0]
+    total = torch.zeros((), dtype=torch.float64)
+    for loss in losses:
+        local = getattr(loss, "_local_tensor", loss)
+        total += local.reshape(()).cpu()
+    return total

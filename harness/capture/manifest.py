@@ -40,12 +40,13 @@ def build_manifest(
     gpu_environments: Sequence[Mapping[str, str]] = (),
     alone: Sequence[int] = (),
     compiled: Sequence[TorchCompile | None] = (),
+    unshown: Sequence[str] = (),
 ) -> Manifest:
     """One recording's manifest, with what is known of this machine and process. `systems` are its `ranks`.
 
     `switches` has the readings of the lowest rank on which a switch changed. `gpus` is what each rank says of CUDA and
     its libraries, and `gpu_environments` the variables that they read; both say nothing on a CPU, whose recordings
-    stay comparable with those from before they were told. `alone` and `compiled` are the manifest's.
+    stay comparable with those from before they were told. `alone`, `compiled` and `unshown` are the manifest's.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 
@@ -73,6 +74,7 @@ def build_manifest(
         chunked=chunked,
         alone=list(alone),
         compiled=list(compiled) if any(compiled) else None,
+        unshown=list(unshown) or None,
         digest=ALGORITHM,
         values=list(values),
     )

@@ -32,10 +32,10 @@ from bitproof.harness.case.traced import Pipeline, check_traced
 from bitproof.harness.checked import STRICT, read
 from bitproof.harness.errors import CaseError
 
-Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "activation"]
+Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "activation", "rng"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 USUAL_KINDS = KINDS[:5]
-"""The kinds that every case may have; the others are recorded where a case asks for them."""
+"""The kinds that every case may have; others are recorded where a case asks for them, `rng` where a step draws."""
 
 DIM_MULTIPLE = 8
 

@@ -82,6 +82,16 @@ def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
         yield f"{side} {manifest.system} was compiled{rank}: {_tell_compiled(least)}"
 
 
+def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
+    """A sentence on state that a system keeps and shows nobody, where it has any."""
+    if found := manifest.unshown or []:
+        more = f" and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
+        yield (
+            f"{side} {manifest.system} keeps state that steps change and that it does not show: "
+            f"{', '.join(found[:_NUM_NAMED])}{more}; a difference there is seen once it reaches what is shown"
+        )
+
+
 def _tell_compiled(found: TorchCompile) -> str:
     """As in "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first: ..."."""
     by = f" by {', '.join(found.backends)}" if found.backends else ""

@@ -25,7 +25,7 @@ from bitproof.harness.case import KINDS, Case, Kind, boundary_of
 from bitproof.harness.compare.align import NUM_NAMED, Alignment, align
 from bitproof.harness.compare.chunked import unlike_chunks
 from bitproof.harness.compare.same_case import contradictions, unlike_digests
-from bitproof.harness.compare.vacuity import compiled_runs, vacuous_runs, vacuous_steps, vacuous_tensors
+from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs, vacuous_steps, vacuous_tensors
 from bitproof.harness.records import (
     MAX_DIFFERING,
     Closeness,
@@ -128,6 +128,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         remarks=(
             *vacuous_tensors(alignment.pairs),
             *(told for side in sides for told in compiled_runs(side, sides[side].manifest)),
+            *(told for side in sides for told in unshown_state(side, sides[side].manifest)),
         ),
     )
 
@@ -249,6 +250,8 @@ def _uncovered(alignment: Alignment, case: Case) -> Iterator[str]:
     unpaired = {*alignment.missing, *alignment.extra}
     names = dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs)
     for kind, name, rank in names:
+        if kind == "rng":  # shown at the steps that draw
+            continue
         keys = (Key(step, kind, name, rank) for step in range(case.steps))
         if skipped := [key.step for key in keys if key not in alignment.pairs and key not in unpaired]:
             steps = ", ".join(str(step) for step in skipped[:NUM_NAMED])

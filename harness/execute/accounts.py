@@ -110,7 +110,7 @@ class Done:
     of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
     was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
     are independent; `compiled` is what torch.compile made of its code; `races` are those of the graph that a system of
-    a user's shows.
+    a user's shows, `unshown` the state that it keeps, and steps have changed, and no record has.
     """
 
     seconds: float = 0.0
@@ -127,6 +127,7 @@ class Done:
     is_alone: bool = False
     compiled: TorchCompile | None = None
     races: tuple[str, ...] = ()
+    unshown: tuple[str, ...] = ()
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure

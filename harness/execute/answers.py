@@ -281,6 +281,7 @@ def join_recording(
         chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done]),
         alone=[rank for rank, account in enumerate(done) if account.is_alone],
         compiled=[rank.compiled for rank in done],
+        unshown=list(dict.fromkeys(told for rank in done for told in rank.unshown)),
     )
     join_parts(request.out, manifest, parts, values)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from bitproof.harness.capture.generators import Generators
 from bitproof.harness.capture.made_of import Differences, Facts, differences, facts_of_rank
 from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.capture.store import write_part
@@ -32,6 +33,7 @@ from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from bitproof.harness.machine.nccl import pin_nccl
+from bitproof.harness.records import Key
 from bitproof.harness.systems.graph_key import Shelf
 from bitproof.harness.systems.registry import BUILT_IN, load_factory
 
@@ -211,6 +213,7 @@ def run_rank(
             is_alone=_is_alone(job, system, witness.collectives),
             compiled=witness.compiled,
             races=tuple(system.races()) if isinstance(system, UserSystem) else (),
+            unshown=tuple(system.unshown(recorder.rows)) if isinstance(system, UserSystem) else (),
         )
     )
     leave_groups()
@@ -229,6 +232,7 @@ class _Around(NamedTuple):
 
 def _take_steps(job: Job, system: System, around: _Around) -> None:
     """Take all steps; a system of a user's may go through them by itself."""
+    generators = Generators()
 
     @contextmanager
     def taking(step: int) -> Iterator[Observe]:
@@ -241,6 +245,11 @@ def _take_steps(job: Job, system: System, around: _Around) -> None:
             surroundings = _in_phase(step, around.observe)
         with surroundings as shown:
             yield shown
+        for name, state in generators.drawn().items():
+            if (
+                Key(step, "rng", name, around.recorder.rank) not in around.recorder.rows
+            ):  # a system may show them itself
+                around.recorder.observe("rng", name, state)
         around.witness.end_step()
 
     if hasattr(system, "take_steps"):

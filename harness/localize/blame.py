@@ -316,6 +316,8 @@ class _Blame:
                 new = log.calls[between]
                 return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
             mine = log.calls[made]
+            if before is not None and made != before and (rank, before) in self._before({(rank, made)}):
+                return None  # it is made, of what the call that is wrong gives
             if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
                 return None  # it is right, and what is missing another tensor over its storage
             if not log.calls[made].view and log.reference.values.issuperset(log.calls[made].inputs):

@@ -38,7 +38,7 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
 from bitproof.harness.graph.origin import innermost_user_line
-from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.calls import READS_OUT, Call, Place
 from bitproof.harness.localize.lanes import lane, num_lanes
 from bitproof.harness.localize.node_places import place_of
 from bitproof.harness.localize.works import Works
@@ -68,6 +68,9 @@ _SEEDS = names(lambda row: row.begins_gradient)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__)
 
+GENERATORS = 0
+"""Stands for the storage of all generators' states: two of one state give the same."""
+
 IN_PLACE_COLLECTIVES = "c10d"
 """The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
 
@@ -77,7 +80,8 @@ class CallRecorder(TorchDispatchMode):
 
     `keep` names a call by its index, and one of its outputs; `kept` is a copy of that, once it was computed.
     A higher-order operator is one call, whatever its nested graphs run; a call over lists of tensors is logged as one
-    call for each index (`lanes`). What bitproof itself calls, to take a digest, is none of the system's calls.
+    call for each index (`lanes`). One that draws reads its generator's state, last, and gives the next. What bitproof
+    itself calls, to take a digest, is none of the system's calls.
     """
 
     supports_higher_order_operators = True
@@ -113,10 +117,15 @@ class CallRecorder(TorchDispatchMode):
         read = _read(function, args, kwargs)
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
         scalars = _scalars(function, args, kwargs)
+        generator = _generator(function, args, kwargs)
+        state = _state(generator)
         result = function(*args, **kwargs)
         if any(map(has_no_values, _tensors((args, kwargs, result)))):  # a DTensor asks what shape is to come
             return result
         read_here = [producer for _, producers in inputs for producer in producers if producer is not None]
+        if (left := _state(generator)) != state:  # it drew: what is drawn next is decided here
+            [(digests, producers)] = inputs
+            inputs = [((*digests, str(state)), (*producers, self._producers.get((GENERATORS, str(state)))))]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name, follows)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
@@ -144,6 +153,7 @@ class CallRecorder(TorchDispatchMode):
                     scalars,
                     _peers(function, args, kwargs) if collective else (),
                     self._place.micro_batch_of(place),
+                    left != state,
                 )
             )
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
@@ -152,6 +162,10 @@ class CallRecorder(TorchDispatchMode):
             else:
                 for tensor in written_tensors if in_place else _tensors((part_result, part_written)):
                     self._add_output(len(self.calls) - 1, tensor)
+            if left != state:
+                self._add_value(len(self.calls) - 1, GENERATORS, str(left))
+            if name == READS_OUT:
+                self._add_value(len(self.calls) - 1, GENERATORS, f"number {result!r}")
         for tensor in _tensors((args, kwargs, result)):
             self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
         return result
@@ -190,9 +204,12 @@ class CallRecorder(TorchDispatchMode):
         call = self.calls[index]
         if self._keep == (index, len(call.outputs)):
             self.kept = plain(tensor).clone()
-        value = _digest(tensor)
+        self._add_value(index, _storage(tensor), _digest(tensor))
+
+    def _add_value(self, index: int, storage: int, value: str) -> None:
+        call = self.calls[index]
         self.calls[index] = call._replace(outputs=(*call.outputs, value))
-        self._producers[_storage(tensor), value] = index
+        self._producers[storage, value] = index
 
 
 def _is_own(frame: FrameType | None) -> bool:
@@ -292,6 +309,24 @@ def _digest(tensor: Tensor) -> str:
 
 def _storage(tensor: Tensor) -> int:
     return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
+
+
+def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
+    """The generator that a call may draw from: the one that it names, or its device's."""
+    if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
+        return None
+    given = _given(function, args, kwargs)
+    if isinstance(named := given.get("generator"), torch.Generator):
+        return named
+    devices = [torch.device(given["device"])] if given.get("device") else [x.device for x in _tensors((args, kwargs))]
+    if any(device.type == "cuda" for device in devices):
+        return torch.cuda.default_generators[torch.cuda.current_device()]
+    return torch.default_generator
+
+
+def _state(generator: torch.Generator | None) -> str | None:
+    """The digest of a generator's state, the same as that of its record."""
+    return None if generator is None else digest(generator.get_state())
 
 
 class Places:

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from bitproof.harness.errors import RecordingError
 
+READS_OUT = "_local_scalar_dense"
+"""What hands a tensor's number to Python, where it may become an argument of any later call."""
+
 
 class Place(NamedTuple):
     """Where in a step a call belongs. Passes may move a call, but not to another place.
@@ -34,6 +37,7 @@ class Call(NamedTuple):
     `peers` are the ranks that take part in a collective, in their group's order, and of what is sent the sender and the
     receiver; nothing where that is not known.
     `micro_batch` counts from 1 where a step calls its model more than once.
+    `draws`: its last input and its last output are states of the generator that it drew from.
     `node` and `source` name the graph's node and the user's line, where known.
     """
 
@@ -50,6 +54,7 @@ class Call(NamedTuple):
     scalars: tuple[tuple[str, str], ...] = ()
     peers: tuple[int, ...] = ()
     micro_batch: int | None = None
+    draws: bool = False
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"

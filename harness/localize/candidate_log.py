@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.calls import READS_OUT, Call
 from bitproof.harness.localize.packing import CONSTANTS, PACKING, keeps_order, name_of
 from bitproof.harness.localize.reference_log import ReferenceLog
 
@@ -21,9 +21,11 @@ class CandidateLog:
         self.calls = calls
         self.reference = reference
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
+        self._made = {(call.operator, call.outputs) for call in calls}
         self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
         self._num_givers = Counter[str]()
+        self._read_out: int | None = None
         self.trusts_parts = True
         self._bad: list[tuple[int, ...]] = []
         self._unpacked: list[set[int]] = []
@@ -39,7 +41,11 @@ class CandidateLog:
                 self._agrees[index] = False
             elif self._keeps_what_it_reads(call):
                 self._agrees[index] = all(self._agrees[i] or i in unpacked for i in found)
-            self._bad.append(tuple(i for i in found if not self._agrees[i]))
+            numbers = self._numbers(call)
+            self._given[-1] += numbers
+            self._bad.append(tuple(i for i in (*found, *numbers) if not self._agrees[i]))
+            if call.operator == READS_OUT and not self._agrees[index]:
+                self._read_out = index
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
                 self._num_givers[value] += 1
@@ -55,6 +61,13 @@ class CandidateLog:
             self._latest.get(value) if producer is None and value not in right else producer
             for value, producer in zip(call.inputs, producers, strict=True)
         )
+
+    def _numbers(self, call: Call) -> tuple[int, ...]:
+        """The last call that read a wrong number out of a tensor, for one given other numbers in that direction."""
+        if self._read_out is None or self.calls[self._read_out].place.direction != call.place.direction:
+            return ()
+        is_given_others = bool(self.reference.alike(call)) and not self.reference.makes(call)
+        return (self._read_out,) if is_given_others else ()
 
     def is_proven(self, index: int) -> bool:
         """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere.
@@ -113,7 +126,7 @@ class CandidateLog:
         call = self.calls[index]
         if not call.inputs:
             return "draws"
-        pairs = zip(call.inputs, self._given[index], strict=True)
+        pairs = zip(call.inputs, self._given[index], strict=False)
         is_left = any(giver is None and value not in self.reference.values for value, giver in pairs)
         return "inherits" if is_left else "reads"
 
@@ -197,7 +210,8 @@ class CandidateLog:
         launch = launches.pop() if len(launches) == 1 else None
         if launch is None or not self.calls[launch].collective:
             return None
-        return None if self.reference.values.issuperset(self.calls[launch].inputs) else launch
+        is_packed = not any(self.calls[giver].collective for giver in self.givers(launch))
+        return launch if is_packed and not self.reference.alike(self.calls[launch]) else None
 
     def only_packs(self, index: int) -> bool:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator.
@@ -219,7 +233,7 @@ class CandidateLog:
             known = self.reference.log[other]
             num_other = (Counter(call.inputs) - Counter(known.inputs)).total()
             is_alike = len(call.inputs) == len(known.inputs) and 0 < num_other <= len(call.inputs) / 2
-            if is_alike and self._values.isdisjoint(known.outputs):
+            if is_alike and (known.operator, known.outputs) not in self._made:
                 return other
         return None
 

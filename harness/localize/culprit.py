@@ -61,6 +61,13 @@ class Culprit:
     chain: tuple[ChainLink, ...] = field(default=(), compare=False)
 
     @property
+    def index(self) -> int:
+        """Of the blamed call, in the log that it is in: the candidate's, unless that lacks it."""
+        index = self.reference if self.candidate is None else self.candidate
+        assert index is not None, "a culprit is a call of some log"
+        return index
+
+    @property
     def rank(self) -> int:
         """The one that `candidate` and `reference` are of: the lowest, unless only another leads to what is shown."""
         return self.ranks[0] if self.at is None else self.at

@@ -22,10 +22,8 @@ def neighbours_of(
     that lacks the call, it is the reference's.
     """
     mine, other = candidate[culprit.rank], reference[culprit.rank]
-    index = culprit.candidate
-    if index is None:
-        mine, other, index = other, mine, culprit.reference
-    assert index is not None, "a culprit is in one of the logs"
+    if culprit.candidate is None:
+        mine, other = other, mine
     agrees = _agreements(mine, ReferenceLog(other))
     return [
         Neighbour(
@@ -35,9 +33,11 @@ def neighbours_of(
             chunk=call.place.chunk,
             source=call.source,
             agrees=agrees[number],
-            is_culprit=number == index,
+            is_culprit=number == culprit.index,
         )
-        for number, call in list(enumerate(mine))[max(0, index - NUM_NEIGHBOURS) : index + NUM_NEIGHBOURS + 1]
+        for number, call in list(enumerate(mine))[
+            max(0, culprit.index - NUM_NEIGHBOURS) : culprit.index + NUM_NEIGHBOURS + 1
+        ]
     ]
 
 

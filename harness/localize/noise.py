@@ -23,6 +23,7 @@ from bitproof.harness.localize.replay import (
     read_log,
     read_records,
     read_steps,
+    step_of,
 )
 from bitproof.harness.localize.search import Search, tell_others
 from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, TensorDifference
@@ -71,9 +72,7 @@ class NoiseSearch(Search):
             return first, _tell(key, found, None)
         self.remarks += tell_others(culprit)
         log_of: Role = "reference" if culprit.candidate is None else "candidate"
-        index = culprit.reference if culprit.candidate is None else culprit.candidate
-        assert index is not None, "a culprit is a call of some log"
-        step, begin = self._step_of(log_of, culprit.rank, index)
+        step, begin = step_of(archive_of(self._archives(log_of, 1), culprit.rank), culprit.index)
         output = None
         with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
             output = self._bits_of_noise(culprit, logs, step, begin)
@@ -128,15 +127,6 @@ class NoiseSearch(Search):
             return None
         bits, _ = self._bits(2, rank, OUTPUT)
         return bits
-
-    def _step_of(self, side: Role, rank: int, index: int) -> tuple[int, int]:
-        """The step of the first replay of a side in which a rank made a call, and where that step's log begins."""
-        begin = 0
-        for step, count in read_steps(archive_of(self._archives(side, 1), rank)):
-            if index < begin + count:
-                return step, begin
-            begin += count
-        raise IndexError(f"rank {rank} made {begin} calls, and not one of index {index}")
 
 
 def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:

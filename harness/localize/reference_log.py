@@ -42,6 +42,10 @@ class ReferenceLog:
         places = set(self._places.get((call.operator, call.outputs), ()))
         if call.view and self.values.issuperset(call.inputs):
             places |= self._views.get(call.outputs, set())
+        if call.draws:  # which of several draws reads a state decides what is drawn
+            places = {
+                place for place in places if None in (place.module, call.place.module) or place[0] == call.place[0]
+            }
         return any(_fits(place, call.place) for place in places)
 
     def calls(self, call: Call) -> bool:

@@ -116,6 +116,16 @@ def read_steps(path: Path) -> list[tuple[int, int]]:
         raise RecordingError("the steps of a replay are damaged", found=str(error), where=str(path)) from error
 
 
+def step_of(path: Path, index: int) -> tuple[int, int]:
+    """The logged step in which a call of an archive was made, and where that step's calls begin."""
+    begin = 0
+    for step, count in read_steps(path):
+        if index < begin + count:
+            return step, begin
+        begin += count
+    raise IndexError(f"{path} has {begin} calls, and not one of index {index}")
+
+
 def read_records(path: Path) -> dict[Key, Record]:
     """What a rank observed in a replay, in order. Raises RecordingError when it is missing or damaged."""
     try:

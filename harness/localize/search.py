@@ -1,8 +1,8 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
-Two replays of each system at most: one logs every call of that step on every rank, and keeps the first
+Two replays of each system, as a rule: one logs every call of that step on every rank, and keeps the first
 differing record; one fetches the blamed call's output. An earlier run may have logged its calls, and then stands for
-the first of them.
+the first of them. Where the blamed call reads what an earlier step has left, one more logs all steps up to there.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.verdict import computation_order
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.blame import Differing, find_culprit
 from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.culprit import HOW, Culprit, call_of
 from bitproof.harness.localize.neighbours import neighbours_of
-from bitproof.harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log
+from bitproof.harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log, step_of
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
@@ -27,6 +27,9 @@ CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
 """Replay a system, for the given time, into a folder; returns the digest of the record that it kept."""
+
+ALL_STEPS = 7
+"""The number of the replay that logs all steps; a search for noise has four numbers before it."""
 
 NO_CALL = (
     "no operator call explains the first difference: each call before it gave what the reference's gave, so its tensor "
@@ -84,11 +87,38 @@ class Search:
         self.remarks += tell_others(culprit)
         if culprit.explains is not None and culprit.explains != (key.rank, *pair):
             first = self._explained(key, culprit.explains)
+        if (
+            culprit.how == "inherits"
+            and key.step
+            and not self.is_logged
+            and (left := self._left_by(key, differing, pair)) is not None
+        ):
+            culprit, logs, step = left
+            self.remarks.append(f"the call to blame is one of step {step}: it leaves what step {key.step} reads")
+            neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
+            return replace(first, call=replace(call_of(culprit), neighbours=neighbours))
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
         output = None
         with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
             output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
         return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
+
+    def _left_by(
+        self, key: Key, differing: Differing, pair: tuple[str, str]
+    ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
+        """The call of an earlier step that left what the step of `key` reads, the logs of all steps, and which it is.
+
+        None where no call of any step explains it.
+        """
+        for role in ROLES:
+            self._replay(role, ALL_STEPS, Replay(step=key.step, log=True, every_step=True))
+        logs = {role: self._logs(role, ALL_STEPS) for role in ROLES}
+        culprit = find_culprit(logs["reference"], logs["candidate"], differing, (key.rank, pair))
+        if culprit is None:
+            return None
+        role: Role = "reference" if culprit.candidate is None else "candidate"
+        step, _ = step_of(archive_of(self._archives(role, ALL_STEPS), culprit.rank), culprit.index)
+        return (culprit, logs, step) if step < key.step else None
 
     def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
         """The record that the blamed call leads to, where it is not the first by its key; a remark has both."""
@@ -134,9 +164,9 @@ class Search:
     def _archives(self, role: Role, number: int) -> Path:
         return archives_of(self.folder, role, number)
 
-    def _logs(self, role: Role) -> list[list[Call]]:
-        """The first replay's calls, rank by rank."""
-        return [read_log(archive_of(self._archives(role, 1), rank)) for rank in range(self.num_ranks)]
+    def _logs(self, role: Role, number: int = 1) -> list[list[Call]]:
+        """A replay's calls, rank by rank."""
+        return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _bits_of_output(
         self, culprit: Culprit, logs: dict[Role, list[list[Call]]], step: int

@@ -16,7 +16,7 @@ class Comparison:
     sentence for each pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements do.
     `differing` and `differing_left_out` are as in CaseResult.
     `vacuous` says where what agrees shows nothing, which is no evidence for two systems; `remarks` of which tensors,
-    and how much of a system torch.compile compiled.
+    how much of a system torch.compile compiled, and state that it does not show.
     """
 
     verdict: Verdict

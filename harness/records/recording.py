@@ -123,6 +123,7 @@ class Manifest:
     "native": there NCCL has an order of its own.
     `alone` are the ranks that ran no collective with another in any step, though their system does not say that they
     are independent; `compiled` has what torch.compile made of each rank's code, None where none was to be compiled.
+    `unshown` names state of a user's system that steps have changed and no record has.
     `sources` is the sha256 of bitproof's own files, which with machine, commit and environment is that of every rank.
     `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
     the last step. The sums are of the folder's files, and known once they are written. Fields that may be None came
@@ -153,6 +154,7 @@ class Manifest:
     chunked: dict[str, int] | None = None
     alone: list[int] | None = None
     compiled: list[TorchCompile | None] | None = None
+    unshown: list[str] | None = None
     digest: str | None = None
     values: list[str] = field(default_factory=list)
     digests_sha256: str | None = None

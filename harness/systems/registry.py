@@ -24,6 +24,8 @@ yields `(kind, name, tensor)`, or takes a function to call so, `step(index, obse
     grad_norm   the norm of all gradients, over all ranks            at least one, where the case says `grad_norm`
     activation  what a module returns, as <module>@forward, and its gradient, as <module>@backward, where the case says
                 `observe`; bitproof.harness.case.observed has their names
+    rng         a generator's state. Those of torch, cuda, python and numpy, which a step draws from without naming
+                one, are shown for it after each step that drew from them
 
 Each rank shows what it holds itself (of a DTensor, the local shard counts), the same names at every step, each once.
 A tensor is read when it is yielded, before the step goes on: yield a gradient before anything overwrites it.

@@ -11,6 +11,8 @@ import torch
 
 from bitproof.harness.case import KINDS, Case
 from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.records import Key, Record
+from bitproof.harness.systems.unshown import KeptState
 from bitproof.harness.user_code.names import Names
 
 Observe = Callable[..., None]
@@ -36,6 +38,7 @@ class UserSystem:
         self._tamper = tamper
         self._origin = dict(origin)
         self._step = getattr(made, "step", made)
+        self._kept = KeptState(made)
         self._takes_observe = _takes(self._step, 0, print)
         if not self._takes_observe and not _takes(self._step, 0):
             raise UsageError(
@@ -93,6 +96,10 @@ class UserSystem:
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
+
+    def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
+        """What of its models' and optimizers' state steps have changed and no record has, in words."""
+        return self._kept.unshown(rows)
 
     def races(self) -> list[str]:
         """What races in the graph that the system shows, in words; nothing where it shows none."""

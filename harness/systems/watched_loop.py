@@ -86,7 +86,7 @@ class _Steps:
         """Begin the step of this index."""
         self._observe: Observe = self.open.enter_context(self._taking(self.index))
         self._stepped, self._losses = [], []
-        self._loop._begin()
+        self._loop._is_before = True
 
     def backward_begins(self, root: Tensor) -> None:
         """Keep a number that backward begins with."""

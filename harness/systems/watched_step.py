@@ -7,8 +7,6 @@ At every step it shows, in this order
     buffer      of each module, at the first of these moments as <name>@before_optimizer, and after the step
     param       each parameter after the step, a frozen one, too
     optimizer   its state as <parameter>.<state>; of an optimizer without any, the learning rate as <parameter>.lr
-    buffer      generator.torch, generator.cuda, generator.python and generator.numpy @after_optimizer: the state of
-                each generator that the step drew from, nothing of any other
     loss        what the function returned, on the ranks where it returned one; of a whole loop the sum, in their
                 order and in float64, of the numbers that backward began with, on the ranks where it began with one
 
@@ -21,7 +19,6 @@ left out. Of a DTensor each rank shows its own shard. Imports torch when it is c
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -94,15 +91,11 @@ class WatchedStep:
         self._step = step
         self._models = models
         self._optimizers = optimizers
-        self._begin()
-
-    def _begin(self) -> None:
         self._is_before = True
-        self._drawn = dict(_generators(self._models))
 
     def step(self, index: int, observe: Observe) -> None:
         """Train once. Raises RecordingError where no optimizer took a step, or the loss is no number."""
-        self._begin()
+        self._is_before = True
         with ExitStack() as stack:
             for optimizer in self._optimizers:  # now, so that ours runs after those that the trainer has registered
                 hook = self._show_gradients(optimizer, observe)
@@ -125,7 +118,6 @@ class WatchedStep:
             observe("param", name, parameter)
         for optimizer in optimizers:
             self._show_state(optimizer, observe)
-        self._show_generators(observe)
 
     def _show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
         """A hook that shows the gradients which the optimizer is about to read."""
@@ -168,12 +160,6 @@ class WatchedStep:
             if not keys:
                 rate = rates.get(id(parameter))
                 observe("optimizer", f"{name}.lr", _nothing_of(parameter) if rate is None else _tensor_of(rate))
-
-    def _show_generators(self, observe: Observe) -> None:
-        """Show the state of each generator that the step drew from."""
-        for name, state in _generators(self._models):
-            drawn = state if not state.equal(self._drawn[name]) else state[:0]
-            observe("buffer", f"generator.{name}@after_optimizer", drawn)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {_bare_name(name): p for model in self._models for name, p in model.named_parameters()}
@@ -262,16 +248,3 @@ def _number(loss: Any, index: int) -> Tensor:
             f"step({index}) returned no loss", expected="a tensor of one number, a number, or None", found=repr(loss)
         )
     return _tensor_of(loss.detach() if isinstance(loss, Tensor) else float(loss))
-
-
-def _generators(models: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
-    """The state of each generator that a step may draw from without naming one, as a tensor."""
-    import numpy as np
-    import torch
-
-    yield "torch", torch.get_rng_state()
-    if any(parameter.is_cuda for model in models for parameter in model.parameters()):
-        yield "cuda", torch.cuda.get_rng_state()
-    yield "python", torch.tensor(random.getstate()[1])
-    numpy: Any = np.random.get_state()
-    yield "numpy", torch.tensor([*numpy[1].tolist(), numpy[2]])

@@ -1,4 +1,6 @@
-"""Whom blame names in trainers with one defect each (`defective_trainers`), through the command line: a table.
+"""Whom blame names in trainers with one defect each, through the command line: a table.
+
+The trainers are those of `defective_trainers` and of `handwritten_trainers`.
 
 `python -m tests.benchmarks.bench_blame [WORD]` runs those whose kind and name hold the word. Exits with 1 where fewer
 than 29 of 30 are found in module and direction, 28 in the operator, and all on the rank.
@@ -11,20 +13,22 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from tests.benchmarks.defective_trainers import DEFECTS, Defect
+from tests.benchmarks import defective_trainers, handwritten_trainers
+from tests.benchmarks.defective_trainers import Defect
 
-SYSTEMS = Path(__file__).with_name("defective_trainers.py")
+TRAINERS = defective_trainers, handwritten_trainers
 
 
-def blamed_in(folder: Path, kind: str, defect: str) -> tuple[str, dict[str, Any]]:
-    """The verdict on one defect, and the first divergence."""
+def blamed_in(folder: Path, trainers: ModuleType, kind: str, defect: str) -> tuple[str, dict[str, Any]]:
+    """The verdict on one defect of a file of trainers, and the first divergence."""
     case = folder / f"{kind}_{defect}.json"
-    systems = {"reference": f"{SYSTEMS}:{kind}", "candidate": f"{SYSTEMS}:{kind}__{defect}"}
     parallelism = {"world_size": 2, "ep": 1}
-    described = {"name": case.stem, "family": "blame", "steps": 1, "parallelism": parallelism}
-    case.write_text(json.dumps(described | systems))
+    described = {"name": case.stem, "family": "blame", "steps": trainers.STEPS, "parallelism": parallelism}
+    described |= {"reference": f"{trainers.__file__}:{kind}", "candidate": f"{trainers.__file__}:{kind}__{defect}"}
+    case.write_text(json.dumps(described))
     command = [sys.executable, "-m", "bitproof", "run", "--case", str(case), "--no-control"]
     command += ["--report-dir", str(folder / case.stem), "--timeout", "500"]
     ran = subprocess.run(command, capture_output=True, text=True)
@@ -46,10 +50,10 @@ def main(word: str = "") -> int:
     """Run all, and tell."""
     totals, num = [0, 0, 0], 0
     with tempfile.TemporaryDirectory() as folder:
-        for (kind, name), defect in DEFECTS.items():
+        for of, (kind, name), defect in [(m, *each) for m in TRAINERS for each in m.DEFECTS.items()]:
             if word not in f"{kind} {name}":
                 continue
-            verdict, found = blamed_in(Path(folder), kind, name)
+            verdict, found = blamed_in(Path(folder), of, kind, name)
             right = judged(found, defect)
             num, totals = num + 1, [total + each for total, each in zip(totals, right, strict=True)]
             told = {key: found.get(key) for key in ("operator", "module", "direction", "operator_rank", "how")}

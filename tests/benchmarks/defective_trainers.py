@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bitproof import Case, Mesh, watch
 from bitproof.harness.systems.watched_step import WatchedStep
 
+STEPS = 1
 VOCABULARY, DIM = 32, 16
 LEFT_OUT = "blocks.1.up.weight"
 KINDS = ("fsdp2", "ddp", "tp", "pipelined", "accumulating", "clipping", "compiled", "fused", "loop")
@@ -157,7 +158,7 @@ class Trainer:
 class Defect(NamedTuple):
     """What is wrong, and which call is to blame for it: any of these operators, in this module and direction."""
 
-    put_in: Callable[[Trainer], None]
+    put_in: Callable[[Any], None]
     module: str | None
     direction: str
     operators: tuple[str, ...]

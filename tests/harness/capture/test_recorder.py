@@ -36,7 +36,7 @@ def test_a_name_observed_twice_is_refused():
     assert str(error.value) == (
         "RecordingError: a system observed grad 'w' twice in step 0, or under no proper name\n"
         "  expected: each name once a step, of a kind among loss, grad, param, buffer, optimizer, grad_norm, "
-        "activation\n"
+        "activation, rng\n"
         "  fix: call observe once for each tensor"
     )
 

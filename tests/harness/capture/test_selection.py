@@ -44,7 +44,7 @@ def test_what_is_neither_kind_nor_pattern_is_refused(text):
         parse_values(["0/*", text])
     assert str(error.value) == (
         "UsageError: --values chooses no tensor\n"
-        "  expected: kinds (loss, grad, param, buffer, optimizer, grad_norm, activation), joined by commas, or a "
+        "  expected: kinds (loss, grad, param, buffer, optimizer, grad_norm, activation, rng), joined by commas, or a "
         "pattern over step/kind/name, such as '*/grad/layers.1.moe.*'\n"
         f"  found: {text.split(',')[-1]!r}"
     )

@@ -156,7 +156,11 @@ def test_wrong_columns_are_refused(folder):
         ("step", [0, 0, 2], "step in 0..1"),
         ("step", [0, 0, -1], "step in 0..1"),
         ("rank", [0, 0, 2], "rank in 0..1"),
-        ("kind", ["loss", "grad", "weight"], "kind among loss, grad, param, buffer, optimizer, grad_norm, activation"),
+        (
+            "kind",
+            ["loss", "grad", "weight"],
+            "kind among loss, grad, param, buffer, optimizer, grad_norm, activation, rng",
+        ),
         ("name", ["loss", "", "c"], "name of 1 to 1000 printable characters"),
         ("name", ["loss", "\x1b[31m", "c"], "name of 1 to 1000 printable characters"),
         ("name", ["loss", "../../w", "c"], "name that leads nowhere else"),

@@ -65,8 +65,11 @@ def test_what_reads_parts_of_one_bucket_alone_comes_of_its_collective() -> None:
     ]
     assert logged(*bucket).bucket_of(5) == 1
     assert logged(*bucket).bucket_of(6) is None, "one of its inputs is no part"
-    plain = [call("reduce x -> c", FORWARD)._replace(collective=True), call("add c c -> d", FORWARD, 0, 0)]
-    assert logged(*plain).bucket_of(1) is None, "the reference reduces that value, too"
+    plain = [call("sum x -> c"), call("exchange c -> d", FORWARD, 0)._replace(collective=True)]
+    plain.append(call("add d d -> D", FORWARD, 1, 1))
+    assert logged(*plain).bucket_of(2) is None, "the reference exchanges that value, too"
+    again = [bucket[1]._replace(inputs=("x",), outputs=("P",)), bucket[1], call("add Q Q -> D", FORWARD, 1, 1)]
+    assert logged(*again).bucket_of(2) is None, "what a collective gave is no bucket for the next"
 
 
 def test_more_calls_of_an_operator_than_the_reference_makes_in_a_module_are_extra_whatever_their_chunks() -> None:

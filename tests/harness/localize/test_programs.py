@@ -44,6 +44,9 @@ MENDED = (
     711272,
     720775,
     721790,
+    2028758,
+    2031235,
+    2039311,
 )
 """Programs on which blame once named another call, or one that nothing leads from."""
 

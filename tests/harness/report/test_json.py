@@ -122,7 +122,7 @@ def test_a_damaged_field_is_refused_by_name(report, change, what):
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        (["differing", "taste"], {}, "kinds: loss, grad, param, buffer, optimizer, grad_norm, activation"),
+        (["differing", "taste"], {}, "kinds: loss, grad, param, buffer, optimizer, grad_norm, activation, rng"),
         (["differing", "grad"], {}, "12 keys, by the mismatched records"),
         (["differing", "grad", "w"], {"0": [0]}, "12 keys, by the mismatched records"),
         (["differing", "grad", "layers.1.moe.gate|w", "x"], [1], "steps as decimal numbers"),

@@ -54,7 +54,7 @@ def test_a_system_yields_or_observes_with_or_without_an_object_and_is_read_at_on
         (
             [("weight", "w", X)],
             "('weight', 'w', Tensor)",
-            "a kind among loss, grad, param, buffer, optimizer, grad_norm, activation",
+            "a kind among loss, grad, param, buffer, optimizer, grad_norm, activation, rng",
         ),
         ([("grad", 3, X)], "('grad', int, Tensor)", "a text as name"),
         ([("grad", "", X)], "('grad', '', Tensor)", "a text as name"),

@@ -48,18 +48,16 @@ def test_a_step_shows_gradients_before_the_update_and_all_that_it_leaves():
     rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
     names = [name for name, _ in model.named_parameters()]
     buffers = [name for name, _ in model.named_buffers()]
-    generators = [("buffer", f"generator.{name}@after_optimizer") for name in ("torch", "python", "numpy")]
     assert list(rows) == [
         *(("buffer", f"{name}@before_optimizer") for name in buffers),
         *(("grad", name) for name in names),
         *(("buffer", f"{name}@after_optimizer") for name in buffers),
         *(("param", name) for name in names),
         *(("optimizer", f"{name}.{state}") for name in names for state in ("step", "exp_avg", "exp_avg_sq")),
-        *generators,
         ("loss", "loss"),
     ]
     assert not rows["param", "0.weight"].equal(old) and rows["param", "0.weight"].equal(model[0].weight)
-    assert all(rows["grad", name].numel() for name in names) and not any(rows[name].numel() for name in generators)
+    assert all(rows["grad", name].numel() for name in names)
 
 
 @pytest.mark.parametrize("closure", [False, True])
@@ -123,14 +121,6 @@ def test_a_parameter_that_the_optimizer_was_not_given_is_shown_without_any_state
         states = [name for kind, name in rows if kind == "optimizer" and name.startswith("bias.")]
         assert states and not any(rows["optimizer", name].numel() for name in states)
         assert rows["grad", "bias"].shape == (2,)
-
-
-def test_a_generator_is_shown_once_a_step_draws_from_it():
-    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
-    optimizer = SGD(model.parameters(), lr=0.5)
-    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
-    assert rows["buffer", "generator.torch@after_optimizer"].equal(torch.get_rng_state())
-    assert rows["buffer", "generator.numpy@after_optimizer"].numel() == 0
 
 
 @pytest.mark.parametrize(

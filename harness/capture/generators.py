@@ -1,0 +1,40 @@
+"""States of the random number generators that a step may draw from without naming one: records of kind `rng`.
+
+A generator's state is shown after each step that drew from it, and after no other: a system that never draws shows
+none. Of what a step draws from a generator of its own only the values show.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Generators:
+    """The states as they stood at one moment; the names are torch, cuda, python and numpy."""
+
+    def __init__(self) -> None:
+        self._before = _states()
+
+    def drawn(self) -> dict[str, Tensor]:
+        """By name, the state now of each generator from which something was drawn since, as bytes."""
+        changed = {name: state for name, state in _states().items() if state != self._before.get(name)}
+        return {name: torch.frombuffer(bytearray(state), dtype=torch.uint8) for name, state in changed.items()}
+
+
+def _states() -> dict[str, bytes]:
+    import numpy
+
+    _, numbers, gauss = random.getstate()
+    legacy: Any = numpy.random.get_state()
+    found = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return {name: state.numpy().tobytes() for name, state in found.items()} | {
+        "python": struct.pack(f"<{len(numbers)}I?d", *numbers, gauss is not None, gauss or 0.0),
+        "numpy": legacy[1].tobytes() + struct.pack("<qqd", *legacy[2:]),
+    }

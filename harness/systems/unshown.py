@@ -1,0 +1,79 @@
+"""State that a user's system keeps from step to step and shows nobody: it is found, and remarked on.
+
+1. Models and optimizers are looked for in what the factory made: in its attributes, a function's closure, lists.
+2. Their state is each buffer, each tensor of an optimizer's, and each generator that they hold.
+3. Of that, what steps have changed and no record has, by its name or its value, is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from bitproof.harness.capture.digest import digest, plain
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key, Record
+
+
+class KeptState:
+    """The state in what a factory made, as it stands before the first step."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+        self._before = self._digests()
+
+    def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
+        """What has changed since and is in no record: `buffer blocks.0.count`, in order."""
+        names = {key.name.partition("@")[0] for key in rows}
+        values = {record.digest for record in rows.values()}
+        return [
+            told
+            for told, value in self._digests().items()
+            if value != self._before.get(told) and value not in values and told.partition(" ")[2] not in names
+        ]
+
+    def _digests(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for told, tensor in _states(_held(self._made)):
+            try:
+                found[told] = digest(plain(tensor.detach()))
+            except (RecordingError, RuntimeError):  # a tensor without values, which nothing tells apart
+                continue
+        return found
+
+
+def _held(made: Any) -> list[Any]:
+    """Models and optimizers that an object, or a function, holds, each once."""
+    closure = [
+        cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made
+    ]
+    owner = getattr(made, "__self__", None)
+    places = [*getattr(made, "__dict__", {}).values(), *closure, *getattr(owner, "__dict__", {}).values()]
+    spread = [x for place in places for x in (place if isinstance(place, (list, tuple)) else [place])]
+    return list({id(x): x for x in spread if isinstance(x, (nn.Module, Optimizer))}.values())
+
+
+def _states(held: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    held = list(held)
+    models = [each for each in held if isinstance(each, nn.Module)]
+    names = {id(parameter): name for model in models for name, parameter in model.named_parameters()}
+    for model in models:
+        yield from ((f"buffer {name}", buffer) for name, buffer in model.named_buffers())
+        for name, module in model.named_modules():
+            yield from _generators(module, name)
+    for optimizer in (each for each in held if isinstance(each, Optimizer)):
+        yield from _generators(optimizer, type(optimizer).__name__)
+        for number, (parameter, state) in enumerate(optimizer.state.items()):
+            for key, value in state.items() if isinstance(state, Mapping) else ():
+                if isinstance(value, torch.Tensor):
+                    yield f"optimizer {names.get(id(parameter), f'parameter {number}')}.{key}", value
+
+
+def _generators(holder: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for attribute, value in vars(holder).items():
+        if isinstance(value, torch.Generator):
+            yield f"rng {name}.{attribute}".replace(" .", " "), value.get_state()

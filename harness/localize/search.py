@@ -116,8 +116,8 @@ class Search:
         culprit = find_culprit(logs["reference"], logs["candidate"], differing, (key.rank, pair))
         if culprit is None:
             return None
-        role: Role = "reference" if culprit.candidate is None else "candidate"
-        step, _ = step_of(archive_of(self._archives(role, ALL_STEPS), culprit.rank), culprit.index)
+        side: Role = "reference" if culprit.candidate is None else "candidate"
+        step, _ = step_of(archive_of(self._archives(side, ALL_STEPS), culprit.rank), culprit.index)
         return (culprit, logs, step) if step < key.step else None
 
     def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:

@@ -58,7 +58,7 @@ def test_each_step_of_the_optimizer_is_a_step_and_the_loop_is_left_after_the_las
     rows = shown(bitproof.watch(train=loop(model, optimizer, ended=pytest.fail), model=model))
     assert len(rows) == 2 and len(weights) == 3
     assert [row["param", "weight"].equal(weight) for row, weight in zip(rows, weights[1:], strict=True)] == [True] * 2
-    assert {kind for kind, _ in rows[0]} == {"grad", "param", "optimizer", "buffer", "loss"}
+    assert {kind for kind, _ in rows[0]} == {"grad", "param", "optimizer", "loss"}
     assert list(rows[0]) == list(rows[1])
 
 

@@ -19,6 +19,7 @@ class _Shared(TypedDict, total=False):
     world_size: int | None
     data: str | Path | None
     observe: Sequence[str]
+    preload: Sequence[str]
     device: Literal["auto", "cpu", "cuda"]
     share_gpus: bool
     collectives: Literal["auto", "shared", "gloo", "native"]

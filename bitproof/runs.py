@@ -93,7 +93,7 @@ def run(
     on_event: OnEvent | None = None,
     **settings: Unpack[RunSettings],
 ) -> Run:
-    """Run a case, given whole or by its name, and write its run folder under `report_dir`.
+    """Run a case, given whole, by its name or by its JSON file, and write its run folder under `report_dir`.
 
     Without a case, `reference` and `candidate` are compared: systems by name, or factories of the calling script,
     test or module, which ranks find again by file and name.
@@ -195,6 +195,8 @@ def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple
     if isinstance(case, Case):
         files["case.json"] = case_text(case)
         options += [CASE_FILE, str(folder.absolute() / "case.json")]
+    elif case.endswith(".json"):
+        options += [CASE_FILE, str(Path(case).absolute())]
     return files, options
 
 
@@ -259,7 +261,10 @@ def history(path: str | Path = "reports/history.sqlite", *, last: int = 30) -> p
 
 
 def _find(case: Case | str) -> Case:
-    """A case, or the one of a name."""
+    """A case, the one of a name, or the one in a JSON file."""
+    from bitproof.harness.case.case_file import read_case
     from bitproof.harness.changes import Changes, named_case
 
-    return case if isinstance(case, Case) else named_case(cases(), case, Changes())
+    if isinstance(case, Case):
+        return case
+    return read_case(Path(case), cases) if case.endswith(".json") else named_case(cases(), case, Changes())

@@ -62,6 +62,13 @@ class Changes:
         "Record what these modules return, and its gradients, too: layers.*, or layers.** for all in them. Repeatable.",
         metavar="PATTERN",
     )
+    preload: tuple[str, ...] = setting(
+        (),
+        "--preload",
+        CHANGES,
+        "Import this module once, in the process that ranks are forked from: of a framework. Repeatable.",
+        metavar="MODULE",
+    )
 
 
 def change_case(case: Case, changes: Changes) -> Case:
@@ -73,8 +80,9 @@ def change_case(case: Case, changes: Changes) -> Case:
         values["parallelism"] = replace(case.parallelism, world_size=changes.world_size)
     if changes.data is not None:
         values["batch"] = replace(case.batch, data=changes.data)
-    if changes.observe:
-        values["observe"] = changes.observe
+    for name in ("observe", "preload"):
+        if given := getattr(changes, name):
+            values[name] = given
     chunking = _changed_chunking(case, changes)
     if changes.early_grad_accumulation:
         if chunking is None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import UsageError
-from bitproof.harness.user_code.user_file import file_of
 
 T = TypeVar("T")
 

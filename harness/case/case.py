@@ -11,6 +11,7 @@ import math
 import re
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from bitproof.harness.case.autoplace import Autoplace
@@ -254,6 +255,9 @@ class Case:
     `observe` has patterns over module names: what these modules return, and its gradient, is recorded at every step, as
     kind `activation`.
 
+    `preload` names modules that the process imports, once, from which all ranks are forked: a framework that takes
+    long to import. `options` are for factories of the user's, who read them as `case.options`.
+
     `requires` names what the case cannot be judged without, a device or a package: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
     """
@@ -273,6 +277,8 @@ class Case:
     grad_norm: bool = False
     observe: tuple[str, ...] = ()
     autoplace: Autoplace | None = None
+    preload: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
     steps: int = 20
     seed: int = 0
     model: Model = field(default_factory=Model)
@@ -292,6 +298,10 @@ class Case:
             )
         STEPS.check("steps", self.steps)
         SEED.check("seed", self.seed)
+        if wrong := [name for name in self.preload if not all(part.isidentifier() for part in name.split("."))]:
+            raise CaseError(
+                f"case {self.name} preloads what is no module", expected="names as in `import`", found=repr(wrong[0])
+            )
         if self.steps * self.parallelism.world_size > MOST_STEPS_OF_RANKS:
             raise CaseError(
                 f"case {self.name} takes more steps on more ranks than can be recorded",
@@ -387,7 +397,9 @@ class Case:
         kept = {name: value for name, value in values.items() if name not in plain or name in _ALWAYS_SO}
         for name in plain.keys() - _ALWAYS_SO:
             if isinstance(value := values[name], dict) and isinstance(default := plain[name], dict):
-                changed = {part: each for part, each in value.items() if each != default[part] or part == "world_size"}
+                changed = {
+                    part: each for part, each in value.items() if each != default.get(part) or part == "world_size"
+                }
                 kept |= {name: changed} if changed else {}
             elif value != plain[name]:
                 kept[name] = value
@@ -401,6 +413,11 @@ class Case:
 
 _ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs", "steps", "seed"}
 """What is so of every case, whatever its systems do: how it is called, run and judged."""
+
+
+def file_of(source: str) -> Path | None:
+    """The file that `source` names, None where it names a module."""
+    return Path(source) if source.endswith(".py") or "/" in source else None
 
 
 def is_factory(system: str) -> bool:

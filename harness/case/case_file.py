@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bitproof.harness.case import Case
-from bitproof.harness.case.case import is_factory
+from bitproof.harness.case.case import file_of, is_factory
 from bitproof.harness.checked import parse
 from bitproof.harness.errors import CaseError
 
@@ -15,12 +18,24 @@ LARGEST = 1 << 20
 """Bytes. A case takes two thousand."""
 
 
-def read_case(path: Path) -> Case:
+def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
     """Read a case, in the form of `Case.to_dict`. Raises CaseError for a file that holds none.
 
     A file that names no family is one of its own. Where both systems are a user's, `ep` is 1 unless it is stated: how
-    such trainers lie on the ranks is theirs to say.
+    such trainers lie on the ranks is theirs to say. With `"like"`, what the file leaves out is as in another case: one
+    of those `known`, by name, or one in another file. Files are looked for beside the file that names them, and, where
+    nothing is there, in the working directory.
     """
+    values = _values(path, known, ())
+    try:
+        return Case.from_dict(_with_defaults(values, path) if isinstance(values, dict) else values)
+    except CaseError as error:
+        error.where = str(path)
+        raise
+
+
+def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
+    """What a file states, itself or by the case that it is like; `through` are the files on the way to it."""
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"more than {LARGEST} bytes")
@@ -30,11 +45,62 @@ def read_case(path: Path) -> Case:
         raise CaseError(
             "the file of a case cannot be read", expected="a case as JSON", found=found, where=str(path)
         ) from error
-    try:
-        return Case.from_dict(_with_defaults(values, path) if isinstance(values, dict) else values)
-    except CaseError as error:
-        error.where = str(path)
-        raise
+    if not isinstance(values, dict):
+        return values
+    values = _beside(path, values)
+    if (like := values.pop("like", None)) is None:
+        return values
+    name = {"name": path.stem} | ({"family": path.stem} if str(like).endswith(".json") else {})
+    return _joined(_like(like, path, known, (*through, path.resolve())), name | values)
+
+
+def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
+    """The values of the case that a file says it is like."""
+    if isinstance(like, str) and like.endswith(".json"):
+        other = path.parent / like
+        if other.resolve() in through:
+            raise CaseError(
+                "case files are like each other in a ring", expected="one that stands by itself", where=str(path)
+            )
+        return _values(other, known, through)
+    cases = {case.name: case for case in known()}
+    if like not in cases:
+        close = difflib.get_close_matches(str(like), cases, n=3)
+        raise CaseError(
+            "a case is like one that is not there",
+            expected=" or ".join(close) if close else "a case's name, as `bitproof list` shows it, or a JSON file",
+            found=f"like={like!r}",
+            where=str(path),
+        )
+    return cases[like].to_dict()
+
+
+def _joined(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """Values with changes, parts of parts included."""
+    base = base if isinstance(base, dict) else {}
+    joined = {name: _joined(base.get(name), each) if isinstance(each, dict) else each for name, each in changes.items()}
+    return base | joined
+
+
+def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """A file's values, with the files that they name found from the working directory."""
+    found = dict(values)
+    for side in ("reference", "candidate"):
+        source, colon, factory = str(found.get(side)).rpartition(":")
+        if colon and (file := file_of(source)):
+            found[side] = f"{_from_here(path.parent, file)}:{factory}"
+    if isinstance(batch := found.get("batch"), dict) and isinstance(data := batch.get("data"), str):
+        found["batch"] = batch | {"data": _from_here(path.parent, Path(data))}
+    return found
+
+
+def _from_here(folder: Path, file: Path) -> str:
+    """A file of the folder, where it is there, as it is named from the working directory; else as it stands."""
+    there = folder / file
+    if file.is_absolute() or not there.is_file():
+        return str(file)
+    here = os.path.relpath(there)
+    return str(there.resolve()) if here.startswith(os.pardir) else here
 
 
 def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import CaseFile, ReportDir, case_words, chosen_cases
+from bitproof.harness.cli.options import CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 
@@ -38,7 +38,7 @@ _SAYS = {"steps": "Steps that each run takes.", "timeout": "Longest time for a f
 @takes(Changes, RunOptions, only=_OPTIONS, usual=_USUAL, says=_SAYS)
 def faults_command(
     expression: Expression = None,
-    case_file: CaseFile = None,
+    case_files: CaseFiles = None,
     fault: Annotated[
         list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault, or this family. Repeatable.")
     ] = None,
@@ -62,13 +62,13 @@ def faults_command(
     if list_only:
         print("\n".join(list_faults(entries)))
         return
-    cases = chosen_cases(expression, case_file, changes, DEFAULT_CASES)
+    cases = chosen_cases(expression, case_files, changes, DEFAULT_CASES)
     chosen = [part for name in fault or () for part in ("--fault", name)]
-    selection = ["-k", expression] if expression else case_words(case_file)
+    selection = ["-k", expression] if expression else case_words(case_files)
     call = shlex.join(["bitproof", "faults", *selection, *chosen, *words(changes, options, usual=_USUAL)])
     options = replace(options, kept_graphs=None, control="never")
     into = None if page is None else Page(page, call)
     everywhere = expression is not None
-    replay = [*words(changes, options), *case_words(case_file)]
+    replay = [*words(changes, options), *case_words(case_files)]
     status = faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into, resume=resume)
     raise typer.Exit(status)

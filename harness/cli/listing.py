@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from bitproof.harness.case import Case
-from bitproof.harness.cli.app import Expression, selected_cases
+from bitproof.harness.changes import Changes
+from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.declare import command
+from bitproof.harness.cli.options import CaseFiles, chosen_cases
 from bitproof.harness.systems.registry import BUILT_IN, registered
 from bitproof.harness.user_code.plugins import describe
 
@@ -20,6 +22,7 @@ WIDTH = 80
 @command("list", "bitproof list -k moe", "bitproof list --systems --json")
 def list_command(
     expression: Expression = None,
+    case_files: CaseFiles = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     systems: Annotated[bool, typer.Option("--systems", help="List the systems that cases can name instead.")] = False,
 ) -> None:
@@ -27,7 +30,7 @@ def list_command(
     rows: list[dict[str, str | int]] = (
         [_describe_system(name) for name in (*BUILT_IN, *registered())]
         if systems
-        else [_describe(case) for case in selected_cases(expression)]
+        else [_describe(case) for case in chosen_cases(expression, case_files, Changes())]
     )
     if as_json:
         print(json.dumps(rows, indent=1))

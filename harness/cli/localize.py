@@ -24,7 +24,7 @@ _OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passe
 
 
 def _look(look: Look, case: str, report_dir: Path, changes: Changes, options: RunOptions) -> None:
-    replay = words(changes, options) + case_words(Path(case) if case.endswith(".json") else None)
+    replay = words(changes, options) + case_words([Path(case)] if case.endswith(".json") else None)
     raise typer.Exit(look(find_case(case, changes), options, report_dir, replay))
 
 

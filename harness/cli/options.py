@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,13 @@ import typer
 
 from bitproof.harness.case import Case
 from bitproof.harness.case.case_file import read_case
+from bitproof.harness.case.select import select
 from bitproof.harness.changes import Changes, change_case, named_case
 from bitproof.harness.cli.app import CASES, REPORTS, selected_cases
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import check_seconds
 
-ONE_CASE = ("candidate", "reference", "steps", "world_size", "data", "chunk_modules", "chunk_dim")
+ONE_CASE = ("candidate", "reference", "steps", "world_size", "data", "chunk_modules", "chunk_dim", "preload")
 """The changes, by keyword, that all commands offer which run a case."""
 
 WHERE = ("device", "share_gpus", "collectives", "no_kept_graph")
@@ -24,9 +26,14 @@ WHERE = ("device", "share_gpus", "collectives", "no_kept_graph")
 CaseName = Annotated[
     str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it, or its JSON file.")
 ]
-CaseFile = Annotated[
-    Path | None,
-    typer.Option("--case", metavar="FILE", help="The case in this JSON file, instead of -k.", rich_help_panel=CASES),
+CaseFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--case",
+        metavar="FILE",
+        help="The case in this JSON file; -k then selects among these. Repeatable.",
+        rich_help_panel=CASES,
+    ),
 ]
 ReportDir = Annotated[
     Path,
@@ -41,24 +48,31 @@ def refuse_seconds(value: float) -> float:
     return value
 
 
+def read_file(path: Path) -> Case:
+    """The case in a file, which may be like one of those that have names. Raises CaseError."""
+    return read_case(path, lambda: selected_cases(None))
+
+
 def find_case(name: str, changes: Changes) -> Case:
     """The case of a name, or in a JSON file, changed. Raises UsageError or CaseError when there is none."""
     if name.endswith(".json"):
-        return change_case(read_case(Path(name)), changes)
+        return change_case(read_file(Path(name)), changes)
     return named_case(selected_cases(None), name, changes)
 
 
 def chosen_cases(
-    expression: str | None, case_file: Path | None, changes: Changes, usual: Sequence[str] | None = None
+    expression: str | None, case_files: Sequence[Path] | None, changes: Changes, usual: Sequence[str] | None = None
 ) -> list[Case]:
-    """What -k or --case selects, or, where neither is given, the cases of these names or all; each of them changed.
+    """What -k selects, of the files that --case gives or of all cases; where neither is given, those of these names.
 
-    Raises UsageError where both are given, and what a wrong expression or file raises.
+    Each of them is changed. Raises UsageError for two files of one case's name, and what a wrong expression or file
+    raises.
     """
-    if case_file is not None and expression is not None:
-        raise UsageError("-k and --case both say what to run", expected="one of them", found=f"-k {expression!r}")
-    if case_file is not None:
-        selected = [read_case(case_file)]
+    if case_files:
+        selected = select([read_file(file) for file in case_files], expression)
+        for name, count in Counter(case.name for case in selected).items():
+            if count > 1:
+                raise UsageError(f"{count} of the files given by --case hold a case {name}", expected="a name for each")
     elif expression is not None or usual is None:
         selected = selected_cases(expression)
     else:
@@ -67,8 +81,8 @@ def chosen_cases(
     return [change_case(case, changes) for case in selected]
 
 
-def case_words(case_file: Path | None) -> list[str]:
-    """What a replay says of the file that a case stands in."""
+def case_words(case_files: Sequence[Path] | None) -> list[str]:
+    """What a replay says of the files that cases stand in."""
     from bitproof.harness.report.text import CASE_FILE
 
-    return [] if case_file is None else [CASE_FILE, str(case_file.absolute())]
+    return [word for file in case_files or () for word in (CASE_FILE, str(file.absolute()))]

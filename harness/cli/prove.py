@@ -13,7 +13,7 @@ from bitproof.harness.case.select import asks_for
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import CaseFile, chosen_cases
+from bitproof.harness.cli.options import CaseFiles, chosen_cases
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import CHANGES, PIPELINE
@@ -29,7 +29,7 @@ _SAYS = {"precompiled": "Take the candidate's graph from this precompiled step."
 @takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def prove_command(
     expression: Expression = None,
-    case_file: CaseFile = None,
+    case_files: CaseFiles = None,
     until: Annotated[
         str | None,
         typer.Option(
@@ -59,10 +59,10 @@ def prove_command(
     """Prove, without running a rank, that a case's systems compute equal bits for every input."""
     if as_json and as_table:
         raise UsageError("--json and --table are two ways to print", expected="one of them", found="both")
-    cases = [_resized(case, flavor, layers, until) for case in chosen_cases(expression, case_file, changes)]
+    cases = [_resized(case, flavor, layers, until) for case in chosen_cases(expression, case_files, changes)]
     from bitproof.harness.commands.prove import prove
 
-    asked = case_file is not None or asks_for(expression)
+    asked = bool(case_files) or asks_for(expression)
     status = prove(
         cases,
         options.extra_passes,

@@ -15,7 +15,7 @@ from bitproof.harness.cli.options import WHERE, CaseName, ReportDir, find_case
 from bitproof.harness.options import RunOptions
 
 _OPTIONS = (
-    *("steps", "world_size", "data", "observe"),
+    *("steps", "world_size", "data", "observe", "preload"),
     *WHERE,
     *("values", "baseline", "baseline_dir", "timeout"),
 )

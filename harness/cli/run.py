@@ -12,7 +12,7 @@ from bitproof.harness.case.select import asks_for
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import CASES, Expression
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import CaseFile, ReportDir, case_words, chosen_cases
+from bitproof.harness.cli.options import CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.commands.shard import cases_of, parse_shard
 from bitproof.harness.machine.devices import unmet_requirement
@@ -28,7 +28,7 @@ _OPTIONS = tuple(each.keyword for each in _ALL if each.keyword != "values")
 @takes(Changes, RunOptions, only=_OPTIONS)
 def run_command(
     expression: Expression = None,
-    case_file: CaseFile = None,
+    case_files: CaseFiles = None,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -43,13 +43,13 @@ def run_command(
     options: RunOptions,
 ) -> None:
     """Run cases on every rank, compare, and write a report."""
-    cases = chosen_cases(expression, case_file, changes)
+    cases = chosen_cases(expression, case_files, changes)
     part = None if shard is None else parse_shard(shard, cases)
     cases = cases if part is None else cases_of(part)
-    not_run = {} if case_file is not None or asks_for(expression) else _left_out(cases, options.device)
+    not_run = {} if case_files or asks_for(expression) else _left_out(cases, options.device)
     left_out = tuple(case for case in cases if case.name in not_run)
     cases = [case for case in cases if case.name not in not_run]
-    replay = [*words(changes, options), *case_words(case_file)]
+    replay = [*words(changes, options), *case_words(case_files)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part, left_out=left_out))
 
 

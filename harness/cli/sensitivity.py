@@ -11,7 +11,7 @@ import typer
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import ONE_CASE, CaseFile, ReportDir, case_words, chosen_cases, refuse_seconds
+from bitproof.harness.cli.options import ONE_CASE, CaseFiles, ReportDir, case_words, chosen_cases, refuse_seconds
 from bitproof.harness.options import Effort, RunOptions
 from bitproof.harness.settings import TIME, words
 
@@ -25,7 +25,7 @@ _OPTIONS = (*ONE_CASE, "early_grad_accumulation", "observe", "every_call", "no_k
 @takes(Changes, RunOptions, only=_OPTIONS, says={"timeout": "Longest time for a case's run."})
 def sensitivity_command(
     expression: Expression = None,
-    case_file: CaseFile = None,
+    case_files: CaseFiles = None,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -53,6 +53,6 @@ def sensitivity_command(
     """Make each call of a step wrong by one ULP, one at a time: which would a case's comparison see?"""
     from bitproof.harness.commands.sensitivity import sensitivity
 
-    cases = chosen_cases(expression, case_file, changes, MAIN_CASES)
+    cases = chosen_cases(expression, case_files, changes, MAIN_CASES)
     options = replace(options, device="cpu", control="never", sensitivity=Effort(sample=sample, seconds=limit or None))
-    raise typer.Exit(sensitivity(cases, options, report_dir, [*words(changes, options), *case_words(case_file)]))
+    raise typer.Exit(sensitivity(cases, options, report_dir, [*words(changes, options), *case_words(case_files)]))

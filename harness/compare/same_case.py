@@ -21,6 +21,7 @@ LABELS = (
     "close_within",
     "differs_within",
     "requires",
+    "preload",
 )
 
 

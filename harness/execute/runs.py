@@ -20,6 +20,7 @@ from bitproof.harness.errors import RankError, UsageError
 from bitproof.harness.execute.accounts import End
 from bitproof.harness.execute.kernels import make_kernels
 from bitproof.harness.execute.models import check_model
+from bitproof.harness.execute.preloaded import preload
 from bitproof.harness.execute.programs import needs_program, options_of_rank, read_precompiled, struck
 from bitproof.harness.execute.ranks import Ranks
 from bitproof.harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
@@ -57,6 +58,7 @@ class Runner:
 
         Raises what goes wrong before ranks start; how they end is the answer.
         """
+        preload(request.case.preload)
         in_stage = _is_staged(request)
         self._leave(request)
         if not in_stage:

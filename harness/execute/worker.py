@@ -387,9 +387,13 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
         check = _mixing_check(job.case) if looks_for_mixing else None
         return make_eager(job.case, mesh, mesh.device, job.system == "eager_chunked", injector.wrap, check)
     from bitproof.harness.systems.user_system import UserSystem, make
+    from bitproof.harness.user_code.missing import missing_package
 
     factory = load_factory(job.system)
-    made = make(factory.make, job.case, mesh)
+    try:
+        made = make(factory.make, job.case, mesh)
+    except ModuleNotFoundError as error:
+        raise (missing_package(error, f"system {job.system}") or error) from error
     can_wrap = hasattr(made, "wrap_gradients")
     if can_wrap:
         made.wrap_gradients(injector.wrap)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitproof.harness.case import TRACED, Case
+from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.options import SYNTAX
-from bitproof.harness.user_code.user_file import file_of
 
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
 

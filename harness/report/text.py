@@ -34,7 +34,7 @@ UNTOLD = "direction not known"
 def replay_command(report: Report, result: CaseResult) -> str:
     """The command that runs one case again as this run did."""
     options = report.options if result.options is None else result.options
-    selection = [] if CASE_FILE in options else ["-k", result.case.name]
+    selection = [] if options.count(CASE_FILE) == 1 else ["-k", result.case.name]
     return shlex.join(["bitproof", "run", *selection, *options])
 
 

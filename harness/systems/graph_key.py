@@ -78,6 +78,8 @@ def traced_part(case: Case) -> Case:
         close_within=None,
         differs_within=None,
         requires=None,
+        preload=(),
+        options={},
         steps=1,
         grad_norm=False,
         batch=replace(case.batch, data=Batch().data),

@@ -64,10 +64,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitproof.harness.case import PREPARED
+from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import UsageError
 from bitproof.harness.program.search_path import search_path
 from bitproof.harness.user_code import plugins
-from bitproof.harness.user_code.user_file import file_of, loading, names_in, run_file
+from bitproof.harness.user_code.missing import missing_package
+from bitproof.harness.user_code.user_file import loading, names_in, run_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -137,6 +139,8 @@ def load_factory(name: str) -> Factory:
         for part in factory.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, OSError) as error:
+        if missing := missing_package(error, f"system {name}", asked_for=source):
+            raise missing from error
         raise UsageError(
             f"system {name} cannot be imported",
             found=f"{type(error).__name__}: {error}",

@@ -12,12 +12,6 @@ from pathlib import Path
 
 from bitproof.harness.errors import UsageError
 
-
-def file_of(source: str) -> Path | None:
-    """The file that `source` names, None where it names a module."""
-    return Path(source) if source.endswith(".py") or "/" in source else None
-
-
 _loading: list[str] = []
 
 

@@ -19,7 +19,7 @@ from bitproof.harness.settings import Option, made, options_of
 from bitproof.keywords import RecordSettings, RunSettings, read_settings
 
 ALL = {each.keyword: each for part in (Changes, RunOptions) for each in options_of(part)}
-OF_A_CALL = {"expression", "case_file", "shard", "report_dir", "case", "system", "out", "force", "help"}
+OF_A_CALL = {"expression", "case_files", "shard", "report_dir", "case", "system", "out", "force", "help"}
 """What both faces have as parameters of their own, or what chooses several cases and prints."""
 
 

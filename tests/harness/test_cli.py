@@ -317,10 +317,31 @@ def test_run_takes_a_case_from_a_file_and_its_replay_does_too(called, tmp_path, 
     report = Report(run_id="r", exit_status=0, environment={}, cases=[], options=tuple(replay))
     result = result_of_error(case, UsageError("x"), device="cpu", backend="gloo")
     assert replay_command(report, result) == f"bitproof run --steps 3 --case {file}"
-    assert main(["run", "--case", str(file), "-k", "moe_seq"]) == 2
-    assert capsys.readouterr().err == (
-        "UsageError: -k and --case both say what to run\n  expected: one of them\n  found: -k 'moe_seq'\n"
-    )
+
+
+def test_run_takes_several_files_and_selects_among_them(called, tmp_path, capsys):
+    files = [tmp_path / f"{name}.json" for name in ("moe_seq", "moe_batch", "again")]
+    for file in files:
+        file.write_text(case_text(CASES["moe_seq" if file.stem == "again" else file.stem]))
+    both = ["--case", str(files[0]), "--case", str(files[1])]
+    assert main(["run", *both]) == main(["run", *both, "-k", "batch"]) == 1
+    [all_of_them, one] = called
+    assert [case.name for case in all_of_them[0]] == ["moe_seq", "moe_batch"] and all_of_them[3] == both
+    assert [case.name for case in one[0]] == ["moe_batch"]
+    report = Report(run_id="r", exit_status=0, environment={}, cases=[], options=tuple(both))
+    result = result_of_error(CASES["moe_batch"], UsageError("x"), device="cpu", backend="gloo")
+    assert replay_command(report, result) == " ".join(["bitproof run -k moe_batch", *both])
+    assert main(["run", *both, "--case", str(files[2])]) == 2
+    assert "2 of the files given by --case hold a case moe_seq" in capsys.readouterr().err
+    assert main(["run", *both, "-k", "nothing_such"]) == 2
+
+
+def test_list_takes_files(tmp_path, capsys):
+    file = tmp_path / "mine.json"
+    file.write_text('{"like": "moe_seq", "steps": 2, "parallelism": {"world_size": 4}}')
+    assert main(["list", "--case", str(file), "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["steps"], row["world_size"], row["reference"]) == ("mine", 2, 4, "eager_chunked")
 
 
 def test_a_case_that_needs_a_gpu_is_left_out_with_its_reason_unless_it_is_named(called):

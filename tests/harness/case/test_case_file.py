@@ -85,3 +85,60 @@ def test_json_that_is_no_object_is_refused(tmp_path: Path, content: str) -> None
     file = tmp_path / "case.json"
     file.write_text(content)
     assert refusal(file).startswith("CaseError: case has the wrong type\n  expected: an object\n")
+
+
+def described(folder: Path, file: str, **values: Any) -> Path:
+    (folder / file).write_text(json.dumps(values))
+    return folder / file
+
+
+def test_a_case_is_like_another_but_for_what_it_says(tmp_path: Path) -> None:
+    file = described(tmp_path, "mine.json", like="moe_seq", steps=2, model={"layers": 1, "dense_layers": 0})
+    case = read_case(file, lambda: [moe_seq])
+    assert case == replace(moe_seq, name="mine", steps=2, model=replace(moe_seq.model, layers=1, dense_layers=0))
+    assert "expected: moe_seq\n  found: like='moe_sec'" in refused(
+        described(tmp_path, "mine.json", like="moe_sec"), tmp_path
+    )
+
+
+def refused(file: Path, folder: Path) -> str:
+    with pytest.raises(CaseError) as caught:
+        read_case(file, lambda: [moe_seq])
+    return str(caught.value).replace(str(folder), "")
+
+
+def test_a_case_is_like_one_in_a_file_and_no_ring_of_them_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "train.py").write_text("")
+    described(tmp_path / "deep", "base.json", name="base", reference="train.py:f", candidate="train.py:f", steps=3)
+    case = read_case(described(tmp_path, "mine.json", like="deep/base.json", candidate="package:g"))
+    assert (case.name, case.family, case.steps, case.candidate) == ("mine", "mine", 3, "package:g")
+    assert case.reference == f"{tmp_path}/deep/train.py:f" and case.parallelism.ep == 1
+    described(tmp_path, "one.json", like="two.json")
+    described(tmp_path, "two.json", like="one.json")
+    assert "case files are like each other in a ring" in refused(tmp_path / "one.json", tmp_path)
+
+
+def test_files_are_found_beside_the_case_and_named_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("train.py", "text.txt"):
+        (tmp_path / "mine" / name).write_text("")
+    sides = {"reference": "train.py:f", "candidate": "elsewhere.py:g", "batch": {"data": "text.txt"}}
+    file = described(tmp_path / "mine", "case.json", name="a", **sides)
+    for folder, prefix in ((tmp_path, "mine/"), (tmp_path / "mine", "")):
+        monkeypatch.chdir(folder)
+        case = read_case(file)
+        assert (case.reference, case.candidate) == (f"{prefix}train.py:f", "elsewhere.py:g")
+        assert case.batch.data == f"{prefix}text.txt"
+
+
+def test_options_and_preloaded_modules_are_the_users(tmp_path: Path) -> None:
+    options = {"sizes": [1, 2.5], "deep": {"on": True}}
+    file = described(tmp_path, "a.json", name="a", reference="eager", options=options, preload=["os.path"])
+    case = read_case(file)
+    assert case.options == options and case.preload == ("os.path",) and hash(case)
+    assert replace(case, options={}) != case
+    described(tmp_path, "a.json", name="a", reference="eager", preload=["os/path"])
+    assert "case a preloads what is no module" in refused(file, tmp_path)

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from bitproof.builtin_cases import CASES
-from bitproof.harness.cli import main
 from bitproof.harness.commands.sensitivity import sensitivity
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute import launch
@@ -17,13 +15,6 @@ from tests.harness.report.test_sensitivity import FOUND
 from tests.harness.reports import case, result
 
 OPTIONS = RunOptions(device="cpu", sensitivity=Effort(sample=5))
-
-
-def test_k_and_case_both_say_what_to_run(tmp_path, capsys):
-    file = tmp_path / "case.json"
-    file.write_text(json.dumps(CASES["moe_seq"].to_dict()))
-    assert main(["sensitivity", "-k", "moe_seq", "--case", str(file)]) == 2
-    assert "-k and --case both say what to run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

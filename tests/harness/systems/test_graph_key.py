@@ -56,6 +56,8 @@ DECIDES_NOTHING: dict[str, Any] = {
     "close_within": 0.5,
     "differs_within": None,
     "requires": "cuda",
+    "preload": ("json",),
+    "options": {"of": ["its", "factory"]},
     "steps": 3,
     "grad_norm": True,
     "optimizer": AdamW(lr=1.0),

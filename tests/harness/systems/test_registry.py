@@ -148,8 +148,22 @@ def test_a_file_may_define_dataclasses(site):
 def test_a_factory_that_cannot_be_imported_is_refused(site):
     (site / "needs_more.py").write_text("import no_such_module\nmake = None\n")
     assert refusal(load_factory, "needs_more:make") == (
-        "UsageError: system needs_more:make cannot be imported\n"
+        "UsageError: system needs_more:make imports no_such_module, which is not installed\n"
+        f"  expected: no_such_module installed for {sys.executable}\n"
         "  found: ModuleNotFoundError: No module named 'no_such_module'\n"
+        f"  fix: {sys.executable} -m pip install no_such_module, or the distribution that brings it; where it is a "
+        "module of your own, run from the folder that holds it"
+    )
+    (site / "of_other_version.py").write_text("import json.no_such_part\n")
+    assert "imports json.no_such_part, which the installed json does not have" in refusal(
+        load_factory, f"{site}/of_other_version.py:make"
+    )
+
+
+def test_a_module_of_systems_that_is_not_there_is_refused_as_such(site):
+    assert refusal(load_factory, "no_such_place:make") == (
+        "UsageError: system no_such_place:make cannot be imported\n"
+        "  found: ModuleNotFoundError: No module named 'no_such_place'\n"
         "  fix: run from the folder that holds the package, install it, or name a file: path/to/file.py:factory"
     )
 

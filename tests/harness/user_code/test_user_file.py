@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import UsageError
-from bitproof.harness.user_code.user_file import file_of, is_loading, names_in, run_file
+from bitproof.harness.user_code.user_file import is_loading, names_in, run_file
 
 
 def test_a_source_names_a_file_by_its_suffix_or_a_slash() -> None:

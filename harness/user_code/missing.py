@@ -1,0 +1,35 @@
+"""A package that a user's code needs and this environment lacks: named, with what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from bitproof.harness.errors import UsageError
+
+
+def missing_package(error: BaseException, what: str, asked_for: str = "") -> UsageError | None:
+    """The refusal of code that imports what is not installed; None where that is not what went wrong.
+
+    `what` is whose code it is, as in "system my.py:plain". Where the module `asked_for` is itself what is not found,
+    something else is wrong: the name, or the folder.
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    if asked_for == error.name or asked_for.startswith(error.name + "."):
+        return None
+    package = error.name.partition(".")[0]
+    if package != error.name and importlib.util.find_spec(package) is not None:
+        return UsageError(
+            f"{what} imports {error.name}, which the installed {package} does not have",
+            expected=f"a version of {package} with that module",
+            found=f"{type(error).__name__}: {error}",
+            fix=f"install that version of {package} for {sys.executable}",
+        )
+    return UsageError(
+        f"{what} imports {error.name}, which is not installed",
+        expected=f"{package} installed for {sys.executable}",
+        found=f"{type(error).__name__}: {error}",
+        fix=f"{sys.executable} -m pip install {package}, or the distribution that brings it; where it is a module of "
+        "your own, run from the folder that holds it",
+    )

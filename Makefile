@@ -15,7 +15,9 @@ NEWEST_TORCH := 2.15.0
 # A case of each kind that the three are not: a mask that is compiled, a training loop that is not ours.
 OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_gathered
 
-.PHONY: run docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
+LOCK_UV := uv
+
+.PHONY: lock run docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -147,6 +149,12 @@ $(VENV)/ready-dev: $(VENV)/ready
 $(VENV)/ready-docs: $(VENV)/ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	touch $@
+
+# For every Python and platform at once; `uv` is a tool that the machine must have. No index and no folder is named.
+lock:                       ## every dependency by version and hash, for the workflows: requirements.lock
+	printf 'setuptools>=77\n' | $(LOCK_UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+		--extra test -c constraints.txt -o requirements.lock pyproject.toml -
 
 clean:
 	rm -rf $(VENV) .venv-torch-* .triton

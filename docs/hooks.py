@@ -29,6 +29,7 @@ REPOSITORY_PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "reports/README.md": "reference/run-folder.md",
 }
 """Pages outside docs/ by their path in the repository, and where they stand in the site."""

@@ -13,6 +13,7 @@ from bitproof.harness.records import ROLES as ROLES
 from bitproof.harness.records import Event
 from bitproof.harness.records import Role as Role
 from bitproof.harness.settings import CHECKS, MACHINE, MORE, PIPELINE, TIME, option, setting, settings
+from bitproof.harness.torch_versions import warning_of
 from bitproof.harness.user_code.names import NamesInFile, names_of
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
@@ -300,8 +301,10 @@ class RunOptions:
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 
     def remarks(self) -> tuple[str, ...]:
-        """What readers of a report must know of how every case was run."""
-        told = []
+        """What readers of a report must know of how every case was run, an untested torch included."""
+        from bitproof.harness.machine.describe import torch_version
+
+        told = [warning] if (warning := warning_of(torch_version())) else []
         if self.control == "never":
             told.append(
                 f"--no-control: no system ran twice{' but under stress' if self.stress else ''}, "

@@ -46,7 +46,7 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bitproof.harness.torch_versions import TESTED, is_tested
+from bitproof.harness.torch_versions import warning_of
 
 __all__ = [
     "FakeTensor",
@@ -83,9 +83,7 @@ def build() -> tuple[str, str, str]:
 
 def untested_release() -> str | None:
     """This torch, in words, when it is none of those that bitproof was tested on; else None."""
-    if is_tested(torch.__version__):
-        return None
-    return f"torch {torch.__version__} is not among the tested versions ({', '.join(TESTED)})"
+    return warning_of(str(torch.__version__))
 
 
 # Tracing.

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 OLDEST, NEWEST = (2, 11), (2, 15)
-"""The range of pyproject.toml, as (major, minor)."""
+"""The oldest release that pyproject.toml allows, and the newest that was tested, as (major, minor)."""
 
 TESTED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 """Releases on which the main cases were run and compared."""
 
-SUPPORTED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+SUPPORTED = f"{'.'.join(map(str, OLDEST))} or later"
+COVERED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
 
 def is_supported(version: str) -> bool:
-    """Whether `2.13.0+cpu` is in the range; what is no version is not."""
-    try:
-        major, minor = map(int, version.split(".")[:2])
-    except ValueError:
-        return False
-    return OLDEST <= (major, minor) <= NEWEST
+    """Whether `2.13.0+cpu` is not too old; a newer one, such as a nightly, runs with a warning. What is no version
+    is not.
+    """
+    return OLDEST <= _minor_of(version)
+
+
+def is_covered(version: str) -> bool:
+    """Whether `2.13.0+cpu` lies within the range of tested releases: what is known of its operators is checked."""
+    return OLDEST <= _minor_of(version) <= NEWEST
 
 
 def is_tested(version: str) -> bool:
     """Whether `2.13.0+cpu` is one of the tested releases, however it was built."""
     return version.partition("+")[0] in TESTED
+
+
+def warning_of(version: object) -> str | None:
+    """What readers must know of a torch that is none of the tested releases; None of one that is, or of none."""
+    if not isinstance(version, str) or is_tested(version):
+        return None
+    return f"torch {version} is not among the tested versions ({', '.join(TESTED)})"
+
+
+def _minor_of(version: str) -> tuple[int, int]:
+    """(2, 13) of `2.13.0+cpu`; (0, 0) of what is no version."""
+    try:
+        major, minor = map(int, version.split(".")[:2])
+    except ValueError:
+        return 0, 0
+    return major, minor

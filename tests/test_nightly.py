@@ -95,7 +95,7 @@ def test_the_workflow_asks_for_no_more_than_it_needs():
     assert WORKFLOW["concurrency"] == {"group": "nightly", "cancel-in-progress": False}
     for job in JOBS.values():
         assert job["timeout-minutes"] > 0 and job["runs-on"] == ["self-hosted", "gpu-8"]
-    assert all(re.fullmatch(r"actions/[\w/-]+@v\d+", step["uses"]) for step in STEPS if "uses" in step)
+    assert all(re.fullmatch(r"actions/[\w/-]+@[0-9a-f]{40}", step["uses"]) for step in STEPS if "uses" in step)
     assert all("${{" not in step.get("run", "") for step in STEPS), (
         "what people type reaches a shell as a variable only"
     )

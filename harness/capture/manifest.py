@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -11,15 +10,13 @@ from typing import Any
 
 from bitproof.harness.capture.environment import environment_variables, told
 from bitproof.harness.case import Case
+from bitproof.harness.machine.describe import commit as commit_of_folder
 from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.determinism import Readings
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.machine.gpus import agreed_facts, num_gpus
-from bitproof.harness.processes.command import CommandError, run_command
 from bitproof.harness.program.sources import own_digest
 from bitproof.harness.records import GraphIdentity, MachineFacts, Manifest, Switch, TorchCompile
-
-_GIT_SECONDS = 10.0
 
 
 def build_manifest(
@@ -96,11 +93,5 @@ def machine() -> MachineFacts:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the folder that bitproof runs in, with "-dirty" when a file changed since. None outside of git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        answer = run_command(command, _GIT_SECONDS, environment=environment)
-    except CommandError:
-        return None
-    return answer.out.strip() if answer.status == 0 else None
+    """The commit of the folder that this process was started in, asked for once."""
+    return commit_of_folder()

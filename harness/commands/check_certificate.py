@@ -15,7 +15,7 @@ from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
 from bitproof.harness.certificate.subject import check_subject
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.printable import printable
-from bitproof.harness.torch_versions import SUPPORTED, is_supported
+from bitproof.harness.torch_versions import COVERED, is_covered
 
 ACCEPTED, LESS, REJECTED = 0, 1, 3
 
@@ -73,8 +73,8 @@ def _case_of(subject: Subject) -> Case:
         case = Case.from_dict(json.loads(subject.case))
     except CaseError as error:
         raise RejectedError(f"it holds no case: {error.what}") from error
-    is_own = is_supported(subject.torch)
-    require(is_own, f"made with torch {subject.torch}, and bitproof supports {SUPPORTED} alone")
+    is_own = is_covered(subject.torch)
+    require(is_own, f"made with torch {subject.torch}, and the checker knows operators of {COVERED} alone")
     return case
 
 

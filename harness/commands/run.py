@@ -21,6 +21,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.commands.expected_time import tell_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
+from bitproof.harness.machine.describe import torch_version
 from bitproof.harness.machine.devices import unmet_requirement
 from bitproof.harness.program import interrupts, launched
 from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
@@ -28,6 +29,7 @@ from bitproof.harness.report import proofs, terminal
 from bitproof.harness.report.progress import Progress, make_progress
 from bitproof.harness.report.status import error_status, exit_status, worst
 from bitproof.harness.report.write import discard_if_bare, finish_run, prepare_run_dir, warm_up
+from bitproof.harness.torch_versions import warning_of
 
 if TYPE_CHECKING:
     from bitproof.harness.options import RunOptions
@@ -80,6 +82,8 @@ def run_and_report(
             part = f"shard {shard}, " if shard else ""
             counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}" + (f" ({names})" if cases else "")
             print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
+            if warning := warning_of(torch_version()):
+                print(warning, flush=True)
             if expected := tell_expected_time(cases, replay, report_dir):
                 print(expected, flush=True)
             _tell_unmet(cases, options)

@@ -20,7 +20,7 @@ from bitproof.harness.execute.requests import DriftRequest
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.transport import follow, follows, open_desk
 from bitproof.harness.graph.options import check_extra_passes
-from bitproof.harness.machine.describe import describe_machine
+from bitproof.harness.machine.describe import commit, describe_machine
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
 from bitproof.harness.records import CaseResult, Drift
@@ -66,10 +66,10 @@ def run_cases(
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
     """What the report says of this machine, read without torch. Each case's result has its own device and backend.
 
-    Where a CI system names the commit that it checked out, as GitHub Actions do, the report keeps it.
+    The commit is the one that a CI system names as checked out, as GitHub Actions do, else that of the folder.
     """
-    commit = os.environ.get("GITHUB_SHA")
-    return describe_machine() | {"device": device} | ({"commit": commit} if commit else {})
+    found = os.environ.get("GITHUB_SHA") or commit()
+    return describe_machine() | {"device": device} | ({"commit": found} if found else {})
 
 
 def record_system(

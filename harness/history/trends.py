@@ -61,12 +61,14 @@ class Trend:
     def flaky(self) -> tuple[Night, Night] | None:
         """The newest two runs of one commit in one environment that came to two results, the older one first.
 
-        A run that names no commit is like no other. What came later, good or bad, never takes this back.
+        A run that names no commit, or one whose files were changed since, is like no other. What came later, good or
+        bad, never takes this back.
         """
         last: dict[str, tuple[Night, tuple[Verdict, bool]]] = {}
         found = None
         for night, outcome in zip(self.nights, self.by_night, strict=True):
-            if outcome is None or not night.environment.get(CHANGES_EVERY_NIGHT):
+            commit = night.environment.get(CHANGES_EVERY_NIGHT)
+            if outcome is None or not commit or str(commit).endswith("-dirty"):
                 continue
             same, result = json.dumps(night.environment, sort_keys=True), _result(outcome)
             before = last.get(same)

@@ -10,8 +10,10 @@ import re
 from pathlib import Path
 
 from bitproof.harness import __version__
+from bitproof.harness.processes.command import CommandError, run_command
 from bitproof.harness.records import MachineFacts
 
+_GIT_SECONDS = 10.0
 _PACKAGES = ("torch", "numpy", "triton", "xxhash", "pyarrow")
 
 
@@ -73,3 +75,14 @@ def gpu_models() -> list[str]:
             continue
         models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return models
+
+
+def commit() -> str | None:
+    """The commit of the folder that bitproof runs in, with "-dirty" when a file changed since. None outside of git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        answer = run_command(command, _GIT_SECONDS, environment=environment)
+    except CommandError:
+        return None
+    return answer.out.strip() if answer.status == 0 else None

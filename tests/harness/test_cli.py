@@ -387,7 +387,7 @@ def test_doctor_ends_with_0_when_the_main_cases_can_run_and_3_otherwise(monkeypa
     assert main(["doctor", "--report-dir", str(tmp_path)]) == 3
     out = capsys.readouterr().out
     tested = "2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0"
-    assert f"no  torch: 2.10.1, none of the tested {tested}; supported: 2.11 to 2.15; fix: install a" in out
+    assert f"no  torch: 2.10.1, none of the tested {tested}; supported: 2.11 or later; fix: install a" in out
     assert out.endswith("no  main cases: transformer_batch, moe_batch, moe_seq cannot run, because of: torch\n")
     monkeypatch.setattr("bitproof.harness.commands.doctor.probe_torch", lambda: able)
     monkeypatch.setattr("bitproof.harness.commands.doctor.run_trial", lambda: "RankError: the host ended")

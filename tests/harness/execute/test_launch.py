@@ -617,8 +617,15 @@ def test_the_command_process_loads_no_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_the_environment_names_the_commit_where_ci_does(monkeypatch):
+def test_the_environment_names_the_commit_that_ci_does_else_the_folders_where_it_has_one(monkeypatch, tmp_path):
     monkeypatch.setenv("GITHUB_SHA", "c0ffee")
     assert environment("cpu")["commit"] == "c0ffee"
     monkeypatch.delenv("GITHUB_SHA")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert "commit" not in environment("cpu")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert environment("cpu")["commit"] == head

@@ -62,9 +62,10 @@ HERE = {"commit": "c0ffee", "torch": "2.13.0"}
         ([HERE, HERE | {"torch": "2.14.1"}, HERE], None),
         ([HERE, HERE | {"commit": "f00"}, HERE], None),
         ([{}, {}, {}], None),
+        ([HERE | {"commit": "c0ffee-dirty"}] * 3, None),
         ([HERE, HERE, HERE | {"commit": "f00"}], [1, 2]),
     ],
-    ids=["same", "other torch", "other commit", "no commit", "later"],
+    ids=["same", "other torch", "other commit", "no commit", "files changed since", "later"],
 )
 def test_two_results_of_one_commit_in_one_environment_are_flaky_whatever_comes_later(environments, flaky):
     columns = [[outcome("a", verdict)] for verdict in ("EQUAL", "DIFFERENT", "EQUAL")]

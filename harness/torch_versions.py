@@ -16,7 +16,7 @@ def is_supported(version: str) -> bool:
     """Whether `2.13.0+cpu` is not too old; a newer one, such as a nightly, runs with a warning. What is no version
     is not.
     """
-    return OLDEST <= _minor_of(version)
+    return _minor_of(version) >= OLDEST
 
 
 def is_covered(version: str) -> bool:

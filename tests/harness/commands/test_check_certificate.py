@@ -82,7 +82,10 @@ def test_an_accepted_certificate_is_told_with_what_it_is_about_and_what_it_assum
     ("edit", "reason"),
     [
         (lambda m: m.update(case="671B"), "it names case 671B, and holds case same"),
-        (lambda m: m["subject"].update(torch="9.9.9"), "made with torch 9.9.9, and the checker knows operators of 2.11 to 2.15"),
+        (
+            lambda m: m["subject"].update(torch="9.9.9"),
+            "made with torch 9.9.9, and the checker knows operators of 2.11 to 2.15",
+        ),
         (lambda m: m["subject"].update(torch=""), "made with torch , and the checker knows"),
         (lambda m: m["subject"].update(machine=""), " is no kind of machine"),
         (lambda m: m["subject"].update(code="0"), "0 is no digest of our code"),

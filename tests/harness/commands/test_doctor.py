@@ -32,7 +32,13 @@ def test_a_supported_torch_without_gpus_is_enough():
 
 
 def test_a_version_that_is_too_old_is_refused_and_a_nightly_is_not():
-    for version, is_ok in {"2.10.2": False, "2.11.0": True, "2.15.1": True, "2.16.0.dev20261101": True, "dev": False}.items():
+    for version, is_ok in {
+        "2.10.2": False,
+        "2.11.0": True,
+        "2.15.1": True,
+        "2.16.0.dev20261101": True,
+        "dev": False,
+    }.items():
         assert next(doctor.check_torch(replace(ABLE, version=version))).is_ok is is_ok
 
 

@@ -50,6 +50,7 @@ class RunSettings(_Shared, total=False):
     names: Mapping[str, str] | str | Path | None
     baseline: bool
     baseline_dir: str | Path | None
+    require_baseline: bool
     every_call: bool
     prove_first: bool
     sensitivity: bool

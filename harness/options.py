@@ -13,7 +13,7 @@ from bitproof.harness.records import ROLES as ROLES
 from bitproof.harness.records import Event
 from bitproof.harness.records import Role as Role
 from bitproof.harness.settings import CHECKS, MACHINE, MORE, PIPELINE, TIME, option, setting, settings
-from bitproof.harness.torch_versions import warning_of
+from bitproof.harness.torch_versions import torch_version, warning_of
 from bitproof.harness.user_code.names import NamesInFile, names_of
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
@@ -106,7 +106,8 @@ class RunOptions:
     as show it. `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it
     declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared graphs that are kept from
     run to run, None where every one shall be traced. `baseline_dir` is the folder of baselines that recordings are held
-    against, None for none. `sensitivity` is measured of each case that is as expected.
+    against, None for none; with `files_baselines` recordings are made to be such. `sensitivity` is measured of each
+    case that is as expected.
     """
 
     inject: str | None = setting(
@@ -246,6 +247,9 @@ class RunOptions:
         read=_read_baseline,
         tell=lambda folder: {"baseline": folder is not None, "baseline_dir": folder},
     )
+    require_baseline: bool = setting(
+        False, "--require-baseline", CHECKS, "With --baseline, fail a system that has none of this environment."
+    )
     every_call: bool = setting(
         False,
         "--every-call --deep",
@@ -298,12 +302,11 @@ class RunOptions:
     profile: bool = setting(
         False, "--profile", MORE, "Write what each rank's time goes into, as a trace that Perfetto reads."
     )
+    files_baselines: bool = False
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run, an untested torch included."""
-        from bitproof.harness.machine.describe import torch_version
-
         told = [warning] if (warning := warning_of(torch_version())) else []
         if self.control == "never":
             told.append(

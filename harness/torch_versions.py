@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
+
 OLDEST, NEWEST = (2, 11), (2, 15)
 """The oldest release that pyproject.toml allows, and the newest that was tested, as (major, minor)."""
 
@@ -43,3 +47,16 @@ def _minor_of(version: str) -> tuple[int, int]:
     except ValueError:
         return 0, 0
     return major, minor
+
+
+def torch_version() -> str | None:
+    """What torch calls itself, `2.15.0+cu132`: of a wheel from PyPI the package's metadata leave the build out."""
+    spec = importlib.util.find_spec("torch")  # finds the package and does not load it
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^__version__ = ['\"](.+)['\"]$", text, re.MULTILINE)
+    return found[1] if found else None

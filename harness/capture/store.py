@@ -16,6 +16,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from bitproof.harness.capture.selection import are_patterns
 from bitproof.harness.case import KINDS
 from bitproof.harness.case.bounds import MOST_STEPS_OF_RANKS
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.records import SCHEMA, Key, Manifest, Record, Recording
+from bitproof.harness.records import SCHEMA, KeptCalls, Key, Manifest, Record, Recording
 
 MANIFEST = "manifest.json"
 DIGESTS = "digests.parquet"
 VALUES = "values"
+CALLS = "calls"
 
 COLUMNS = pa.schema(
     [
@@ -68,6 +70,7 @@ _REQUIRED: dict[str, type] = {
 _MAX_MANIFEST_BYTES = 64 << 20
 MAX_DIGESTS_BYTES = 4 << 30
 _MAX_VALUES_BYTES = 1 << 40
+MAX_CALLS_BYTES = 1 << 30
 MAX_ROWS = 100_000_000
 _MAX_DEPTH = 50
 _MAX_NAME = 1000
@@ -104,6 +107,44 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
             fix="record the system again",
         )
     return path
+
+
+def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
+    """Put the logs of a step's calls beside a recording, a file a rank, and say so in its manifest."""
+    (folder / CALLS).mkdir()
+    for rank, content in enumerate(logs):
+        _calls_path(folder, rank).write_bytes(content)
+    sums = [_sha256(_calls_path(folder, rank)) for rank in range(len(logs))]
+    restate(folder, calls=KeptCalls(step=step, sha256=sums))
+
+
+def restate(folder: Path, **facts: Any) -> None:
+    """Say more in a recording's manifest, of what is known only once it was made."""
+    about = {"schema": SCHEMA} | replace(read_manifest(folder), **facts).to_dict()
+    about["manifest_sha256"] = sha256_of_manifest(about)
+    partial = folder / f".{MANIFEST}.{os.getpid()}.partial"
+    partial.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    partial.replace(folder / MANIFEST)
+
+
+def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
+    """One rank's log of calls, once it is seen to be the one that the manifest was written with."""
+    path = _calls_path(folder, rank)
+    if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
+        raise RecordingError(f"{folder} holds no log of calls of each rank")
+    _refuse_link(path.parent)
+    _check_file(path, MAX_CALLS_BYTES)
+    if (found := _sha256(path)) != manifest.calls.sha256[rank]:
+        raise RecordingError(
+            f"{path} is damaged, or not the one that {MANIFEST} was written with",
+            expected=f"sha256 {manifest.calls.sha256[rank]}",
+            found=f"sha256 {found}",
+        )
+    return path
+
+
+def _calls_path(folder: Path, rank: int) -> Path:
+    return folder / CALLS / f"rank{rank}.zip"
 
 
 def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 # isort: off
 # Commands are listed in the order of these imports.
 from bitproof.harness.cli import listing, run, prove, check_certificate, faults, sensitivity, localize, shrink, record  # noqa: F401
-from bitproof.harness.cli import precompile, report, merge, history, doctor  # noqa: F401
+from bitproof.harness.cli import accept, precompile, report, merge, history, doctor  # noqa: F401
 
 # isort: on
 from bitproof.harness.cli.app import app
@@ -27,6 +27,7 @@ from bitproof.harness.report.status import SUCCESS, UNJUDGED, error_status, wors
 WRITING = (
     "run",
     "record",
+    "accept",
     "shrink",
     "bisect",
     "localize",

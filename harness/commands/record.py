@@ -35,7 +35,7 @@ from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
 STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
 
 # True of every two recordings, or follows from their digests.
-_ALWAYS_DIFFERENT = ("digests_sha256", "values_sha256", "manifest_sha256", "arm", "values")
+_ALWAYS_DIFFERENT = ("digests_sha256", "values_sha256", "manifest_sha256", "arm", "values", "calls", "accepted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,9 @@ def record(case: Case, system: str, options: RunOptions, target: Target, report_
     A baseline keeps the values of its first and last step unless `options` say otherwise. Raises UsageError when
     none of a pattern's tensors were there, or a baseline is, and RankError when the system fails.
     """
-    if target.baseline_dir is not None and not options.values:
-        options = replace(options, values=first_and_last_step(case.steps))
+    if target.baseline_dir is not None:
+        values = options.values or first_and_last_step(case.steps)
+        options = replace(options, values=values, files_baselines=True)
     if follows():
         return follow_rank_0(case, options, report_dir)
     with interrupts.raising(), interrupts.held():

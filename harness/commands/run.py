@@ -21,7 +21,6 @@ from bitproof.harness.case import Case
 from bitproof.harness.commands.expected_time import tell_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
-from bitproof.harness.machine.describe import torch_version
 from bitproof.harness.machine.devices import unmet_requirement
 from bitproof.harness.program import interrupts, launched
 from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
@@ -29,7 +28,7 @@ from bitproof.harness.report import proofs, terminal
 from bitproof.harness.report.progress import Progress, make_progress
 from bitproof.harness.report.status import error_status, exit_status, worst
 from bitproof.harness.report.write import discard_if_bare, finish_run, prepare_run_dir, warm_up
-from bitproof.harness.torch_versions import warning_of
+from bitproof.harness.torch_versions import torch_version, warning_of
 
 if TYPE_CHECKING:
     from bitproof.harness.options import RunOptions
@@ -210,7 +209,7 @@ def _finish(
         options=tuple(replay),
         not_run=dict(not_run),
         left_out=() if shard else tuple(left_out),
-        remarks=options.remarks(),
+        remarks=(*options.remarks(), *_unused_baselines(cases, options)),
         shard=shard,
     )
     terminal.print_report(report)
@@ -220,6 +219,17 @@ def _finish(
     if state.failure is not None:
         print(state.reason, file=sys.stderr)
     return finish_run(report, run_dir, status, more)
+
+
+def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
+    """What is said of baselines that no system of any case that there is would be held against."""
+    if options.baseline_dir is None:
+        return []
+    from bitproof.builtin_cases import all_cases
+    from bitproof.harness.compare.baselines import unused_baselines
+
+    found = unused_baselines(options.baseline_dir, [*all_cases(), *cases])
+    return [f"unused baseline: {folder}, of no system of any case that is known" for folder in found]
 
 
 class Silence:

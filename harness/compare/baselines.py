@@ -15,17 +15,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.capture.store import put_in_place, read_manifest, read_recording
+from bitproof.harness.capture.store import put_in_place, read_manifest, read_recording, restate
 from bitproof.harness.case import Case
 from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_differences
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError, cut
+from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (
+    Accepted,
     BaselineResult,
     BaselineStatus,
     CaseResult,
@@ -63,14 +65,20 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
     settings: dict[str, list[Any]] = {}
     for entry in passes:
         settings.setdefault(entry.name, []).append(entry.settings)
-    whole = ("system", "device", "backend", "shared_gpus", "environment", "determinism", "ranks")
+    whole = ("system", "device", "backend", "shared_gpus", "environment", "determinism")
     return {name: getattr(manifest, name) for name in whole} | {
+        "ranks": None if manifest.ranks is None else [_without_code(rank) for rank in manifest.ranks],
         "case": {name: value for name, value in in_todays_form(manifest.case).items() if name not in LABELS},
         "machine": {name: value for name, value in machine.items() if name not in _NOT_DECISIVE} | _release_of(machine),
         "sums": "native" if manifest.collectives == "native" else None,
         "passes": [entry.name for entry in passes],
         "settings": settings,
     }
+
+
+def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank's system says of itself, without the sha256 of the file that it was made from: that is its code."""
+    return {name: value for name, value in rank.items() if name != "sha256"}
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
@@ -90,10 +98,19 @@ def environment_id(manifest: Manifest) -> str:
     return f"{prefix}-{hashlib.sha256(content).hexdigest()[:8]}"
 
 
-def file_baseline(recording: Path, baseline_dir: Path, case: Case, system: str, *, force: bool = False) -> Path:
+def file_baseline(
+    recording: Path,
+    baseline_dir: Path,
+    case: Case,
+    system: str,
+    *,
+    force: bool = False,
+    accepted: Accepted | None = None,
+) -> Path:
     """Move a recording to where its environment's baseline lies, and return that folder.
 
-    Raises UsageError when there is one already, unless `force` has it replaced.
+    What was `accepted` says so in its manifest. Raises UsageError when there is a baseline already, unless `force` has
+    it replaced.
     """
     found = read_recording(recording)
     environment = environment_of(found.manifest)
@@ -110,6 +127,8 @@ def file_baseline(recording: Path, baseline_dir: Path, case: Case, system: str, 
             found=f"{folder}, {_tell_bits(folder, found, case)}",
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if accepted is not None:
+        restate(recording, accepted=accepted)
     put_in_place(recording, folder)
     return folder
 
@@ -122,10 +141,10 @@ def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[
 
 
 def hold_against_baselines(
-    result: CaseResult, recordings: Mapping[Role, Path], measure_drift: MeasureDrift, baseline_dir: Path | None
+    result: CaseResult, recordings: Mapping[Role, Path], measure_drift: MeasureDrift, options: RunOptions
 ) -> CaseResult:
     """A case's result with what its baselines say of each side's recording, where there is a folder of them."""
-    case = result.case
+    case, baseline_dir = result.case, options.baseline_dir
     if baseline_dir is None:
         return result
 
@@ -133,7 +152,24 @@ def hold_against_baselines(
         role: hold_against_baseline(recording, baseline_dir, case, getattr(case, role), measure_drift)
         for role, recording in recordings.items()
     }
+    if options.require_baseline:
+        found = {role: demanded(about) for role, about in found.items()}
     return replace(result, baseline=found)
+
+
+def demanded(about: BaselineResult) -> BaselineResult:
+    """What is said where there must be a baseline of this environment: one that is not there is MISSING."""
+    if about.status not in (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE):
+        return about
+    why = "there is no baseline" if about.status == BaselineStatus.NO_BASELINE else "no baseline is of this environment"
+    return replace(about, status=BaselineStatus.MISSING, reasons=[why, *about.reasons])
+
+
+def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
+    """Folders of baselines that no system of any of these cases would be held against."""
+    used = {_folder(baseline_dir, case, system) for case in cases for system in (case.reference, case.candidate)}
+    found = (path for path in baseline_dir.glob("*/*") if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in found if path not in used and not path.parent.name.startswith("."))
 
 
 def hold_against_baseline(

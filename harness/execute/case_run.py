@@ -34,7 +34,7 @@ from bitproof.harness.execute.session import Desk, Session
 from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of
 from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.localize.every_call import EveryCall, told_uncompared
-from bitproof.harness.localize.replay import Replay, Watch
+from bitproof.harness.localize.replay import Replay, Watch, archive_of
 from bitproof.harness.localize.search import archives_of
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
@@ -140,6 +140,13 @@ class CaseRun:
     def recordings(self) -> dict[Role, Path]:
         """Where each side's recording lies, once it was made."""
         return {role: self.folders.recording(role, "first") for role in ROLES}
+
+    def log_calls(self, role: Role, step: int) -> list[Path]:
+        """Each rank's archive of a step's calls, by a replay of one side with a time of its own."""
+        self._begin_explaining()
+        folder = self._archives / f"{role}.calls"
+        self.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
+        return [archive_of(folder, rank) for rank in range(self.case.parallelism.world_size)]
 
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
         system = getattr(self.case, role)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from bitproof.harness.case import Case
 from bitproof.harness.disturb.faults import check_fault, parse_fault
-from bitproof.harness.errors import CaseError
+from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.execute.lanes import Lanes, Plan, plan_lanes
 from bitproof.harness.execute.precompiled import check_precompiled
 from bitproof.harness.execute.requests import DriftRequest
@@ -44,6 +44,8 @@ def run_cases(
     Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it tells.
     """
     cases = list(cases)
+    if options.require_baseline and options.baseline_dir is None:
+        raise UsageError("--require-baseline says nothing without --baseline", fix="add --baseline")
     if options.inject is not None:
         fault = parse_fault(options.inject)
         for case in cases:
@@ -88,6 +90,10 @@ def record_system(
 
             run = CaseRun(replace(case, reference=system), placement, desk, options, on_event)
             run.record("reference", "first", out=Path(out))
+            if options.files_baselines:
+                from bitproof.harness.execute.drifted import log_calls
+
+                log_calls(run, "reference", Path(out))
     return Path(out)
 
 
@@ -111,6 +117,7 @@ def _run_cases(
         from bitproof.harness.capture.store import warm_up_checks
         from bitproof.harness.compare.baselines import hold_against_baselines
         from bitproof.harness.execute.case_run import CaseRun
+        from bitproof.harness.execute.drifted import with_moved_calls
 
         warm_up_checks()
 
@@ -124,7 +131,8 @@ def _run_cases(
             with lease_gpus(placement, case.parallelism.world_size):
                 run = CaseRun(case, placement, own, options, on_event, sessions)
                 result = run.result()
-            result = hold_against_baselines(result, run.recordings(), measure_drift, options.baseline_dir)
+                result = hold_against_baselines(result, run.recordings(), measure_drift, options)
+                result = with_moved_calls(result, run, run.recordings(), files=options.files_baselines)
             if options.sensitivity is None or not result.as_expected:
                 return result
             task = Sensing(

@@ -6,6 +6,7 @@ that were asked for. Loads no torch before a value is read.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CALLS, STEPS, RECORDS = "calls.jsonl", "steps.json", "records.jsonl"
+_MAX_CALLS_BYTES = 4 << 30
 RECORD, OUTPUT = "record", "output"
 """The names under which a replay leaves values: of a recorded tensor, and of a call's output."""
 
@@ -103,6 +105,14 @@ def write_archive(path: Path, remains: Remains) -> None:
     partial.replace(path)
 
 
+def packed_calls(path: Path) -> bytes:
+    """An archive's calls alone, packed as an archive of their own: what a baseline keeps of them."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo(CALLS), _read(path, CALLS), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
 def read_log(path: Path) -> list[Call]:
     """The calls in an archive, of all logged steps in order. Raises RecordingError when it is missing or damaged."""
     return calls_from_text(_read(path, CALLS).decode(), str(path))
@@ -145,6 +155,8 @@ def read_value(path: Path, name: str) -> Tensor:
 def _read(path: Path, member: str) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
+            if member == CALLS and archive.getinfo(member).file_size > _MAX_CALLS_BYTES:  # a baseline's may be packed
+                raise RecordingError(f"a log of calls is too large to read: {_MAX_CALLS_BYTES} bytes are the most")
             return archive.read(member)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise RecordingError(f"a replay left no {member}", found=str(error), where=str(path)) from error

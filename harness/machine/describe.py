@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
-import re
 from pathlib import Path
 
 from bitproof.harness import __version__
 from bitproof.harness.processes.command import CommandError, run_command
 from bitproof.harness.records import MachineFacts
+from bitproof.harness.torch_versions import torch_version
 
 _GIT_SECONDS = 10.0
 _PACKAGES = ("torch", "numpy", "triton", "xxhash", "pyarrow")
@@ -40,19 +39,6 @@ def _versions() -> dict[str, str]:
     if built := torch_version():
         versions["torch"] = built
     return versions
-
-
-def torch_version() -> str | None:
-    """What torch calls itself, `2.15.0+cu132`: of a wheel from PyPI the package's metadata leave the build out."""
-    spec = importlib.util.find_spec("torch")  # finds the package and does not load it
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.search(r"^__version__ = ['\"](.+)['\"]$", text, re.MULTILINE)
-    return found[1] if found else None
 
 
 def _cpu_model() -> str:

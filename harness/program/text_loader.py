@@ -102,6 +102,7 @@ def by_text(spec: ModuleSpec | None) -> ModuleSpec | None:
 def claim() -> None:
     """From now on, run the text of what this process imports and Python's installation does not hold."""
     if TextFinder not in sys.meta_path:
+        _installed()  # which imports: from 3.13 on, asking for it during that import finds half of it
         place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
         sys.meta_path.insert(place, TextFinder)
 

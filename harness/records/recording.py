@@ -113,6 +113,27 @@ class TorchCompile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptCalls:
+    """The logs of one step's operator calls that lie beside a baseline: the sha256 of each rank's file."""
+
+    __pydantic_config__ = GROWING
+
+    step: int
+    sha256: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """Why a baseline took another's place, at which commit, and when, as a date of ISO 8601 in UTC."""
+
+    __pydantic_config__ = GROWING
+
+    why: str
+    date: str
+    commit: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a recording says of how it was made: everything that can change a bit.
 
@@ -126,8 +147,9 @@ class Manifest:
     `unshown` names state of a user's system that steps have changed and no record has.
     `sources` is the sha256 of bitproof's own files, which with machine, commit and environment is that of every rank.
     `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
-    the last step. The sums are of the folder's files, and known once they are written. Fields that may be None came
-    later than the first recordings.
+    the last step. `calls` are the logs that a baseline has beside it, and `accepted` says why it was accepted: neither
+    is of how the recording was made. The sums are of the folder's files, and known once they are written. Fields that
+    may be None came later than the first recordings.
     """
 
     __pydantic_config__ = GROWING
@@ -159,6 +181,8 @@ class Manifest:
     values: list[str] = field(default_factory=list)
     digests_sha256: str | None = None
     values_sha256: list[str] | None = None
+    calls: KeptCalls | None = None
+    accepted: Accepted | None = None
     manifest_sha256: str | None = None
 
     @staticmethod

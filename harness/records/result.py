@@ -42,13 +42,15 @@ class BaselineStatus(enum.StrEnum):
     """How a system's recording stands to its baseline, an earlier recording of the same system on the same case.
 
     EQUAL and DRIFTED are about a baseline of the same environment, of everything beside the code that can change
-    a bit; with another environment's a recording is NOT COMPARABLE. UNVERIFIED says that evidence is missing.
+    a bit; with another environment's a recording is NOT COMPARABLE. MISSING stands for both NOT COMPARABLE and NO
+    BASELINE where a call demands a baseline of this environment. UNVERIFIED says that evidence is missing.
     """
 
     EQUAL = "EQUAL"
     DRIFTED = "DRIFTED"
     NOT_COMPARABLE = "NOT COMPARABLE"
     NO_BASELINE = "NO BASELINE"
+    MISSING = "MISSING"
     UNVERIFIED = "UNVERIFIED"
 
 
@@ -288,7 +290,8 @@ class BaselineResult:
     """What a system's baselines say of its recording.
 
     `path` is the baseline's folder, None where there is none; `reasons` say why it is not EQUAL. `compared` and
-    `mismatched` are numbers of records, `tensors_drifted` of tensors, and `drift` tells of the first of these.
+    `mismatched` are numbers of records, `tensors_drifted` of tensors, and `drift` tells of the first of these. `call`
+    is the operator call that moved, the first that gives another output than the baseline's, where that is known.
     """
 
     __pydantic_config__ = GROWING
@@ -300,6 +303,10 @@ class BaselineResult:
     mismatched: Count = 0
     tensors_drifted: Count = 0
     drift: list[Drift] = field(default_factory=list)
+    call: BlamedCall | None = None
+
+
+_OBJECTIONS = (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UNVERIFIED)
 
 
 @dataclass(kw_only=True)
@@ -363,8 +370,11 @@ class CaseResult:
         To differ so is to differ in exactly the kinds that the case lists, and by no more than it states. A case that
         expects CLOSE names no kinds and is content with EQUAL, which is within any bound.
         """
-        if any(self.sides_with(status) for status in (BaselineStatus.DRIFTED, BaselineStatus.UNVERIFIED)):
-            return False
+        return self.agrees_as_expected and not any(map(self.sides_with, _OBJECTIONS))
+
+    @property
+    def agrees_as_expected(self) -> bool:
+        """As `as_expected`, whatever baselines say."""
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         if self.is_beyond_bound:

@@ -61,9 +61,10 @@ def outcome(result: CaseResult) -> str:
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
     drifted = [f", {side} DRIFTED" for side in result.sides_with(BaselineStatus.DRIFTED)]
+    missing = [f", no baseline of {side}" for side in result.sides_with(BaselineStatus.MISSING)]
     unverified = [f", baseline of {side} UNVERIFIED" for side in result.sides_with(BaselineStatus.UNVERIFIED)]
     sees = sensitivity.clause(result.sensitivity)
-    return "".join([result.verdict.value, differs, beyond, *drifted, *unverified, sees and f", {sees}"])
+    return "".join([result.verdict.value, differs, beyond, *drifted, *missing, *unverified, sees and f", {sees}"])
 
 
 def tally(report: Report) -> str:
@@ -98,6 +99,8 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
         if found.compared:
             tensors = f", of {_count(found.tensors_drifted, 'tensor')}" if found.drift else ""
             yield f"    {found.mismatched} of {found.compared} records drifted{tensors}"
+        if found.call:
+            yield f"    moved first: {_blamed(found.call)}"
         for line in drift(found.drift, ("in the baseline", "here"), found.tensors_drifted, max_tensors):
             yield f"    {line}"
 

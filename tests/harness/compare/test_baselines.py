@@ -130,6 +130,12 @@ def test_the_code_and_what_changes_no_bit_are_not_in_the_environment(baselines, 
     assert environment_id(manifest) == environment_id(stating(manifest, **change))
 
 
+def test_another_version_of_a_users_file_is_no_other_environment_and_other_data_are():
+    said = [{"data_sha256": "d", "sha256": "one"}, {"data_sha256": "d", "sha256": "another"}, {"data_sha256": "e"}]
+    one, another, data = (environment_of(Manifest(**BARE, ranks=[rank])) for rank in said)
+    assert one == another != data
+
+
 def test_a_build_that_the_cuda_version_tells_is_the_same_with_and_without_it_in_torchs_version():
     environments = [
         environment_of(Manifest(**BARE, machine={"torch": version, "cuda": cuda}))

@@ -1,0 +1,44 @@
+"""`bitproof accept`: what drifted from baselines becomes what is expected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bitproof.harness.changes import Changes
+from bitproof.harness.cli.app import Expression
+from bitproof.harness.cli.declare import command, takes
+from bitproof.harness.cli.options import ONE_CASE, WHERE, CaseFile, ReportDir, case_words, chosen_cases
+from bitproof.harness.options import RunOptions
+from bitproof.harness.settings import words
+
+
+@command("accept", "bitproof accept -k moe_seq --why 'the router sums in float32 now'")
+@takes(
+    Changes,
+    RunOptions,
+    only=(*ONE_CASE, "observe", *WHERE, "control", "timeout", "explain_timeout", "jobs"),
+)
+def accept_command(
+    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, which the baselines' manifests keep.")],
+    expression: Expression = None,
+    case_file: CaseFile = None,
+    new: Annotated[bool, typer.Option("--new", help="File a baseline, too, where there is none.")] = False,
+    baseline_dir: Annotated[Path, typer.Option("--baseline-dir", metavar="DIR", help="The baselines' folder.")] = Path(
+        "baselines"
+    ),
+    report_dir: ReportDir = Path("reports"),
+    *,
+    changes: Changes,
+    options: RunOptions,
+) -> None:
+    """Run cases, show how far they drifted from their baselines and which operator moved, and accept what drifted."""
+    from bitproof.harness.commands.accept import accept
+
+    cases = chosen_cases(expression, case_file, changes)
+    options = replace(options, baseline_dir=baseline_dir)
+    replay = [*words(changes, options), *case_words(case_file)]
+    raise typer.Exit(accept(cases, options, report_dir, why, new=new, replay=replay))

@@ -1,0 +1,107 @@
+"""One `bitproof accept`: run cases, show how their recordings drifted from baselines, and file what drifted.
+
+1. Run the cases as `run --baseline` does, and print what drifted, in ULPs, and the operator that moved first.
+2. File each recording that drifted in its baseline's place, with the reason, commit and date in its manifest. With
+   `new`, those that have no baseline of this environment, too.
+
+A case whose systems do not agree as it expects keeps its baselines: what is wrong must not become what is expected.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bitproof.harness.capture.selection import first_and_last_step
+from bitproof.harness.case import Case
+from bitproof.harness.commands.run import run_and_report
+from bitproof.harness.compare.baselines import file_baseline
+from bitproof.harness.errors import UsageError
+from bitproof.harness.execute.folders import CaseFolders
+from bitproof.harness.options import RunOptions
+from bitproof.harness.program import interrupts, launched
+from bitproof.harness.records import Accepted, BaselineStatus, CaseResult, Report, Role
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
+
+_NEW = (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE)
+
+
+def accept(
+    cases: Sequence[Case],
+    options: RunOptions,
+    report_dir: Path,
+    why: str,
+    *,
+    new: bool = False,
+    replay: Sequence[str] = (),
+) -> int:
+    """Run cases and file what drifted, whatever drifted, for the reason `why`. Returns the exit status.
+
+    0 where every baseline is as recorded now, 1 where one was left because its case is not as expected, 3 where
+    something was not judged. Raises UsageError without a reason, before anything runs.
+    """
+    if not why.strip():
+        raise UsageError(
+            "a baseline is accepted for a reason", expected="--why TEXT, which its manifest keeps", found="none"
+        )
+    baseline_dir = options.baseline_dir
+    assert baseline_dir is not None, "what is accepted is held against baselines"
+    values = dict.fromkeys(pattern for case in cases for pattern in first_and_last_step(case.steps))
+    options = replace(options, files_baselines=True, values=tuple(values) if new else ())
+    reports: list[Report] = []
+
+    def keep(report: Report) -> dict[str, str]:
+        reports.append(report)
+        return {}
+
+    status = run_and_report(cases, options, report_dir, replay, tell=keep)
+    if not reports or not launched.is_first():
+        return status
+    [report] = reports
+    accepted = Accepted(
+        why=why.strip(), date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", commit=report.environment.get("commit")
+    )
+    with interrupts.held():
+        return worst(
+            [_accept(result, baseline_dir, report_dir / report.run_id, accepted, new) for result in report.cases]
+        )
+
+
+def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Accepted, new: bool) -> int:
+    """File what drifted of one case, and say so; returns its exit status."""
+    sides = list(_sides(result, new))
+    if not result.baseline or result.sides_with(BaselineStatus.UNVERIFIED):
+        print(f"{result.case.name}: not judged, so no baseline is touched")
+        return UNJUDGED
+    if sides and not result.agrees_as_expected:
+        told = f"{result.verdict}, expected {result.case.expected}"
+        print(f"{result.case.name}: {told}: its baselines are left as they are")
+        return UNEXPECTED
+    for role in sides:
+        system = getattr(result.case, role)
+        recording = CaseFolders(result.case, run_dir, run_dir).recording(role, "first")
+        copy = baseline_dir / f".{result.case.name}.{role}.{os.getpid()}.new"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copytree(recording, copy)
+            folder = file_baseline(copy, baseline_dir, result.case, system, force=True, accepted=accepted)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+        print(f"{result.case.name}: accepted {role} {system}: {folder}")
+    if not sides:
+        print(f"{result.case.name}: nothing drifted")
+    return SUCCESS if result.agrees_as_expected else UNEXPECTED
+
+
+def _sides(result: CaseResult, new: bool) -> Iterator[Role]:
+    """The sides to file; one of them where both are one system, whose baseline is the same."""
+    seen = set()
+    for role, about in result.baseline.items():
+        system = getattr(result.case, role)
+        if system not in seen and (about.status == BaselineStatus.DRIFTED or (new and about.status in _NEW)):
+            seen.add(system)
+            yield role

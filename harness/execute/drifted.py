@@ -1,0 +1,57 @@
+"""What a baseline is filed with, and what is told of a recording that drifted from one: the calls of its first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bitproof.harness.capture.store import add_calls
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.localize.moved import LOGGED_STEP, moved_call
+from bitproof.harness.localize.replay import packed_calls
+from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult, Role, Verdict
+
+
+def with_moved_calls(result: CaseResult, run: CaseRun, recordings: dict[Role, Path], *, files: bool) -> CaseResult:
+    """A result with the call that moved of each side that drifted.
+
+    Each of these recordings gets the calls of its first step, by a replay; where `files` says that recordings will be
+    baselines, those without a baseline get theirs, too. A log that cannot be had takes nothing from what is known.
+    """
+    found: dict[Role, BaselineResult] = {}
+    if result.verdict == Verdict.ERROR:
+        return result
+    for role, about in result.baseline.items():
+        found[role] = about
+        drifted = about.status == BaselineStatus.DRIFTED
+        if drifted or (files and about.status not in (BaselineStatus.EQUAL, BaselineStatus.UNVERIFIED)):
+            found[role] = _with_call(about, run, role, recordings[role]) if drifted else about
+            if not drifted:
+                log_calls(run, role, recordings[role])
+    return replace(result, baseline=found)
+
+
+def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
+    """Put the calls of a recording's first step beside it; returns why they could not be had, in words."""
+    try:
+        add_calls(recording, LOGGED_STEP, [packed_calls(archive) for archive in run.log_calls(role, LOGGED_STEP)])
+    except BitproofError as error:
+        return error.what
+    return None
+
+
+def _with_call(about: BaselineResult, run: CaseRun, role: Role, recording: Path) -> BaselineResult:
+    why = log_calls(run, role, recording)
+    if why is None:
+        try:
+            assert about.path is not None
+            call = moved_call(Path(about.path), recording)
+            return replace(about, call=call) if call else _because(about, "no logged call explains what drifted")
+        except BitproofError as error:
+            why = error.what
+    return _because(about, why)
+
+
+def _because(about: BaselineResult, why: str) -> BaselineResult:
+    return replace(about, reasons=[*about.reasons, f"the operator that moved is not known: {why}"])

@@ -1,0 +1,40 @@
+"""Which call moved: a recording that drifted from its baseline, by the logs of calls that both have beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bitproof.harness.capture.store import checked_calls_path, read_recording
+from bitproof.harness.compare.baselines import tell_sides
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.culprit import call_of
+from bitproof.harness.localize.replay import read_log
+from bitproof.harness.localize.search import differing_digests
+from bitproof.harness.records import BlamedCall, Recording
+
+LOGGED_STEP = 0
+"""The step whose calls baselines keep: code that computes otherwise mostly shows in the first."""
+
+
+def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
+    """The first call whose inputs are the baseline's and whose output is not; None where no call explains the drift.
+
+    Raises RecordingError where a log is missing or damaged, or the drift begins after the logged step.
+    """
+    there, here = read_recording(baseline), read_recording(recording)
+    differing = differing_digests(there, here, LOGGED_STEP)
+    if not differing:
+        raise RecordingError(f"the drift begins after step {LOGGED_STEP}, whose calls alone a baseline keeps")
+    culprit = find_culprit(_logs(baseline, there), _logs(recording, here), differing)
+    if culprit is None:
+        return None
+    call = call_of(culprit)
+    return replace(call, how=tell_sides(call.how or ""), chain=None)
+
+
+def _logs(folder: Path, recording: Recording) -> list[list[Call]]:
+    manifest = recording.manifest
+    return [read_log(checked_calls_path(folder, manifest, rank)) for rank in range(manifest.world_size)]

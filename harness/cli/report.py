@@ -12,19 +12,40 @@ from bitproof.harness.cli.declare import command
 from bitproof.harness.errors import UsageError
 
 
-@command("report", "bitproof report reports/latest", "bitproof report reports/latest --format junit")
+@command(
+    "report",
+    "bitproof report reports/latest",
+    "bitproof report reports/latest --format junit",
+    "bitproof report reports/latest --format comment --against reports/main",
+)
 def report_command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run's folder, such as reports/latest.")],
     format_name: Annotated[
-        str, typer.Option("--format", metavar="md|html|junit|json", help="What to print the report as.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="md|html|junit|sarif|json|comment|annotations",
+            help="What to print the report as; a pull request's comment, and GitHub's annotations, say what is wrong.",
+        ),
     ] = "md",
+    against: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="With --format comment, tell what changed since this run.")
+    ] = None,
 ) -> None:
     """Print a run's report again, made anew from its report.json."""
     from bitproof.harness.history.beside import read_run
+    from bitproof.harness.program.output import styled
+    from bitproof.harness.report import comment
     from bitproof.harness.report.write import check_format, render_as
 
     check_format(format_name)
-    if not run_dir.is_dir():
-        raise UsageError("there is no such run folder", expected="a folder with report.json", found=str(run_dir))
-    text = render_as(read_run(run_dir), format_name)
-    sys.stdout.write(text.encode(errors="backslashreplace").decode())
+    if against is not None and format_name != "comment":
+        raise UsageError("--against is of a comment", expected="--format comment", found=f"--format {format_name}")
+    for folder in (run_dir, *([] if against is None else [against])):
+        if not folder.is_dir():
+            raise UsageError("there is no such run folder", expected="a folder with report.json", found=str(folder))
+    report = read_run(run_dir)
+    text = render_as(report, format_name) if against is None else comment.render(report, read_run(against))
+    text = text.encode(errors="backslashreplace").decode()
+    stream = styled(sys.stdout) if format_name == "annotations" else sys.stdout  # what is made to be obeyed
+    stream.write(text)

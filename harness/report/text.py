@@ -100,7 +100,7 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
             tensors = f", of {_count(found.tensors_drifted, 'tensor')}" if found.drift else ""
             yield f"    {found.mismatched} of {found.compared} records drifted{tensors}"
         if found.call:
-            yield f"    moved first: {_blamed(found.call)}"
+            yield f"    moved first: {blame_of(found.call)}"
         for line in drift(found.drift, ("in the baseline", "here"), found.tensors_drifted, max_tensors):
             yield f"    {line}"
 
@@ -168,10 +168,11 @@ def blame(divergence: Divergence | None) -> str:
     if divergence is None:
         return ""
     holds = divergence.holds and f"the tensor holds what the reference has as {divergence.holds}"
-    return "; ".join(filter(None, (_blamed(divergence.call), holds)))
+    return "; ".join(filter(None, (blame_of(divergence.call), holds)))
 
 
-def _blamed(call: BlamedCall | None) -> str:
+def blame_of(call: BlamedCall | None) -> str:
+    """An operator call, what is wrong with it, and where it is written; empty for none."""
     if call is None:
         return ""
     facts = [f"node {call.node}" if call.node else None, call.source]

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError
 from bitproof.harness.records import Report
-from bitproof.harness.report import html, json, junit, markdown
+from bitproof.harness.report import comment, github, html, json, junit, markdown, sarif
 from bitproof.harness.report.status import error_status, worst
 
 LATEST = "latest"
@@ -28,20 +28,25 @@ FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "json": (json.FILE_NAME, json.render),
     "junit": ("junit.xml", junit.render),
     "md": ("report.md", markdown.render),
+    "sarif": ("report.sarif", sarif.render),
 }
+"""The forms of which a run's folder has a file each."""
+SAID: dict[str, Callable[[Report], str]] = {"annotations": github.render, "comment": comment.render}
+"""The forms that are printed alone."""
 
 
 def check_format(format_name: str) -> None:
     """Raise UsageError, naming the formats that exist, for any other."""
-    if format_name not in FORMATS:
-        formats = " or ".join(sorted(FORMATS))
+    if format_name not in (known := {**FORMATS, **SAID}):
+        formats = " or ".join(sorted(known))
         raise UsageError("there is no such report format", expected=formats, found=repr(format_name))
 
 
 def render_as(report: Report, format_name: str) -> str:
-    """The report in one of FORMATS. Raises UsageError, naming those, for any other."""
+    """The report in one of FORMATS, or of those that are printed alone. Raises UsageError for any other."""
     check_format(format_name)
-    return FORMATS[format_name][1](report)
+    render = SAID[format_name] if format_name in SAID else FORMATS[format_name][1]
+    return render(report)
 
 
 def warm_up() -> None:

@@ -95,7 +95,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
     )
     baseline = BaselineResult(
         status=BaselineStatus.DRIFTED, path="baselines/x", reasons=["it drifted"], compared=9, mismatched=4,
-        tensors_drifted=1, drift=[drift],
+        tensors_drifted=1, drift=[drift], call=call,
     )  # fmt: skip
     seconds = CaseSeconds(
         trace=1.0, passes={"chunk": 0.5}, reference=1.0, candidate=1.0, compare=0.1, start_ranks={"reference": 1.0},

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +17,7 @@ from bitproof.harness.cli import main
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.program.output import SafeStream, safe_output, shown
 from bitproof.harness.records import Report
-from bitproof.harness.report import html, junit, markdown, terminal
+from bitproof.harness.report import comment, html, junit, markdown, sarif, terminal
 from bitproof.harness.report import json as report_json
 from tests.harness.report.chromium import find_chromium, running
 from tests.harness.report.conftest import CLOSENESS, DRIFT
@@ -165,11 +166,36 @@ def test_json_is_ascii_and_says_the_same_after_the_gate_of_standard_output(hosti
     assert json.loads(shown(text)) == json.loads(text)
 
 
-@pytest.mark.parametrize("name", ["md", "html", "junit", "json"])
+@pytest.mark.parametrize("name", ["md", "html", "junit", "json", "sarif", "comment"])
 def test_each_format_that_report_prints_is_dead_in_a_ci_log(hostile, tmp_path, capsys, name):
     (tmp_path / "report.json").write_text(report_json.render(hostile))
     assert main(["report", str(tmp_path), "--format", name]) == 0
     check_terminal(capsys.readouterr().out)
+
+
+def test_a_comment_is_dead(hostile):
+    check_markdown(comment.render(hostile))
+    check_markdown(comment.render(hostile, replace(hostile, cases=hostile.cases[:1])))
+
+
+def test_sarif_is_ascii_and_no_text_of_others_is_an_address_in_it(hostile):
+    text = sarif.render(hostile)
+    assert text.isascii()
+    places = [place for result in json.loads(text)["runs"][0]["results"] for place in result["locations"]]
+    assert all(
+        "//" not in place.get("physicalLocation", {"artifactLocation": {"uri": ""}})["artifactLocation"]["uri"]
+        for place in places
+    )
+
+
+def test_annotations_are_one_command_a_line_and_no_text_of_others_ends_one_or_begins_another(hostile, tmp_path, capsys):
+    (tmp_path / "report.json").write_text(report_json.render(hostile))
+    assert main(["report", str(tmp_path), "--format", "annotations"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 2
+    for line in lines:
+        check_shown(line)
+        assert re.fullmatch(r"::error (file=[^,:]+,line=\d+,)?title=[^,:]+::[^\n]+", line), line
 
 
 def test_each_hostile_text_alone_is_dead_in_a_line_of_markdown_wherever_it_stands():

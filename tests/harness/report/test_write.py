@@ -48,7 +48,7 @@ def test_a_run_is_written_in_every_form_and_latest_points_at_the_newest(report, 
     for _ in range(2):
         run_dir = write.prepare_run_dir(tmp_path)
         write.write_run(report, run_dir)
-        assert sorted(os.listdir(run_dir)) == ["junit.xml", "report.html", "report.json", "report.md"]
+        assert sorted(os.listdir(run_dir)) == ["junit.xml", "report.html", "report.json", "report.md", "report.sarif"]
         assert report_json.read(run_dir / "report.json") == report
         assert os.readlink(tmp_path / "latest") == run_dir.name
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
@@ -59,7 +59,7 @@ def test_a_plain_latest_that_appears_during_a_run_is_refused_with_the_report_in_
     (tmp_path / "latest").write_text("mine")
     with pytest.raises(UsageError, match="is in the way of the link to the newest run"):
         write.write_run(report, run_dir)
-    assert sorted(os.listdir(run_dir)) == ["junit.xml", "report.html", "report.json", "report.md"]
+    assert sorted(os.listdir(run_dir)) == ["junit.xml", "report.html", "report.json", "report.md", "report.sarif"]
     assert (tmp_path / "latest").read_text() == "mine"
 
 
@@ -97,7 +97,7 @@ def test_a_form_that_cannot_be_made_leaves_no_file_at_all(report, tmp_path, monk
 def test_more_files_are_written_with_the_report(report, tmp_path):
     run_dir = write.prepare_run_dir(tmp_path)
     write.write_run(report, run_dir, {"more.json": "{}\n"})
-    assert sorted(os.listdir(run_dir)) == ["junit.xml", "more.json", "report.html", "report.json", "report.md"]
+    assert sorted(os.listdir(run_dir)) == ["junit.xml", "more.json", "report.html", "report.json", "report.md", "report.sarif"]
 
 
 @pytest.mark.parametrize("num_calls", [0, 2, 5, 6])
@@ -156,5 +156,5 @@ def test_an_unknown_format_is_refused_with_those_that_exist(report):
     with pytest.raises(UsageError) as error:
         write.render_as(report, "pdf")
     assert str(error.value) == (
-        "UsageError: there is no such report format\n  expected: html or json or junit or md\n  found: 'pdf'"
+        "UsageError: there is no such report format\n  expected: annotations or comment or html or json or junit or md or sarif\n  found: 'pdf'"
     )

@@ -1,0 +1,125 @@
+"""What is wrong in a report, one finding after the other, for the forms that CI systems read: SARIF and annotations.
+
+A finding is a case that is not as expected, or a side of it that parts from its baseline. It has the file and line of
+the call to blame, where one is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from bitproof.harness.processes.command import CommandError, run_command
+from bitproof.harness.records import BaselineStatus, BlamedCall, CaseResult, Report
+from bitproof.harness.report import text
+from bitproof.harness.report.case_row import row_of
+from bitproof.harness.report.status import SUCCESS, case_status
+
+RULES = {
+    "EQUAL": "A case is EQUAL and should not be, or a baseline objects",
+    "CLOSE": "Some bits differ, within the bound that the case states, and should not",
+    "DIFFERENT": "Two systems differ in bits that should agree",
+    "NONDETERMINISTIC": "A system differs from itself",
+    "UNVERIFIED": "Evidence is missing",
+    "ERROR": "A rank died, raised or hung, or a pass refused the graph",
+    "DRIFTED": "A system computes other bits than its baseline",
+    "MISSING": "A system has no baseline of this environment, and must have one",
+}
+_GIT_SECONDS = 10.0
+_MAX_PATH = 250
+_SOURCE = re.compile(r"(.+):([1-9]\d{0,8})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that is not as expected. `rule` is one of RULES; `path` and `line` are of the call to blame.
+
+    `fingerprint` is the same in every run that finds the same: lines, paths of the machine and runs are not in it.
+    """
+
+    rule: str
+    case: str
+    message: str
+    fingerprint: str
+    path: str | None = None
+    line: int | None = None
+
+
+def findings(report: Report) -> Iterator[Finding]:
+    """What is not as expected, in the order of the cases."""
+    for result in report.cases:
+        if case_status(result) == SUCCESS:
+            continue
+        if not result.agrees_as_expected:
+            yield _of_case(report, result)
+        yield from _of_baselines(report, result)
+
+
+def _of_case(report: Report, result: CaseResult) -> Finding:
+    row, first = row_of(result), result.first_divergence
+    call = first.call if first else None
+    parts = [f"{row.name}: {row.sentence}"]
+    if first:
+        parts.append(f"first at {row.where}")
+        parts += [f"to blame: {blamed}"] if (blamed := text.blame(first)) else []
+    if result.error:
+        parts.append(result.error.splitlines()[0] if result.error.strip() else "")
+    where = (first.kind, first.name) if first else ()
+    return _finding(row.verdict, result, "; ".join(filter(None, parts)), call, *where)
+
+
+def _of_baselines(report: Report, result: CaseResult) -> Iterator[Finding]:
+    for role, about in result.baseline.items():
+        if about.status not in (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UNVERIFIED):
+            continue
+        system = getattr(result.case, role)
+        parts = [f"{result.case.name}: {role} {system} against its baseline: {about.status}"]
+        parts += [f"first {about.drift[0].kind} {about.drift[0].name}"] if about.drift else []
+        parts += [f"moved first: {text.blame_of(about.call)}"] if about.call else about.reasons[:1]
+        yield _finding(about.status.value, result, "; ".join(parts), about.call, role)
+
+
+def _finding(rule: str, result: CaseResult, message: str, call: BlamedCall | None, *more: str) -> Finding:
+    path, line = place_of(call.source if call else None)
+    case = result.case
+    known = [case.name, case.family, case.reference, case.candidate, rule, *more]
+    known = [
+        PurePosixPath(each.rpartition(":")[0]).name + each.rpartition(":")[2] if ":" in each else each for each in known
+    ]
+    known += [call.operator, str(call.module), str(call.direction), PurePosixPath(path or "").name] if call else []
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    return Finding(rule=rule, case=case.name, message=message, fingerprint=digest[:32], path=path, line=line)
+
+
+def place_of(source: str | None) -> tuple[str | None, int | None]:
+    """File and line of `a/b/mine.py:9`, of which a report keeps the last three parts, as a path of the working tree.
+
+    A code host knows files by their paths from its root. Where no file there, or more than one, ends so, it stays.
+    """
+    found = _SOURCE.fullmatch(source or "")
+    if not found:
+        return None, None
+    parts = PurePosixPath(found[1]).parts
+    if ".." in parts or parts[0] == "/" or len(found[1]) > _MAX_PATH or not found[1].isprintable():
+        return None, None
+    inner = next(("/".join(parts[at:]) for at in range(len(parts)) if Path(*parts[at:]).is_file()), None)
+    return inner or _in_git("/".join(parts)) or "/".join(parts), int(found[2])
+
+
+def _in_git(end: str) -> str | None:
+    """The one file of the working tree whose path ends so; None where there is none, several, or no git."""
+    try:
+        done = run_command(["git", "ls-files", "-z", "--", f":(glob)**/{_literal(end)}"], _GIT_SECONDS)
+    except CommandError:
+        return None
+    files = [name for name in done.out.split("\0") if name] if done.status == 0 else []
+    return files[0] if len(files) == 1 else None
+
+
+def _literal(path: str) -> str:
+    """A path in which no character is a pattern of git's."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", path)

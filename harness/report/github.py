@@ -1,0 +1,40 @@
+"""Annotations: what is not as expected as commands that GitHub's runners obey and show beside the code.
+
+`::error file=mine.py,line=9,title=bitproof moe_seq::text`, a line a finding. These lines are made to be obeyed: each
+text of others in them is printable and has the characters taken out that end a text or a property.
+"""
+
+from __future__ import annotations
+
+from bitproof.harness.printable import one_line
+from bitproof.harness.records import Report
+from bitproof.harness.report.findings import Finding, findings
+from bitproof.harness.report.text import shorten
+
+MAX_CHARS = 4_000
+MAX_FINDINGS = 50
+"""GitHub shows ten of a step."""
+
+
+def render(report: Report) -> str:
+    """The annotations, a line each."""
+    found = list(findings(report))
+    lines = [_line(finding) for finding in found[:MAX_FINDINGS]]
+    if len(found) > MAX_FINDINGS:
+        lines.append(f"::error title=bitproof::{len(found) - MAX_FINDINGS} more findings, in report.md")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(finding: Finding) -> str:
+    facts = {"file": finding.path, "line": None if finding.line is None else str(finding.line)}
+    facts["title"] = f"bitproof {finding.case}"
+    told = ",".join(f"{name}={_value(value)}" for name, value in facts.items() if value is not None)
+    return f"::error {told}::{_text(shorten(finding.message, MAX_CHARS, 'report.md has it'))}"
+
+
+def _text(value: str) -> str:
+    return one_line(value).replace("%", "%25")
+
+
+def _value(value: str) -> str:
+    return _text(value).replace(":", "%3A").replace(",", "%2C")

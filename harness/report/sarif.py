@@ -1,0 +1,61 @@
+"""report.sarif: what is not as expected as SARIF 2.1.0, which code hosts show beside the code.
+
+One run, a rule a kind of problem, a result a finding, with the file and line of the call to blame and a fingerprint by
+which the host knows a finding again. Texts of others are printable; none of them is an address.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+from bitproof.harness import __version__
+from bitproof.harness.printable import printable
+from bitproof.harness.records import Report
+from bitproof.harness.report.findings import RULES, Finding, findings
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED
+from bitproof.harness.report.text import shorten, tally
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+MAX_MESSAGE_CHARS = 4_000
+
+
+def render(report: Report) -> str:
+    """The report as SARIF."""
+    names = list(RULES)
+    driver = {
+        "name": "bitproof",
+        "semanticVersion": __version__,
+        "rules": [{"id": name, "shortDescription": {"text": f"{about}."}} for name, about in RULES.items()],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "invocations": [
+            {
+                "executionSuccessful": report.exit_status in (SUCCESS, UNEXPECTED),
+                "exitCode": report.exit_status,
+                "exitCodeDescription": tally(report),
+            }
+        ],
+        "results": [_result(finding, names) for finding in findings(report)],
+        "columnKind": "unicodeCodePoints",
+        "properties": {"runId": report.run_id},
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
+
+
+def _result(finding: Finding, names: list[str]) -> dict[str, Any]:
+    message = shorten(printable(finding.message), MAX_MESSAGE_CHARS, "report.json has it")
+    found: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "ruleIndex": names.index(finding.rule),
+        "level": "error",
+        "message": {"text": message},
+        "partialFingerprints": {"bitproof/v1": finding.fingerprint},
+    }
+    location: dict[str, Any] = {"logicalLocations": [{"name": finding.case, "kind": "case"}]}
+    if finding.path is not None:
+        place = {"artifactLocation": {"uri": quote(finding.path)}, "region": {"startLine": finding.line}}
+        location["physicalLocation"] = place
+    return found | {"locations": [location]}

@@ -106,8 +106,14 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
     parts = PurePosixPath(found[1]).parts
     if ".." in parts or parts[0] == "/" or len(found[1]) > _MAX_PATH or not found[1].isprintable():
         return None, None
-    inner = next(("/".join(parts[at:]) for at in range(len(parts)) if Path(*parts[at:]).is_file()), None)
+    inner = next((_in_tree(Path(*parts[at:])) for at in range(len(parts)) if Path(*parts[at:]).is_file()), None)
     return inner or _in_git("/".join(parts)) or "/".join(parts), int(found[2])
+
+
+def _in_tree(file: Path) -> str:
+    """A file's own path from the working directory, whatever links lead to it; as it is named where it lies outside."""
+    real, root = file.resolve(), Path.cwd().resolve()
+    return (real.relative_to(root) if real.is_relative_to(root) else file).as_posix()
 
 
 def _in_git(end: str) -> str | None:

@@ -21,7 +21,7 @@ from bitproof.harness.case.case_file import case_text
 from bitproof.harness.program import interrupts
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
 
-FORMS = ["junit.xml", "report.html", "report.json", "report.md"]
+FORMS = ["junit.xml", "report.html", "report.json", "report.md", "report.sarif"]
 
 # Cases that end at once, or not at all, and a report that takes its time.
 STUBBED = """

@@ -17,7 +17,7 @@ from tests.harness.execute.test_launch import ROOT, toy
 
 pytestmark = pytest.mark.ranks
 
-FORMS = ["junit.xml", "report.html", "report.json", "report.md"]
+FORMS = ["junit.xml", "report.html", "report.json", "report.md", "report.sarif"]
 
 # Cases that end at once with EQUAL.
 STUBBED = """

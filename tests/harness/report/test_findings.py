@@ -24,6 +24,11 @@ def test_a_place_is_the_path_from_the_working_trees_root(tree):
     assert place_of(f"{tree.parent.name}/{tree.name}/mine.py:9") == ("mine.py", 9)
 
 
+def test_a_place_behind_a_link_is_the_files_own(tree):
+    (tree / "linked").symlink_to("src/pkg", target_is_directory=True)
+    assert place_of("linked/models/layers/moe.py:68") == ("src/pkg/models/layers/moe.py", 68)
+
+
 def test_a_place_that_two_files_or_none_may_be_stays_as_it_is_told(tree):
     (tree / "old/models/layers").mkdir(parents=True)
     (tree / "old/models/layers/moe.py").write_text("")

@@ -97,7 +97,14 @@ def test_a_form_that_cannot_be_made_leaves_no_file_at_all(report, tmp_path, monk
 def test_more_files_are_written_with_the_report(report, tmp_path):
     run_dir = write.prepare_run_dir(tmp_path)
     write.write_run(report, run_dir, {"more.json": "{}\n"})
-    assert sorted(os.listdir(run_dir)) == ["junit.xml", "more.json", "report.html", "report.json", "report.md", "report.sarif"]
+    assert sorted(os.listdir(run_dir)) == [
+        "junit.xml",
+        "more.json",
+        "report.html",
+        "report.json",
+        "report.md",
+        "report.sarif",
+    ]
 
 
 @pytest.mark.parametrize("num_calls", [0, 2, 5, 6])

@@ -11,7 +11,7 @@ import typer
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import ONE_CASE, WHERE, CaseFile, ReportDir, case_words, chosen_cases
+from bitproof.harness.cli.options import ONE_CASE, WHERE, CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 
@@ -25,7 +25,7 @@ from bitproof.harness.settings import words
 def accept_command(
     why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, which the baselines' manifests keep.")],
     expression: Expression = None,
-    case_file: CaseFile = None,
+    case_files: CaseFiles = None,
     new: Annotated[bool, typer.Option("--new", help="File a baseline, too, where there is none.")] = False,
     baseline_dir: Annotated[Path, typer.Option("--baseline-dir", metavar="DIR", help="The baselines' folder.")] = Path(
         "baselines"
@@ -38,7 +38,7 @@ def accept_command(
     """Run cases, show how far they drifted from their baselines and which operator moved, and accept what drifted."""
     from bitproof.harness.commands.accept import accept
 
-    cases = chosen_cases(expression, case_file, changes)
+    cases = chosen_cases(expression, case_files, changes)
     options = replace(options, baseline_dir=baseline_dir)
-    replay = [*words(changes, options), *case_words(case_file)]
+    replay = [*words(changes, options), *case_words(case_files)]
     raise typer.Exit(accept(cases, options, report_dir, why, new=new, replay=replay))

@@ -24,7 +24,16 @@ CLASSES = {
 FILES = {
     "a package's first file": ["__init__.py"],
     "a command's options, what it does, its records and its report": [
-        *("bisection.py", "check_certificate.py", "doctor.py", "faults.py", "localize.py", "merge.py", "precompile.py"),
+        *(
+            "accept.py",
+            "bisection.py",
+            "check_certificate.py",
+            "doctor.py",
+            "faults.py",
+            "localize.py",
+            "merge.py",
+            "precompile.py",
+        ),
         *("prove.py", "record.py", "report.py", "run.py", "sensitivity.py", "shard.py", "shrink.py"),
     ],
     "a family of cases or faults, and the module that these are about": [

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from bitproof.harness import __version__
 from bitproof.harness.printable import printable
 from bitproof.harness.records import Report
-from bitproof.harness.report.findings import RULES, Finding, findings
+from bitproof.harness.report.problems import RULES, Objection, objections
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED
 from bitproof.harness.report.text import shorten, tally
 
@@ -38,24 +38,24 @@ def render(report: Report) -> str:
                 "exitCodeDescription": tally(report),
             }
         ],
-        "results": [_result(finding, names) for finding in findings(report)],
+        "results": [_result(objection, names) for objection in objections(report)],
         "columnKind": "unicodeCodePoints",
         "properties": {"runId": report.run_id},
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
-def _result(finding: Finding, names: list[str]) -> dict[str, Any]:
-    message = shorten(printable(finding.message), MAX_MESSAGE_CHARS, "report.json has it")
+def _result(objection: Objection, names: list[str]) -> dict[str, Any]:
+    message = shorten(printable(objection.message), MAX_MESSAGE_CHARS, "report.json has it")
     found: dict[str, Any] = {
-        "ruleId": finding.rule,
-        "ruleIndex": names.index(finding.rule),
+        "ruleId": objection.rule,
+        "ruleIndex": names.index(objection.rule),
         "level": "error",
         "message": {"text": message},
-        "partialFingerprints": {"bitproof/v1": finding.fingerprint},
+        "partialFingerprints": {"bitproof/v1": objection.fingerprint},
     }
-    location: dict[str, Any] = {"logicalLocations": [{"name": finding.case, "kind": "case"}]}
-    if finding.path is not None:
-        place = {"artifactLocation": {"uri": quote(finding.path)}, "region": {"startLine": finding.line}}
+    location: dict[str, Any] = {"logicalLocations": [{"name": objection.case, "kind": "case"}]}
+    if objection.path is not None:
+        place = {"artifactLocation": {"uri": quote(objection.path)}, "region": {"startLine": objection.line}}
         location["physicalLocation"] = place
     return found | {"locations": [location]}

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError
 from bitproof.harness.records import Report
-from bitproof.harness.report import comment, github, html, json, junit, markdown, sarif
+from bitproof.harness.report import ci_lines, comment, html, json, junit, markdown, sarif
 from bitproof.harness.report.status import error_status, worst
 
 LATEST = "latest"
@@ -31,7 +31,7 @@ FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "sarif": ("report.sarif", sarif.render),
 }
 """The forms of which a run's folder has a file each."""
-SAID: dict[str, Callable[[Report], str]] = {"annotations": github.render, "comment": comment.render}
+SAID: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.render, "comment": comment.render}
 """The forms that are printed alone."""
 
 

@@ -163,5 +163,6 @@ def test_an_unknown_format_is_refused_with_those_that_exist(report):
     with pytest.raises(UsageError) as error:
         write.render_as(report, "pdf")
     assert str(error.value) == (
-        "UsageError: there is no such report format\n  expected: annotations or comment or html or json or junit or md or sarif\n  found: 'pdf'"
+        "UsageError: there is no such report format\n"
+        "  expected: annotations or comment or html or json or junit or md or sarif\n  found: 'pdf'"
     )

@@ -1,6 +1,6 @@
 """Annotations: what is not as expected as commands that GitHub's runners obey and show beside the code.
 
-`::error file=mine.py,line=9,title=bitproof moe_seq::text`, a line a finding. These lines are made to be obeyed: each
+`::error file=mine.py,line=9,title=bitproof moe_seq::text`, a line a objection. These lines are made to be obeyed: each
 text of others in them is printable and has the characters taken out that end a text or a property.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bitproof.harness.printable import one_line
 from bitproof.harness.records import Report
-from bitproof.harness.report.findings import Finding, findings
+from bitproof.harness.report.problems import Objection, objections
 from bitproof.harness.report.text import shorten
 
 MAX_CHARS = 4_000
@@ -18,18 +18,18 @@ MAX_FINDINGS = 50
 
 def render(report: Report) -> str:
     """The annotations, a line each."""
-    found = list(findings(report))
-    lines = [_line(finding) for finding in found[:MAX_FINDINGS]]
+    found = list(objections(report))
+    lines = [_line(objection) for objection in found[:MAX_FINDINGS]]
     if len(found) > MAX_FINDINGS:
         lines.append(f"::error title=bitproof::{len(found) - MAX_FINDINGS} more findings, in report.md")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(finding: Finding) -> str:
-    facts = {"file": finding.path, "line": None if finding.line is None else str(finding.line)}
-    facts["title"] = f"bitproof {finding.case}"
+def _line(objection: Objection) -> str:
+    facts = {"file": objection.path, "line": None if objection.line is None else str(objection.line)}
+    facts["title"] = f"bitproof {objection.case}"
     told = ",".join(f"{name}={_value(value)}" for name, value in facts.items() if value is not None)
-    return f"::error {told}::{_text(shorten(finding.message, MAX_CHARS, 'report.md has it'))}"
+    return f"::error {told}::{_text(shorten(objection.message, MAX_CHARS, 'report.md has it'))}"
 
 
 def _text(value: str) -> str:

@@ -1,11 +1,12 @@
-"""What is wrong in a report, one finding after the other, for the forms that CI systems read: SARIF and annotations.
+"""What is wrong in a report, one objection after the other, for the forms that CI systems read: SARIF and annotations.
 
-A finding is a case that is not as expected, or a side of it that parts from its baseline. It has the file and line of
-the call to blame, where one is known.
+An objection is a case that is not as expected, or a side of it that parts from its baseline. It has the file and line
+of the call to blame, where one is known.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bitproof.harness.processes.command import CommandError, run_command
 from bitproof.harness.records import BaselineStatus, BlamedCall, CaseResult, Report
 from bitproof.harness.report import text
 from bitproof.harness.report.case_row import row_of
@@ -29,13 +29,13 @@ RULES = {
     "DRIFTED": "A system computes other bits than its baseline",
     "MISSING": "A system has no baseline of this environment, and must have one",
 }
-_GIT_SECONDS = 10.0
+_MAX_DEPTH = 4
 _MAX_PATH = 250
 _SOURCE = re.compile(r"(.+):([1-9]\d{0,8})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Objection:
     """Something that is not as expected. `rule` is one of RULES; `path` and `line` are of the call to blame.
 
     `fingerprint` is the same in every run that finds the same: lines, paths of the machine and runs are not in it.
@@ -49,7 +49,7 @@ class Finding:
     line: int | None = None
 
 
-def findings(report: Report) -> Iterator[Finding]:
+def objections(report: Report) -> Iterator[Objection]:
     """What is not as expected, in the order of the cases."""
     for result in report.cases:
         if case_status(result) == SUCCESS:
@@ -59,7 +59,7 @@ def findings(report: Report) -> Iterator[Finding]:
         yield from _of_baselines(report, result)
 
 
-def _of_case(report: Report, result: CaseResult) -> Finding:
+def _of_case(report: Report, result: CaseResult) -> Objection:
     row, first = row_of(result), result.first_divergence
     call = first.call if first else None
     parts = [f"{row.name}: {row.sentence}"]
@@ -69,10 +69,10 @@ def _of_case(report: Report, result: CaseResult) -> Finding:
     if result.error:
         parts.append(result.error.splitlines()[0] if result.error.strip() else "")
     where = (first.kind, first.name) if first else ()
-    return _finding(row.verdict, result, "; ".join(filter(None, parts)), call, *where)
+    return _objection(row.verdict, result, "; ".join(filter(None, parts)), call, *where)
 
 
-def _of_baselines(report: Report, result: CaseResult) -> Iterator[Finding]:
+def _of_baselines(report: Report, result: CaseResult) -> Iterator[Objection]:
     for role, about in result.baseline.items():
         if about.status not in (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UNVERIFIED):
             continue
@@ -80,10 +80,10 @@ def _of_baselines(report: Report, result: CaseResult) -> Iterator[Finding]:
         parts = [f"{result.case.name}: {role} {system} against its baseline: {about.status}"]
         parts += [f"first {about.drift[0].kind} {about.drift[0].name}"] if about.drift else []
         parts += [f"moved first: {text.blame_of(about.call)}"] if about.call else about.reasons[:1]
-        yield _finding(about.status.value, result, "; ".join(parts), about.call, role)
+        yield _objection(about.status.value, result, "; ".join(parts), about.call, role)
 
 
-def _finding(rule: str, result: CaseResult, message: str, call: BlamedCall | None, *more: str) -> Finding:
+def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | None, *more: str) -> Objection:
     path, line = place_of(call.source if call else None)
     case = result.case
     known = [case.name, case.family, case.reference, case.candidate, rule, *more]
@@ -92,7 +92,7 @@ def _finding(rule: str, result: CaseResult, message: str, call: BlamedCall | Non
     ]
     known += [call.operator, str(call.module), str(call.direction), PurePosixPath(path or "").name] if call else []
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-    return Finding(rule=rule, case=case.name, message=message, fingerprint=digest[:32], path=path, line=line)
+    return Objection(rule=rule, case=case.name, message=message, fingerprint=digest[:32], path=path, line=line)
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
@@ -107,7 +107,7 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
     if ".." in parts or parts[0] == "/" or len(found[1]) > _MAX_PATH or not found[1].isprintable():
         return None, None
     inner = next((_in_tree(Path(*parts[at:])) for at in range(len(parts)) if Path(*parts[at:]).is_file()), None)
-    return inner or _in_git("/".join(parts)) or "/".join(parts), int(found[2])
+    return inner or _below("/".join(parts)) or "/".join(parts), int(found[2])
 
 
 def _in_tree(file: Path) -> str:
@@ -116,16 +116,8 @@ def _in_tree(file: Path) -> str:
     return (real.relative_to(root) if real.is_relative_to(root) else file).as_posix()
 
 
-def _in_git(end: str) -> str | None:
-    """The one file of the working tree whose path ends so; None where there is none, several, or no git."""
-    try:
-        done = run_command(["git", "ls-files", "-z", "--", f":(glob)**/{_literal(end)}"], _GIT_SECONDS)
-    except CommandError:
-        return None
-    files = [name for name in done.out.split("\0") if name] if done.status == 0 else []
-    return files[0] if len(files) == 1 else None
-
-
-def _literal(path: str) -> str:
-    """A path in which no character is a pattern of git's."""
-    return re.sub(r"([*?\[\]\\])", r"\\\1", path)
+def _below(end: str) -> str | None:
+    """The one file of the working tree, some folders down, whose path ends so; None where there is none, or several."""
+    name = glob.escape(end)
+    found = {_in_tree(Path(path)) for depth in range(1, _MAX_DEPTH) for path in glob.iglob("*/" * depth + name)}
+    return found.pop() if len(found) == 1 else None

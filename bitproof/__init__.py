@@ -2,6 +2,8 @@
 
     cases, Case and its parts       which comparisons there are, and what one states
     run, record, diff               run a case, record one system, compare two recordings
+    localize, bisect, shrink, prove, sensitivity
+                                    find a cause, a pass, a smaller case, a proof; measure what a comparison sees
     Run, Comparison, Verdict        what came of it; history: what came of earlier runs
     watch                           a system of a function that trains once
     assert_bitwise_equal            two tensors, or structures of them, agree in every bit
@@ -47,10 +49,20 @@ if TYPE_CHECKING:
         UsageError,
     )
     from bitproof.harness.machine.compiler import compiler_problem
-    from bitproof.harness.records import CaseResult, Divergence, Verdict
+    from bitproof.harness.records import (
+        Bisection,
+        CaseResult,
+        Divergence,
+        ProofOutcome,
+        ProofVerdict,
+        Sensitivity,
+        Shrunk,
+        Verdict,
+    )
     from bitproof.harness.systems.watched_step import watch
     from bitproof.reference.parallel.mesh import Mesh
     from bitproof.runs import Run, assert_as_expected, cases, diff, history, record, run
+    from bitproof.searches import bisect, localize, prove, sensitivity, shrink
 
 _CASE = ("AdamW", "Batch", "Case", "Chunking", "Memory", "Model", "Parallelism", "Pipeline", "Precision")
 _ERRORS = (
@@ -67,12 +79,24 @@ _ERRORS = (
     "UsageError",
 )
 _RUNS = ("Run", "assert_as_expected", "cases", "diff", "history", "record", "run")
+_SEARCHES = ("bisect", "localize", "prove", "sensitivity", "shrink")
+_RECORDS = (
+    "Bisection",
+    "CaseResult",
+    "Divergence",
+    "ProofOutcome",
+    "ProofVerdict",
+    "Sensitivity",
+    "Shrunk",
+    "Verdict",
+)
 _HOME = {
     "assert_bitwise_equal": "bitproof.bitwise",
     **dict.fromkeys(_RUNS, "bitproof.runs"),
     **dict.fromkeys(_CASE, "bitproof.harness.case"),
     **dict.fromkeys(_ERRORS, "bitproof.harness.errors"),
-    **dict.fromkeys(("CaseResult", "Divergence", "Verdict"), "bitproof.harness.records"),
+    **dict.fromkeys(_SEARCHES, "bitproof.searches"),
+    **dict.fromkeys(_RECORDS, "bitproof.harness.records"),
     "Comparison": "bitproof.harness.compare.verdict",
     "Mesh": "bitproof.reference.parallel.mesh",
     "watch": "bitproof.harness.systems.watched_step",
@@ -84,6 +108,7 @@ __all__ = [
     "AdamW",
     "ArtifactError",
     "Batch",
+    "Bisection",
     "BitproofError",
     "Case",
     "CaseError",
@@ -101,20 +126,29 @@ __all__ = [
     "Pipeline",
     "PlacementError",
     "Precision",
+    "ProofOutcome",
+    "ProofVerdict",
     "RankError",
     "RecordingError",
     "Run",
+    "Sensitivity",
+    "Shrunk",
     "TraceError",
     "UsageError",
     "Verdict",
     "assert_as_expected",
     "assert_bitwise_equal",
+    "bisect",
     "cases",
     "compiler_problem",
     "diff",
     "history",
+    "localize",
+    "prove",
     "record",
     "run",
+    "sensitivity",
+    "shrink",
     "watch",
 ]
 

@@ -1,4 +1,4 @@
-"""The keywords of `bitproof.run` and `bitproof.record`, for type checkers, and how a call is read.
+"""The keywords of `bitproof.run` and of its like, for type checkers, and how a call is read.
 
 What each means, and its default, stands with its field in `harness/changes.py` and `harness/options.py`, from where the
 command line comes, too; `tests/bitproof/test_keywords.py` holds these types against those fields.
@@ -14,33 +14,75 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class _Shared(TypedDict, total=False):
+class _Where(TypedDict, total=False):
+    device: Literal["auto", "cpu", "cuda"]
+    share_gpus: bool
+    collectives: Literal["auto", "shared", "gloo", "native"]
+    no_kept_graph: bool
+
+
+class RecordSettings(_Where, total=False):
+    """The keywords of `bitproof.record`."""
+
     steps: int | None
     world_size: int | None
     data: str | Path | None
     observe: Sequence[str]
     preload: Sequence[str]
-    device: Literal["auto", "cpu", "cuda"]
-    share_gpus: bool
-    collectives: Literal["auto", "shared", "gloo", "native"]
+    timeout: float
+    values: Sequence[str]
+
+
+class _Chunked(TypedDict, total=False):
+    world_size: int | None
+    chunk_modules: Sequence[str]
+    chunk_dim: Literal["batch", "seq"] | None
+    early_grad_accumulation: bool
+
+
+class _OneCase(_Chunked, total=False):
+    steps: int | None
+    data: str | Path | None
+    preload: Sequence[str]
+
+
+class _Search(_OneCase, _Where, total=False):
+    inject: str | None
+    extra_passes: Sequence[str]
+
+
+class LocalizeSettings(_Search, total=False):
+    """The keywords of `bitproof.localize` and of `bitproof.bisect`."""
+
+    timeout: float
+    explain_timeout: float
+
+
+class ShrinkSettings(_Search, total=False):
+    """The keywords of `bitproof.shrink`, beside its own."""
+
+    jobs: str
+
+
+class ProveSettings(_Chunked, total=False):
+    """The keywords of `bitproof.prove`."""
+
+    extra_passes: Sequence[str]
+
+
+class SensitivitySettings(_OneCase, total=False):
+    """The keywords of `bitproof.sensitivity`, beside its own."""
+
+    observe: Sequence[str]
+    every_call: bool
     no_kept_graph: bool
     timeout: float
 
 
-class RecordSettings(_Shared, total=False):
-    """The keywords of `bitproof.record`."""
-
-    values: Sequence[str]
-
-
-class RunSettings(_Shared, total=False):
+class RunSettings(LocalizeSettings, total=False):
     """The keywords of `bitproof.run`."""
 
-    chunk_modules: Sequence[str]
-    chunk_dim: Literal["batch", "seq"] | None
-    early_grad_accumulation: bool
-    inject: str | None
-    extra_passes: Sequence[str]
+    observe: Sequence[str]
     dump_graphs: bool
     precompiled: str | Path | None
     trust_compiled: bool
@@ -54,7 +96,6 @@ class RunSettings(_Shared, total=False):
     every_call: bool
     prove_first: bool
     sensitivity: bool
-    explain_timeout: float
     profile: bool
     verbose: bool
 

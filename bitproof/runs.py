@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import UsageError
 from bitproof.harness.records import CaseResult, Divergence, Report, Verdict
+from bitproof.keywords import RunSettings
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bitproof.harness.changes import Changes
     from bitproof.harness.compare.verdict import Comparison
-    from bitproof.harness.options import OnEvent
-    from bitproof.keywords import RecordSettings, RunSettings
+    from bitproof.harness.options import OnEvent, RunOptions
+    from bitproof.keywords import RecordSettings
 
 
 @dataclass(frozen=True)
@@ -103,29 +105,70 @@ def run(
     of it: compare `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before
     anything runs.
     """
+    return run_asked(
+        asked("run", RunSettings, case, reference, candidate, settings), report_dir, on_event or (lambda event: None)
+    )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for: the case as it was given, as it is to run, and how."""
+
+    given: Case | str
+    case: Case
+    changes: Changes
+    options: RunOptions
+
+    def replay(self, folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Files of the run folder, and the options of the command line, that repeat this."""
+        from bitproof.harness.settings import words
+
+        files, named = _files_of(self.given, self.options.names, folder)
+        return files, (*words(self.changes, self.options), *named)
+
+
+def asked(
+    name: str,
+    taken: type[Any],
+    case: Case | str | None,
+    reference: System | None,
+    candidate: System | None,
+    settings: Mapping[str, Any],
+) -> Asked:
+    """Read a call of the function of that name. Raises UsageError, and TypeError for a keyword that it does not have."""
     from bitproof.harness.changes import Changes, change_case
+    from bitproof.harness.options import RunOptions
+    from bitproof.keywords import read_settings
+
+    _refuse_while_loading(name)
+    sides = {"reference": _source(reference), "candidate": _source(candidate)}
+    changes, options = read_settings(name, taken, settings, Changes, RunOptions)
+    chosen = _case_of(**sides) if case is None else find_case(case)
+    if case is not None:
+        changes = replace(changes, reference=sides["reference"], candidate=sides["candidate"])
+    return Asked(chosen if case is None else case, change_case(chosen, changes), changes, options)
+
+
+def run_asked(
+    call: Asked,
+    report_dir: str | Path,
+    on_event: OnEvent,
+    more: Callable[[CaseResult], Mapping[str, str]] = lambda result: {},
+) -> Run:
+    """Run what a call asks for, and write its run folder, with `more` files of what came of it, by name."""
     from bitproof.harness.commands.run import NO_RESULT, proofs_ahead, with_proof
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
-    from bitproof.harness.options import RunOptions
     from bitproof.harness.program import launched
     from bitproof.harness.report.status import exit_status
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir, write_run
-    from bitproof.harness.settings import words
-    from bitproof.keywords import RunSettings, read_settings
 
-    _refuse_while_loading()
-    sides = {"reference": _source(reference), "candidate": _source(candidate)}
-    changes, options = read_settings("run", RunSettings, settings, Changes, RunOptions)
-    chosen = _case_of(**sides) if case is None else _find(case)
-    if case is not None:
-        changes = replace(changes, reference=sides["reference"], candidate=sides["candidate"])
-    changed = change_case(chosen, changes)
+    changed, options = call.case, call.options
     folder = prepare_run_dir(Path(report_dir))
     try:
         environment = launch.environment(options.device)
         proofs = dict(proofs_ahead([changed], options, folder)) if options.prove_first else {}
-        found = list(launch.run_cases([changed], options, folder, on_event or (lambda event: None)))
+        found = list(launch.run_cases([changed], options, folder, on_event))
     except BaseException:
         discard_if_bare(folder)
         raise
@@ -134,29 +177,29 @@ def run(
         "backend": found[0].backend if found else "unknown",
     }
     results = [with_proof(each, proofs.get(each.case.name)) for each in complete([changed], found, NO_RESULT)]
-    files, named = _files_of(chosen if case is None else case, options.names, folder)
+    files, repeated = call.replay(folder)
     report = Report(
         run_id=folder.name,
         exit_status=exit_status(results),
         environment=environment | where,
         cases=results,
-        options=(*words(changes, options), *named),
+        options=repeated,
         remarks=options.remarks(),
     )
     if launched.is_first():
-        write_run(report, folder, files)
+        write_run(report, folder, files | dict(more(results[0])))
     else:
         discard_if_bare(folder)
     return Run(report, folder)
 
 
-def _refuse_while_loading() -> None:
+def _refuse_while_loading(name: str) -> None:
     """A rank that loads a script must not run it: each would start a run of its own, without end."""
     from bitproof.harness.user_code.user_file import is_loading
 
     if is_loading():
         raise UsageError(
-            "bitproof.run was called by a file while a rank loaded it",
+            f"bitproof.{name} was called by a file while a rank loaded it",
             expected="a file whose loading only defines functions and classes",
             fix="call it below `if __name__ == '__main__':`, or in a test",
         )
@@ -230,7 +273,7 @@ def record(
     changes, options = read_settings("record", RecordSettings, settings, Changes, RunOptions)
     name = _source(system)
     assert name is not None
-    chosen = change_case(_find(case), changes)
+    chosen = change_case(find_case(case), changes)
     options = replace(options, values=parse_values(options.values))
     folder = prepare_run_dir(Path(report_dir))
     try:
@@ -260,7 +303,7 @@ def history(path: str | Path = "reports/history.sqlite", *, last: int = 30) -> p
     return frame_of_history(Path(path), last)
 
 
-def _find(case: Case | str) -> Case:
+def find_case(case: Case | str) -> Case:
     """A case, the one of a name, or the one in a JSON file."""
     from bitproof.harness.case.case_file import read_case
     from bitproof.harness.changes import Changes, named_case

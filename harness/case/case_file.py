@@ -50,8 +50,7 @@ def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path
     values = _beside(path, values)
     if (like := values.pop("like", None)) is None:
         return values
-    name = {"name": path.stem} | ({"family": path.stem} if str(like).endswith(".json") else {})
-    return _joined(_like(like, path, known, (*through, path.resolve())), name | values)
+    return _joined(_like(like, path, known, (*through, path.resolve())), {"name": path.stem} | values)
 
 
 def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:

@@ -46,4 +46,5 @@ def shrink_command(
     # The small case's file will hold the changes, and which extra passes stay is found out.
     replay = words(replace(options, extra_passes=()))
     found = find_case(case, changes)
-    raise typer.Exit(shrink_and_report(found, options, Budget(tries, timeout), report_dir, replay))
+    shrunk = shrink_and_report(found, options, Budget(tries, timeout), report_dir, replay)
+    raise typer.Exit(shrunk.exit_status)

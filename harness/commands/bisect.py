@@ -33,19 +33,29 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
     0 where every bit agrees, 1 where the pass was found or where tracing alone differs, 3 where it could not be told.
     Raises UsageError when the call or the case is wrong, before anything runs.
     """
+    options = checked_options(case, options)
+    if follows():
+        return follow_rank_0(case, options, report_dir)
+    return search(case, options, report_dir, replay)[0]
+
+
+def checked_options(case: Case, options: RunOptions) -> RunOptions:
+    """The options that the runs of a search have. Raises UsageError when the call or the case is wrong."""
     check_case(case)
     check_extra_passes(options.extra_passes, case)
     if options.inject is not None:
         check_fault(parse_fault(options.inject), case)
-    options = replace(options, control="up_to_difference")
-    if follows():
-        return follow_rank_0(case, options, report_dir)
+    return replace(options, control="up_to_difference")
+
+
+def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str]) -> tuple[int, Bisection]:
+    """Search, show and write what was found, and return the exit status with it."""
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: bisect {case.name}, report in {run_dir}", flush=True)
         found = _search(case, options, run_dir)
         interrupts.too_late()
-        return _finish(found, case, options, run_dir, replay)
+        return _finish(found, case, options, run_dir, replay), found
 
 
 def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:

@@ -34,7 +34,7 @@ from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.machine.room import num_at_once, num_in_memory
 from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.program import interrupts
-from bitproof.harness.records import CaseResult, Report, Verdict
+from bitproof.harness.records import CaseResult, Report, Shrunk, Verdict
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.shrunk import tell_head, tell_shrunk
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
@@ -68,8 +68,10 @@ class _Drawer:
         self.desk.announce(result)
 
 
-def shrink_and_report(case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]) -> int:
-    """Shrink a case; returns 1 when the small case differs, 0 when there is nothing to shrink, 3 for the rest.
+def shrink_and_report(
+    case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]
+) -> Shrunk:
+    """Shrink a case; its exit status is 1 when the small case differs, 0 when there is nothing to shrink, else 3.
 
     `replay` are the options that a run of the small case must repeat. Raises UsageError for a wrong call.
     """
@@ -135,12 +137,12 @@ class _Shrinking:
     def __exit__(self, *error: object) -> None:
         self.tries.close()
 
-    def run(self, start: Trial) -> int:
-        """All of it; returns the exit status."""
+    def run(self, start: Trial) -> Shrunk:
+        """All of it."""
         failing, first = self._first(start)
         symptom = symptom_of(first)
         if symptom is None:
-            return refuse(first)
+            return Shrunk(exit_status=refuse(first), result=first)
         print(f"it fails: {symptom}", flush=True)
         start = replace(start, case=self._with_sizes(start.case))
         failing = replace(failing, case=replace(start.case, steps=failing.case.steps))
@@ -206,7 +208,7 @@ class _Shrinking:
             desk = _Drawer(session, run_dir, work)
             return CaseRun(trial.case, placement, desk, options, on_event, logs_calls=logs_calls).result()
 
-    def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> int:
+    def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> Shrunk:
         confirmed = symptom_of(final) == symptom
         status = UNJUDGED if not confirmed or final.verdict == Verdict.ERROR else UNEXPECTED
         for line in tell_shrunk(differences(start, smallest), self.budget.spent, self.budget.elapsed):
@@ -217,11 +219,13 @@ class _Shrinking:
         options = self.replay + tuple(part for text in smallest.extra_passes for part in ("--extra-pass", text))
         options += (CASE_FILE, str(case_file))
         command = shlex.join(["bitproof", "run", *options])
+        file = None
         try:
             folder.mkdir()
             write_atomically(case_file, case_text(smallest.case))
             if confirmed:
-                print(f"file:   {self._write_file(smallest, final, folder, command)}")
+                file, told = self._write_file(smallest, final, folder, command)
+                print(f"file:   {told}")
         except OSError as error:
             raise RecordingError(
                 "the small case cannot be written", found=error.strerror or str(error), where=str(folder)
@@ -237,15 +241,22 @@ class _Shrinking:
         )
         print(f"replay: {command}", flush=True)
         interrupts.too_late()
-        return finish_run(report, self.run_dir, status)
+        return Shrunk(
+            exit_status=finish_run(report, self.run_dir, status),
+            result=final,
+            symptom=str(symptom) if confirmed else None,
+            extra_passes=smallest.extra_passes,
+            case_file=case_file,
+            file=file,
+        )
 
-    def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> str:
-        """The file of plain Python, in words: where it is and what running it showed, or why there is none."""
+    def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> tuple[Path | None, str]:
+        """The file of plain Python, and in words: where it is and what running it showed, or why there is none."""
         case, first = trial.case, final.first_divergence
         if first is None:
-            return "none: what fails is a run, and a file could only compare results"
+            return None, "none: what fails is a run, and a file could only compare results"
         if why := why_no_file(trial, final):
-            return f"none: {why}"
+            return None, f"none: {why}"
         request = StandaloneRequest(
             case=case, extra_passes=trial.extra_passes, step=first.step, head=tell_head(case, final, command)
         )
@@ -253,12 +264,13 @@ class _Shrinking:
         try:
             found = self.desk.ask(request, _FILE_SECONDS)
         except BitproofError as error:
-            return f"none: {error.what}" + (f"\n{error.found}" if error.found else "")
+            return None, f"none: {error.what}" + (f"\n{error.found}" if error.found else "")
         file = folder / f"{case.name}.py"
         write_atomically(file, found.text)
         calls = " and ".join(f"{number} of the {name}" for name, number in found.num_calls.items())
         printed = "".join(f"\n          {line}" for line in found.printed.splitlines())
-        return f"{file}, {len(found.text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
+        told = f"{file}, {len(found.text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
+        return file, told
 
 
 def why_no_file(trial: Trial, final: CaseResult) -> str | None:
@@ -272,8 +284,8 @@ def why_no_file(trial: Trial, final: CaseResult) -> str | None:
     return None
 
 
-def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> int:
-    """Say, and write, that the search has no end; returns the exit status."""
+def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> Shrunk:
+    """Say, and write, that the search has no end."""
     interrupts.too_late()
     where = {"device": options.device, "backend": "unknown"}
     results = complete([case], [], "interrupted before the case was shrunk")
@@ -285,7 +297,7 @@ def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> int:
         options=tuple(part for text in options.extra_passes for part in ("--extra-pass", text)),
     )
     print(f"{interrupts.MESSAGE}; the case was not shrunk", file=sys.stderr)
-    return finish_run(report, run_dir, report.exit_status)
+    return Shrunk(exit_status=finish_run(report, run_dir, report.exit_status))
 
 
 def refuse(result: CaseResult) -> int:

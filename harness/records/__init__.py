@@ -11,6 +11,7 @@ from bitproof.harness.records.bisection import (
     TRACE,
     Bisection,
     Probe,
+    Shrunk,
 )
 from bitproof.harness.records.comparison import Comparison
 from bitproof.harness.records.faults import (
@@ -139,6 +140,7 @@ __all__ = [
     "Sensitivity",
     "SensitivityRow",
     "Shard",
+    "Shrunk",
     "Step",
     "Switch",
     "TensorDifference",

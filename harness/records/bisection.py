@@ -1,8 +1,9 @@
-"""What a search for the pass that first changes bits found."""
+"""What a search for the pass that first changes bits found, and one for a smaller case."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bitproof.harness.records.result import CaseResult, Divergence, Verdict
 
@@ -57,3 +58,21 @@ class Bisection:
         """Where the systems first part: in the one region, if that was found."""
         result = self.region_result or self.result
         return result.first_divergence if result else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """What came of making a failing case small.
+
+    `result` is that of the small case, or of the case itself where there was nothing to shrink, and None where the
+    search was interrupted. `symptom` is how it fails, in words, where the small case was seen to fail so once more.
+    `case_file` holds the small case, and `file`, where one could be written, is plain Python that fails alone.
+    `exit_status` is the command's.
+    """
+
+    exit_status: int
+    result: CaseResult | None = None
+    symptom: str | None = None
+    extra_passes: tuple[str, ...] = ()
+    case_file: Path | None = None
+    file: Path | None = None

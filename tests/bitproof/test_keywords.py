@@ -16,7 +16,15 @@ from bitproof.harness.cli.app import app
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import Option, made, options_of
-from bitproof.keywords import RecordSettings, RunSettings, read_settings
+from bitproof.keywords import (
+    LocalizeSettings,
+    ProveSettings,
+    RecordSettings,
+    RunSettings,
+    SensitivitySettings,
+    ShrinkSettings,
+    read_settings,
+)
 
 ALL = {each.keyword: each for part in (Changes, RunOptions) for each in options_of(part)}
 OF_A_CALL = {"expression", "case_files", "shard", "report_dir", "case", "system", "out", "force", "help"}
@@ -29,20 +37,40 @@ def flags_of(command: str) -> dict[str, list[str]]:
     return {each.name: sorted(each.opts) for each in found.params if each.name not in OF_A_CALL}
 
 
-@pytest.mark.parametrize(("command", "taken"), [("run", RunSettings), ("record", RecordSettings)])
+TAKEN = {
+    "run": RunSettings,
+    "record": RecordSettings,
+    "localize": LocalizeSettings,
+    "bisect": LocalizeSettings,
+    "shrink": ShrinkSettings,
+    "prove": ProveSettings,
+    "sensitivity": SensitivitySettings,
+}
+OF_A_FUNCTION = {
+    "shrink": {"tries", "timeout"},
+    "prove": {"until", "flavor", "layers", "certificate", "as_json", "as_table"},
+    "sensitivity": {"sample", "limit"},
+}
+"""What one command alone has: parameters of its function, or what `Case` states and what prints or writes."""
+
+
+@pytest.mark.parametrize(("command", "taken"), TAKEN.items())
 def test_python_takes_what_the_command_line_takes(command: str, taken: type) -> None:
     offered = flags_of(command)
+    for keyword in OF_A_FUNCTION.get(command, ()):
+        assert offered.pop(keyword)
     if command == "record":
         assert offered.pop("baseline") and offered.pop("baseline_dir"), "in Python `out` says where a recording goes"
     assert offered == {keyword: sorted(ALL[keyword].names) for keyword in offered}
-    left_out = {keyword for keyword in offered if ALL[keyword].command_line_only}
+    left_out = {keyword for keyword in offered if ALL[keyword].command_line_only} - set(get_type_hints(taken))
     assert left_out <= {"no_control", "jobs"}
     systems = {"candidate", "reference"} & offered.keys()
     assert systems <= inspect.signature(bitproof.run).parameters.keys(), "in Python a system may be a function"
-    assert set(get_type_hints(taken)) == offered.keys() - left_out - systems
+    found = set(get_type_hints(taken)) | ({"precompiled"} if command == "prove" else set())
+    assert found == offered.keys() - left_out - systems
 
 
-@pytest.mark.parametrize("taken", [RunSettings, RecordSettings])
+@pytest.mark.parametrize("taken", TAKEN.values())
 def test_type_checkers_see_the_types_of_the_fields(taken: type) -> None:
     for keyword, kind in get_type_hints(taken).items():
         assert kind == in_python(ALL[keyword]), keyword

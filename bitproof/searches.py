@@ -1,0 +1,151 @@
+"""What the other commands do, from Python: find a cause, the pass, a smaller case, a proof, what a comparison sees.
+
+Each takes a case, or two systems, as `bitproof.run` does, and the options of the command of its name, by keyword. It
+writes the command's run folder and returns what was found, typed. Nothing prints, and no torch is loaded here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from bitproof.keywords import LocalizeSettings, ProveSettings, SensitivitySettings, ShrinkSettings
+from bitproof.runs import Asked, Run, System, asked, run_asked
+
+if TYPE_CHECKING:
+    from bitproof.harness.case import Case
+    from bitproof.harness.options import OnEvent
+    from bitproof.harness.records import Bisection, ProofOutcome, Sensitivity, Shrunk
+
+
+def localize(
+    case: Case | str | None = None,
+    *,
+    reference: System | None = None,
+    candidate: System | None = None,
+    report_dir: str | Path = "reports",
+    on_event: OnEvent | None = None,
+    **settings: Unpack[LocalizeSettings],
+) -> Run:
+    """Run a case, whatever it expects, and find the cause of its first difference: see `first_divergence`.
+
+    Raises UsageError for a call or a case that is wrong, before anything runs.
+    """
+    from bitproof.harness.commands.localize import LOCALIZE_FILE
+    from bitproof.harness.localize.bisect_passes import any_difference
+    from bitproof.harness.report.story import render
+
+    call = asked("localize", LocalizeSettings, case, reference, candidate, settings)
+    call = replace(call, case=any_difference(call.case))
+    tell = on_event or (lambda event: None)
+    return run_asked(call, report_dir, tell, lambda result: {LOCALIZE_FILE: render(result)})
+
+
+def bisect(
+    case: Case | str,
+    *,
+    report_dir: str | Path = "reports",
+    reference: System | None = None,
+    candidate: System | None = None,
+    **settings: Unpack[LocalizeSettings],
+) -> Bisection:
+    """Find the pass that first changes a case's bits: see `blamed`, and `problem` where there is no answer.
+
+    Raises UsageError for a call or a case that is wrong, before anything runs.
+    """
+    from bitproof.harness.commands.bisect import checked_options, search
+    from bitproof.harness.execute.transport import refuse_torchrun
+
+    refuse_torchrun("bisect", "is called once from Python, and starts its own ranks")
+    call = asked("bisect", LocalizeSettings, case, reference, candidate, settings)
+    options = checked_options(call.case, call.options)
+    with _written_down(call, report_dir) as (folder, words):
+        return search(call.case, options, folder, words)[1]
+
+
+def shrink(
+    case: Case | str,
+    *,
+    tries: int = 200,
+    timeout: float = 1800.0,
+    report_dir: str | Path = "reports",
+    reference: System | None = None,
+    candidate: System | None = None,
+    **settings: Unpack[ShrinkSettings],
+) -> Shrunk:
+    """Make a failing case as small as it can be and still fail the same way, in at most so many tries and seconds.
+
+    Raises UsageError for a call or a case that is wrong, before anything runs.
+    """
+    from bitproof.harness.commands.shrink import shrink_and_report
+    from bitproof.harness.localize.shrink_case import Budget
+    from bitproof.harness.settings import words
+
+    settings.setdefault("jobs", "auto")
+    call = asked("shrink", ShrinkSettings, case, reference, candidate, settings)
+    with _written_down(call, report_dir) as (folder, _):
+        kept = words(replace(call.options, extra_passes=()))
+        return shrink_and_report(call.case, call.options, Budget(tries, timeout), folder, kept)
+
+
+def prove(
+    case: Case | str,
+    *,
+    report_dir: str | Path = "reports",
+    timeout: float = 600.0,
+    **settings: Unpack[ProveSettings],
+) -> ProofOutcome:
+    """Prove, without running a rank, that a case's systems compute equal bits for every input: see `verdict`.
+
+    The proof is made in a process of its own, within `timeout` seconds, whose log goes to a run folder of `report_dir`.
+    Raises UsageError for a call or a case that is wrong.
+    """
+    from bitproof.harness.commands.run import proofs_ahead
+    from bitproof.harness.report.write import prepare_run_dir
+
+    call = asked("prove", ProveSettings, case, None, None, settings)
+    [(_, found)] = proofs_ahead([call.case], replace(call.options, timeout=timeout), prepare_run_dir(Path(report_dir)))
+    return found
+
+
+def sensitivity(
+    case: Case | str,
+    *,
+    sample: int | None = None,
+    limit: float = 600.0,
+    report_dir: str | Path = "reports",
+    **settings: Unpack[SensitivitySettings],
+) -> Sensitivity | None:
+    """Make each call of a step wrong by one ULP, one at a time: how many would the case's comparison see?
+
+    `sample` tries so many calls, drawn by the case's seed; after `limit` seconds no other is begun, unless it is 0.
+    Returns None where the case is not as expected, so that nothing was measured. Raises UsageError for a call or a case
+    that is wrong, before anything runs.
+    """
+    from bitproof.harness.execute.transport import refuse_torchrun
+    from bitproof.harness.options import Effort
+
+    refuse_torchrun("sensitivity", "is no work for many ranks: it replays them all in one process")
+    call = asked("sensitivity", SensitivitySettings, case, None, None, settings)
+    effort = Effort(sample=sample, seconds=limit or None)
+    call = replace(call, options=replace(call.options, device="cpu", control="never", sensitivity=effort))
+    return run_asked(call, report_dir, lambda event: None).result.sensitivity
+
+
+@contextmanager
+def _written_down(call: Asked, report_dir: str | Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """The folder of run folders, and the options of a replay, for a command that prints, which is kept from view.
+
+    A case that has no file gets one there, by which a replay finds it.
+    """
+    folder = Path(report_dir)
+    files, words = call.replay(folder)
+    for name, text in files.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield folder, words

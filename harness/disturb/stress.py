@@ -1,6 +1,6 @@
 """Scheduling stress: run a system where whatever may happen at another time, or hold other garbage, does.
 
-Two things are other than in a plain run, and may not move a bit of a system that synchronizes what it shares and
+Three things are other than in a plain run, and may not move a bit of a system that synchronizes what it shares and
 writes what it reads:
 
 1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order. On CUDA
@@ -9,7 +9,9 @@ writes what it reads:
 2. What a system allocates and does not write holds zeros, and what a kernel so allocates holds whatever memory
    held. In a plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
 
-A third only on request, as kernels that are right move bits by it: operators run on several threads. On one CPU
+3. On a CPU, what a collective of c10d writes arrives when its work is waited for, and never where nobody waits.
+
+A fourth only on request, as kernels that are right move bits by it: operators run on several threads. On one CPU
 two threads changed a float32 sum of a million elements and a product of (64, 4096) with (4096, 4096), and nothing
 in this project's cases.
 
@@ -41,12 +43,14 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
     if stress is None:
         yield
         return
+    from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, HeldWork, late
     from bitproof.harness.graph.offload_operators import COPIES
     from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, row_of
     from bitproof.harness.operators import Uninitialized
     from bitproof.harness.torch_compat import TorchDispatchMode
 
     on_cuda = device is not None and device.type == "cuda"
+    held: list[HeldWork] = []
     chance, longest = random.Random(f"{stress.seed}/{rank}"), stress.longest_sleep
 
     class Disturbance(TorchDispatchMode):
@@ -55,6 +59,8 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES:
                 _sleep(chance.uniform(0.0, longest), device)
+                if function.namespace == IN_PLACE_COLLECTIVES and not on_cuda:
+                    return late(function, args, kwargs or {}, held)
             elif on_cuda and function in COPIES:
                 _delay_copies(chance.uniform(0.0, longest), device)
             nobody_wrote = row_of(function).uninitialized

@@ -34,6 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from bitproof.harness import capture
 from bitproof.harness.capture.digest import digest, plain
+from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Works, in_place_results
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
@@ -41,7 +42,6 @@ from bitproof.harness.graph.origin import innermost_user_line
 from bitproof.harness.localize.calls import READS_OUT, Call, Place
 from bitproof.harness.localize.lanes import lane, num_lanes
 from bitproof.harness.localize.node_places import place_of
-from bitproof.harness.localize.works import Works
 from bitproof.harness.operators import names
 from bitproof.harness.systems import watched_loop, watched_step
 from bitproof.harness.torch_compat import (
@@ -70,9 +70,6 @@ _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watch
 
 GENERATORS = 0
 """Stands for the storage of all generators' states: two of one state give the same."""
-
-IN_PLACE_COLLECTIVES = "c10d"
-"""The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
 
 
 class CallRecorder(TorchDispatchMode):
@@ -129,7 +126,7 @@ class CallRecorder(TorchDispatchMode):
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name, follows)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
-            result = self._works.done(result, _tensors(_written(function, args, kwargs)), len(self.calls))
+            result = self._held(function, _tensors(_written(function, args, kwargs)), result)
         written = _written(function, args, kwargs)
         parts = [(written, result)]
         if lanes:
@@ -160,7 +157,8 @@ class CallRecorder(TorchDispatchMode):
             if (collective and not in_place) or function in offload_operators.COPIES:
                 self._in_flight |= dict.fromkeys(map(_storage, _tensors(part_result)), len(self.calls) - 1)
             else:
-                for tensor in written_tensors if in_place else _tensors((part_result, part_written)):
+                known = written_tensors if in_place else _tensors((part_result, part_written))
+                for tensor in () if in_place and name in TO_ONE_RANK else known:
                     self._add_output(len(self.calls) - 1, tensor)
             if left != state:
                 self._add_value(len(self.calls) - 1, GENERATORS, str(left))
@@ -169,6 +167,16 @@ class CallRecorder(TorchDispatchMode):
         for tensor in _tensors((args, kwargs, result)):
             self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
         return result
+
+    def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
+        """What a collective of c10d returned, with works that know who asks; its outputs are what it then has given."""
+        index = len(self.calls)
+
+        def arrived() -> None:
+            for tensor in written:
+                self._add_output(index, tensor)
+
+        return self._works.held(function, result, written, index, arrived)
 
     def _inputs(self, values: Any) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
         """Of each tensor that a call reads its digest, and the logged call that left this value in its storage."""
@@ -230,7 +238,7 @@ def _full_name(function: Any) -> str:
 
 def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that a call writes in place."""
-    names = _in_place_results(function) or written_names(function)
+    names = in_place_results(function) or written_names(function)
     given = _given(function, args, kwargs) if names else {}
     return [given.get(name) for name in names]
 
@@ -246,16 +254,7 @@ def _read(function: Any, args: Any, kwargs: Any) -> list[Any]:
 def _only_written(function: Any) -> frozenset[str]:
     schema = schema_of(function)
     outs = [argument.name for argument in schema.arguments if argument.is_out] if schema else []
-    return frozenset(outs) | {name for name in _in_place_results(function) if name.startswith("output")}
-
-
-@functools.cache
-def _in_place_results(function: Any) -> tuple[str, ...]:
-    """What a collective of c10d writes; its schema does not say so, only its arguments' names do."""
-    if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
-        return ()
-    names = [argument.name for argument in schema_of(function).arguments]
-    return tuple(name for name in names if name == "tensors" or (name.startswith("output") and "split" not in name))
+    return frozenset(outs) | {name for name in in_place_results(function) if name.startswith("output")}
 
 
 def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:

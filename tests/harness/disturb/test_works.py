@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from bitproof.harness.disturb.works import HeldWork, Works, late
 from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.noise import NoiseSearch
 from bitproof.harness.localize.replay import Remains, Replay, write_archive
-from bitproof.harness.localize.works import DoneWork, Works
 from bitproof.harness.records import Divergence
 from tests.harness.localize.test_call_log import System, calls_of, layers
 
@@ -29,7 +30,7 @@ WAITS: list[Callable[[Work], Any]] = [
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_whoever_asks_a_work_for_anything_waits_for_it(wait: Callable[[Work], Any]) -> None:
-    work = DoneWork([torch.ones(2)])
+    work = HeldWork([torch.ones(2)])
     assert not work.is_asked
     wait(work)
     assert work.is_asked
@@ -44,11 +45,29 @@ def test_a_work_that_is_done_comes_in_place_of_the_backend_s_and_knows_its_call(
             return True
 
     works, x = Works(), torch.ones(2)
-    result, work = works.done((x, Work.boxed(slow := Slow())), [x], 7)
+    result, work = works.held(torch.ops.c10d.allreduce_.default, (x, Work.boxed(slow := Slow())), [x], 7, pytest.fail)
     assert result is x and waited == [True] and slow
     assert works.abandoned() == [7]
     Work.unbox(work).get_future().wait()
     assert works.abandoned() == []
+
+
+def test_what_comes_from_one_rank_is_waited_for_where_the_caller_does() -> None:
+    done: list[str] = []
+
+    class Slow(Work):
+        def wait(self, timeout: Any = None) -> bool:
+            done.append("waited")
+            return True
+
+    works, x = Works(), torch.ones(2)
+    slow = Slow()
+    held = works.held(torch.ops.c10d.recv_.default, Work.boxed(slow), [x], 7, lambda: done.append("arrived"))
+    assert done == [] and works.abandoned() == [7]
+    work = Work.unbox(held)
+    work.wait()
+    work.wait()
+    assert done == ["waited", "arrived"] and works.abandoned() == []
 
 
 @pytest.fixture
@@ -121,3 +140,22 @@ def test_noise_that_does_not_come_again_is_told_as_the_collective_that_nobody_wa
     found, told = search(step_calls[1]).explain_noise(Divergence(step=1, rank=1, kind="grad", name="w"))
     assert found.call is None
     assert told == "the difference of the candidate from itself did not come again in two replays"
+
+
+def test_under_stress_a_sum_arrives_when_it_is_waited_for_and_autograd_knows_nothing_of_it(one_rank: Any) -> None:
+    """One rank's sum changes nothing, so what stood there is changed beneath it."""
+    x = torch.ones(2)
+    held: list[HeldWork] = []
+    group = dist.distributed_c10d._get_default_group()
+
+    class Late(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return late(function, args, kwargs or {}, held)
+
+    version = x._version
+    with Late():
+        work = group.allreduce([x])
+    x.data.zero_()
+    assert not held[0].is_asked
+    work.wait()
+    assert x.equal(torch.ones(2)) and x._version == version and held[0].is_asked

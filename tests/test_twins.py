@@ -145,12 +145,12 @@ ELSEWHERE = {
     "harness/processes/watching.py": ("tests/harness/processes/test_forked.py", "forked processes are watched there"),
     "harness/processes/started.py": ("tests/harness/processes/test_apart.py", "modules of ours are started there"),
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
+    "harness/localize/places.py": ("tests/harness/localize/test_call_log.py", "a log says where each call belongs"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
 }
 # Files of product code that are still too long.
 LONG: set[str] = {
     "harness/case/case.py",
-    "harness/localize/call_log.py",
     "harness/systems/graph.py",
     "harness/torch_compat.py",
 }

@@ -1,36 +1,21 @@
-"""Which call is to blame for a record that differs: the first whose inputs agree and whose output does not.
+"""Which call is to blame for a record that differs: the first wrong one on a path of values that leads to it.
 
-Calls of all ranks are one partial order: a rank's own order, and a collective's launches before what any rank
-computes of it. Only what lies before the record on a path of values can be blamed, so the walk starts at the record
-and goes back.
+The calls of all ranks are one partial order: a rank's own order, and a collective's launches before what any rank
+computes of it. A path of values goes through memory, collectives, a generator's state, and numbers that are read out
+of tensors. A call agrees where the reference made that call in its direction and chunk, and got the same; one that the
+reference makes nowhere agrees where the reference has its values. A root is a call on a path to the record that does
+not agree, and of which all inputs do.
 
-1. A call of the candidate agrees when the reference called the same operator in the same direction and got the same
-   outputs; chunk 0 may not stand for chunk 1, but what runs once may stand for either, and so may a call whose
-   direction is not known. The module does not count: passes write joins and sums of their own. A call of an operator
-   that the reference never called agrees when the reference computed its values in some other way; so does a copy, or
-   a view, of what agrees.
-2. From each call the walk goes on to those that gave an input that does not agree: to what left it in its memory,
-   and, where a log does not say, to the last that gave such a value. A call whose inputs all agree is a root. A view
-   is passed over in favor of the call that reads it, where the reference has no such call, and always where it keeps
-   all elements in their order.
-3. A collective's inputs are those of all its ranks: a rank that received bad rows is not to blame, nor is the
-   collective; the rank that gave it something else is, be that wrong or another right value. What only packs right
-   values for a collective, as a bucket does, has values that the reference has nowhere, and computes nothing: then
-   the collective is to blame. A part of a bucket that is right by itself is right, so what reads it may be to blame;
-   and a new call that changes a right bucket is a root. But where a value that only its collective could have given
-   is lost, parts are not trusted, nor where the record holds another one's right value: what put right values in
-   another order is to blame then.
-4. Of the roots the first in the partial order is the answer; of those that know nothing of each other, the one that
-   passed fewer collectives, then the one on the lowest rank. Proven ones come first: the reference makes that very
-   call, of the same inputs on all ranks, and has its output nowhere. What packs, and what reads nothing, as `arange`,
-   whose length follows from what was joined wrong, come last. Other proven ones are told beside the answer.
-5. Where the answer only reads another right value than its partner does, or where there is no root, a call may be
-   missing: the first call of the reference, in the history of the value that the candidate should have had, whose
-   output the candidate has nowhere and whose inputs it has. Where a new call made that other value of nothing, such
-   as zeros, it is the answer. A part of a sum that the reference groups otherwise belongs where that sum does.
-6. No call of the update is wrong where what it is given is: where the record is another right value and its own was
-   computed, as where two gradients are exchanged, the call that gave its own is the answer, or the collective of its
-   bucket.
+1. Walk back from the record over calls that do not agree, at a collective to all its ranks. The first root in the
+   order is the answer; of roots that know nothing of each other, one that gives something else than the reference's
+   call of the same inputs, then one behind fewer collectives, then one on a lower rank.
+2. What only packs, as a bucket does, computes nothing: it has values that the reference has nowhere, and is right. So
+   parts of a bucket are judged each by itself, and a bucket's collective is blamed before what packs it. A bucket that
+   lost a value, or a record that holds another one's right value, was packed wrong: then parts are not trusted.
+3. A root that reads what its partner reads is wrong in itself. One that reads another right value may be wrong in that,
+   or a call may be missing whose output its partner reads: that one is the answer where nothing here stands for it.
+4. Where there is no root, a right value is missing, or lies in another one's place. The answer is the call of the
+   reference whose output is nowhere here though its inputs are, or the call that put right values in another order.
 """
 
 from __future__ import annotations
@@ -94,29 +79,34 @@ class _Blame:
 
     def explain(self, record: Differing) -> Culprit | None:
         """The call that one record's history leads to."""
-        logs, self.record = self.logs, record
+        self.record = record
         picked = self._pick(record)
         missing = self._missing_for(picked) if picked is not None and picked.reads else None
         if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
             return missing
         if picked is None or (picked.reads and self._loses(picked, record)):
-            for each in logs:
+            for each in self.logs:
                 each.trusts_parts = False
             picked = self._pick(record)
         if picked is None and (exchanged := self._exchanged(record)):
             picked = self._first_of(exchanged, exchanged)
         if picked is None:
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
-        (first_rank, index), partner, same, roots = picked
-        log = logs[first_rank]
-        call = log.calls[index]
-        if same != "computes" and call.place.direction == "update" and (misplaced := self._misplaced(record)):
+        is_of_update = self.logs[picked.site[0]].calls[picked.site[1]].place.direction == "update"
+        if picked.same != "computes" and is_of_update and (misplaced := self._misplaced(record)):
             return misplaced
+        return self._said_of(picked)
+
+    def _said_of(self, picked: _Picked) -> Culprit:
+        """Rule 3: what is wrong with a root, or the call that is missing before it."""
+        (first_rank, index), partner, same, roots = picked
+        log = self.logs[first_rank]
+        call = log.calls[index]
         if picked.reads and (constant := log.new_constant(index, partner)) is not None:
             roots = {(rank, constant) for rank, each in roots if each == index}
             index, call, partner, same = constant, log.calls[constant], None, None
         turn = log.turn(index)
-        ranks = tuple(sorted({first_rank} | {r for r, i in roots | self.roots if logs[r].is_turn(i, call, turn)}))
+        ranks = tuple(sorted({first_rank} | {r for r, i in roots | self.roots if self.logs[r].is_turn(i, call, turn)}))
         at = first_rank if first_rank != ranks[0] else None
         if same is None and (whole := regrouped(log, call)) is not None:
             call = call._replace(place=whole.place)
@@ -191,7 +181,7 @@ class _Blame:
         return way, joined.logs
 
     def _pick(self, differing: Differing) -> _Picked | None:
-        """Rule 4. What makes a value of nothing, as `arange`, goes by numbers, which other calls may have got wrong."""
+        """Rule 1. What packs comes last, and what reads nothing, as `arange`: its length may follow from a pack."""
         roots, logs = self._roots(differing), self.logs
         if not roots:
             return None
@@ -289,13 +279,13 @@ class _Blame:
         return best
 
     def _missing_for(self, picked: _Picked) -> Culprit | None:
-        """Rule 5, for what the partner of a root reads."""
+        """Rule 3, for what the partner of a root reads."""
         rank, index = picked.site
         read = self.logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
         return self._first_missing({rank: read}, index)
 
     def _first_missing(self, wanted: Mapping[int, Iterable[str]], before: int | None = None) -> Culprit | None:
-        """Rule 5, for values that the candidate should have had, of one rank, before some call where that is known."""
+        """Rules 3 and 4, for values that a rank should have had, before some call where that is known."""
         [(rank, values)] = wanted.items()
         log = self.logs[rank]
         index = log.first_missing(values, before)
@@ -336,7 +326,7 @@ class _Blame:
         return mine is not None and (mine.operator, mine.place) == (call.operator, call.place)
 
     def _misplaced(self, differing: Differing) -> Culprit | None:
-        """Rule 6: the first call before the update that gave what a tensor should hold which holds another one's."""
+        """Rule 4: the first call before the update that gave what a tensor should hold which holds another one's."""
         found: list[Site] = []
         for rank, pairs in differing.items():
             last: dict[str, int] = {}

@@ -1,25 +1,15 @@
 """Log every operator call of a step, eager or graph, with the digests of what goes in and comes out.
 
 A dispatch mode sees each call below autograd, which is where tracing saw it too, so eager calls and graph
-nodes have the same operators. Where a call belongs is told
-
-    by a graph's node, while a graph runs (`GraphRunner`)
-    by the module hooks' stack, in eager forward
-    by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
-    as "update", in an optimizer's step, and outside the function that computes gradients; of a system that shows no
-        such function, after a backward, of what reads gradients where neither backward nor a module's forward runs
-    by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
-        that autograd does not follow: the direction is not known, and blame pairs such calls by their values
+nodes have the same operators. Where a call belongs `places` tells.
 """
 
 from __future__ import annotations
 
-import bisect
 import functools
 import os
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -27,10 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from bitproof.harness import capture
 from bitproof.harness.capture.digest import digest, plain
@@ -38,10 +26,9 @@ from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Wo
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
-from bitproof.harness.graph.origin import innermost_user_line
-from bitproof.harness.localize.calls import READS_OUT, Call, Place
+from bitproof.harness.localize.calls import READS_OUT, Call
 from bitproof.harness.localize.lanes import lane, num_lanes
-from bitproof.harness.localize.node_places import place_of
+from bitproof.harness.localize.places import Places
 from bitproof.harness.operators import names
 from bitproof.harness.systems import watched_loop, watched_step
 from bitproof.harness.torch_compat import (
@@ -49,21 +36,14 @@ from bitproof.harness.torch_compat import (
     group_named,
     group_of,
     has_no_values,
-    is_backward_running,
     is_wrapper_subclass,
-    last_sequence_number,
     overload_of,
-    running_autograd_node,
     schema_of,
-    sequence_number_of,
     storage_key,
     tree_leaves,
 )
 
 IDENTITIES = names(lambda row: row.is_identity)
-
-_SEEDS = names(lambda row: row.begins_gradient)
-"""Names of operators that make a gradient to begin with: called outside of every module, after forward."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__)
@@ -326,120 +306,6 @@ def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
 def _state(generator: torch.Generator | None) -> str | None:
     """The digest of a generator's state, the same as that of its record."""
     return None if generator is None else digest(generator.get_state())
-
-
-class Places:
-    """Where the running call belongs, and, of a graph, which node makes it."""
-
-    def __init__(self, model: nn.Module | None, running_chunk: Callable[[], int | None]) -> None:
-        self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
-        self._running_chunk = running_chunk
-        self._running: list[str | None] = []  # None: a graph of which nothing is known
-        self._numbers: list[int] = []
-        self._made_at: list[Place] = []
-        self.node: Node | None = None
-        self.shows_gradients = False
-        self.computes_gradients = False
-        self._has_gradients = False
-        self._is_lost = False
-        self._num_steps = 0  # of optimizers that run
-        self._micro_batches = Counter[nn.Module]()
-        self._micro_batch: int | None = None
-        self._micro_batch_at: list[int | None] = []
-        self._backward_of: int | None = None
-
-    def __call__(self, name: str, follows: bool = False) -> tuple[Place, str | None, str | None]:
-        """The place of the running call of an operator of this name, the node's name, and the user's line.
-
-        `follows` says that it reads what backward, or an update, has left.
-        """
-        if self.node is not None:
-            self._has_gradients = True
-            place, source = place_of(self.node)
-            return place, self.node.name, source
-        line = innermost_user_line(sys._getframe(2))
-        autograd_node = running_autograd_node()
-        if autograd_node is not None:
-            self._has_gradients = True
-            return self._backward(sequence_number_of(autograd_node)), None, line
-        if self._num_steps:
-            return Place(None, "update"), None, line
-        if self._is_untold():
-            self._is_lost = True
-            return Place(None, None), None, line
-        if is_backward_running():  # what it calls at its end
-            return Place(None, "backward"), None, line
-        is_after = self._has_gradients and (follows or not torch.is_grad_enabled())
-        if not self.computes_gradients or (is_after and not self._running):
-            return Place(None, "update"), None, line
-        if name in _SEEDS and self._numbers and not self._running:
-            return Place(None, "backward"), None, line
-        return self._forward(), None, line
-
-    def _is_untold(self) -> bool:
-        """Whether nothing says in which direction a call belongs that autograd does not make.
-
-        A graph may compute gradients without autograd. After such a call nothing tells either where the update begins.
-        """
-        if self.shows_gradients and not self.computes_gradients:
-            return False
-        if self._running:
-            return self._running[-1] is None
-        return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
-
-    def _forward(self) -> Place:
-        """The innermost running module; the autograd node that the call will make is filed under it."""
-        place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
-        number = last_sequence_number()  # of the autograd node this call has just made
-        if not self._numbers or number > self._numbers[-1]:
-            self._numbers.append(number)
-            self._made_at.append(place)
-            self._micro_batch_at.append(self._micro_batch)
-        return place
-
-    def _backward(self, number: int) -> Place:
-        """Where the forward call ran that made an autograd node of this sequence number."""
-        index = bisect.bisect_right(self._numbers, number) - 1
-        made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
-        self._backward_of = self._micro_batch_at[index] if index >= 0 else None
-        return made_at._replace(direction="backward")
-
-    def micro_batch_of(self, place: Place) -> int | None:
-        """How often the outermost module had been called for what is computed there; None where that says nothing."""
-        if self.node is not None or place.chunk is not None:
-            return None
-        return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Keep the stack of running modules."""
-        hooks = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-            register_optimizer_step_pre_hook(self._begin_update),
-            register_optimizer_step_post_hook(self._end_update),
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _enter(self, module: nn.Module, _: Any) -> None:
-        if not self._running and not is_backward_running():  # where that recomputes, it is no new one
-            self._micro_batches[module] += 1
-            self._micro_batch = self._micro_batches[module]
-        unknown = None if isinstance(module, GraphModule) else ""
-        self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
-
-    def _begin_update(self, *_: Any) -> None:
-        self._num_steps += 1
-
-    def _end_update(self, *_: Any) -> None:
-        self._num_steps = max(0, self._num_steps - 1)  # a step may begin while hooks of the one before still run
-
-    def _leave(self, module: nn.Module, *_: Any) -> None:
-        self._running.pop()
 
 
 class GraphRunner(Interpreter):

@@ -1,4 +1,4 @@
-"""One rank's calls of the candidate, and which of them agree with the reference's: see the rules in `blame`."""
+"""One rank's calls of the candidate, and which of them agree with the reference's: see `blame`."""
 
 from __future__ import annotations
 

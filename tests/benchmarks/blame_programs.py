@@ -6,6 +6,7 @@ leads to the record that is shown. Exits with 1 where either fails, with the see
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -33,7 +34,7 @@ def judge(first: int, count: int) -> dict[str, list[int]]:
 def main(count: int = 100_000, first: int = 0) -> int:
     """Judge the programs of `count` seeds, and tell."""
     began, totals, seeds = time.monotonic(), Counter[str](), defaultdict[str, list[int]](list)
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for found in pool.map(judge, range(first, first + count, BATCH), repeat(BATCH)):
             for what, which in found.items():
                 totals[what] += len(which)

@@ -55,6 +55,7 @@ class Op:
     groups: tuple[tuple[int, ...], ...] = ()
     only: int | None = None
     node: str | None = None
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,8 @@ class Machine:
                 producers=producers if self.origins else (),
                 scalars=(("number", str(op.scalar)),) if op.scalar else (),
                 peers=next((group for group in op.groups if rank in group), ()),
+                micro_batch=op.micro_batch,
+                draws=op.kind == "drawn",
             )
         )
 
@@ -290,6 +293,9 @@ def result_of(op: Op, tokens: Sequence[Sequence[int]]) -> list[int]:
         pairs = zip(*tokens, strict=True)
         ordered = (sorted(pair) if op.name.removeprefix("my_") in COMMUTATIVE else pair for pair in pairs)
         return [mixed(code, op.scalar, *pair) for pair in ordered]
+    if op.kind == "drawn":  # the values, then the generator's next state
+        [state] = tokens[1]
+        return [*(mixed(code, token, state) for token in tokens[0]), mixed(99, state)]
     if op.kind == "cat":
         return [token for each in tokens for token in each]
     if op.kind == "copy":
@@ -308,6 +314,10 @@ def exchanged(op: Op, tokens: Sequence[Sequence[int]], turn: int) -> list[int]:
     if op.kind in ("broadcast", "send"):
         return list(tokens[0])
     share = size // ranks
+    if op.kind == "reduce":
+        return [mixed(7, *sorted(column)) for column in zip(*tokens, strict=True)] if turn == 0 else list(tokens[turn])
+    if op.kind == "scatter":
+        return list(tokens[0][turn * share : (turn + 1) * share])
     if op.kind == "reduce_scatter":
         summed = [mixed(7, *sorted(column)) for column in zip(*tokens, strict=True)]
         return summed[turn * share : (turn + 1) * share]
@@ -333,6 +343,11 @@ WIDE = 1_000_000
 ALL_KINDS = (*KINDS, "mix", "one's", "sent", "shown in part")
 """The same from there on."""
 
+WIDEST = 3_000_000
+WIDEST_KINDS = (*ALL_KINDS, "drawn", "drawn", "scattered", "one's sum")
+"""The same from there on: also draws from a generator. There a bucket may hold what is scattered as it is summed, and
+a candidate's calls may not say where they belong."""
+
 
 class Writer:
     """Writes a random program: forward of some micro-batches and chunks, backward, and an update."""
@@ -347,6 +362,8 @@ class Writer:
         self.place = Place("layers.0", "forward")
         self.spent: set[int] = set()
         self.storage: dict[int, int] = {}
+        self.micro_batch: int | None = None
+        self.state: int | None = None
         self.count = 0
 
     def new(self, size: int, storage: int | None = None) -> int:
@@ -364,6 +381,7 @@ class Writer:
         base = self.storage[reads[0]] if kind in (*VIEWS, "in_place") else None
         gives = tuple(self.new(size, base) for size in sizes)
         place = self.place._replace(module=f"layers.{self.rng.randrange(3)}")
+        more |= {"micro_batch": self.micro_batch}
         self.ops.append(Op(name, tuple(reads), gives, place, tuple(sizes), kind, **more))  # type: ignore[arg-type]
         return gives
 
@@ -373,7 +391,8 @@ class Writer:
         weights = [self.give(size, is_own=rng.random() < 0.3) for _ in range(rng.randint(2, 4))]
         micro_batches, num_chunks = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2))
         gradients: list[int] | None = None
-        for _ in range(micro_batches):
+        for number in range(micro_batches):
+            self.micro_batch = number + 1 if micro_batches > 1 else None
             x = self.give(size, is_own=True)
             self.place = Place("layers.0", "forward")
             pool = [x, *weights]
@@ -393,6 +412,7 @@ class Writer:
                     self.add("add", [a, b], [size], "pairwise")[0] for a, b in zip(gradients, mine, strict=True)
                 ]
         assert gradients is not None
+        self.micro_batch = None
         gradients = [self.reduce(gradient) for gradient in gradients]
         for gradient in gradients:
             self.show("grad", gradient)
@@ -467,6 +487,16 @@ class Writer:
                 pool += self.add("mm", [gathered, x], [size], "mix")
             elif kind == "one's":
                 pool += self.add("broadcast", [x], [size], "broadcast", groups=self.groups())
+            elif kind == "drawn":
+                state = self.give(1, is_own=True) if self.state is None else self.state
+                drawn, self.state = self.add("bernoulli", [x, state], [size, 1], kind)
+                pool.append(drawn)
+            elif kind == "scattered":
+                groups = self.groups()
+                [part] = self.add("scatter", [x], [size // len(groups[0])], "scatter", groups=groups)
+                pool += self.add("mm", [part, x], [size], "mix")
+            elif kind == "one's sum":
+                pool += self.add("reduce", [x], [size], "reduce", groups=self.groups())
             elif kind == "sent":
                 sender, receiver = rng.sample(range(self.ranks), 2)
                 pool += self.add("send", [x], [size], "send", groups=((sender, receiver),))
@@ -482,8 +512,8 @@ class Writer:
 class Noise:
     """Rewrites a program into another one that gives the same values: what a candidate may do."""
 
-    def __init__(self, rng: random.Random, program: Program) -> None:
-        self.rng, self.program = rng, program
+    def __init__(self, rng: random.Random, program: Program, *, is_widest: bool = False) -> None:
+        self.rng, self.program, self.is_widest = rng, program, is_widest
         self.count = 1 + max((*program.given, *(v for op in program.ops for v in op.gives)))
         self.sizes = {v: size for v, (size, _) in program.given.items()}
         self.sizes |= {v: size for op in program.ops for v, size in zip(op.gives, op.sizes, strict=True)}
@@ -538,11 +568,10 @@ class Noise:
     def bucketed(self, ops: list[Op]) -> list[Op]:
         """Neighbouring reduces of one kind and group as one, of what a `cat` packs and a `split` takes apart."""
         found: list[Op] = []
+        kinds = ("all_reduce", "reduce_scatter") if self.is_widest else ("all_reduce",)
         while ops:
             run = [ops.pop(0)]
-            while (
-                ops and run[0].groups and ops[0].kind == run[0].kind == "all_reduce" and ops[0].groups == run[0].groups
-            ):
+            while ops and run[0].kind in kinds and (ops[0].kind, ops[0].groups) == (run[0].kind, run[0].groups):
                 if ops[0].reads[0] in {v for op in run for v in op.gives}:
                     break
                 run.append(ops.pop(0))
@@ -551,12 +580,26 @@ class Noise:
                 continue
             sizes = tuple(op.sizes[0] for op in run)
             packed, summed, place = self.new(), self.new(), run[0].place
+            if run[0].kind == "reduce_scatter":
+                found += self.scattered_bucket(run, packed, summed)
+                continue
             found += [
                 Op("cat", tuple(op.reads[0] for op in run), (packed,), place, (sum(sizes),), "cat"),
                 Op("all_reduce", (packed,), (summed,), place, (sum(sizes),), "all_reduce", groups=run[0].groups),
                 Op("split", (summed,), tuple(op.gives[0] for op in run), place, sizes, "split"),
             ]
         return found
+
+    def scattered_bucket(self, run: list[Op], packed: int, summed: int) -> Iterable[Op]:
+        """One reduce-scatter of several: each rank's parts of all of them lie together."""
+        place, num_ranks, shares = run[0].place, len(run[0].groups[0]), tuple(op.sizes[0] for op in run)
+        parts = [tuple(self.new() for _ in range(num_ranks)) for _ in run]
+        for op, mine in zip(run, parts, strict=True):
+            yield Op("split", op.reads, mine, place, (op.sizes[0],) * num_ranks, "split")
+        together = tuple(part for each in zip(*parts, strict=True) for part in each)
+        yield Op("cat", together, (packed,), place, (sum(shares) * num_ranks,), "cat")
+        yield Op("reduce_scatter", (packed,), (summed,), place, (sum(shares),), "reduce_scatter", groups=run[0].groups)
+        yield Op("split", (summed,), tuple(op.gives[0] for op in run), place, shares, "split")
 
     def shuffled(self, ops: list[Op]) -> list[Op]:
         """Another order: collectives keep theirs, and what reads or writes one storage keeps its order."""
@@ -658,8 +701,11 @@ def wrong_of(rng: random.Random, program: Program) -> Wrong:
 def generate(seed: int) -> Scene | None:
     """The program of a seed; None where its wrong call reaches nothing that is shown."""
     rng = random.Random(seed)
-    program = Writer(rng, ALL_KINDS if seed >= WIDE else KINDS).program()
-    candidate = Noise(rng, program).rewritten()
+    kinds = WIDEST_KINDS if seed >= WIDEST else ALL_KINDS if seed >= WIDE else KINDS
+    program = Writer(rng, kinds).program()
+    candidate = Noise(rng, program, is_widest=seed >= WIDEST).rewritten()
+    if seed >= WIDEST and rng.random() < 0.1:
+        candidate = replace(candidate, ops=[replace(op, place=Place(None, None)) for op in candidate.ops])
     planted = wrong_of(rng, candidate)
     origins = rng.random() < 0.8
     reference = Machine(program, origins=origins).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.localize.programs import WIDE, answer, generate
+from tests.harness.localize.programs import WIDE, WIDEST, answer, generate
 
 MENDED = (
     15,
@@ -58,7 +58,7 @@ def test_what_was_once_blamed_wrong_is_blamed_rightly(seed: int) -> None:
         assert answer(scene)[1] in ("", "undetermined")
 
 
-@pytest.mark.parametrize("first", [10_000, WIDE])
+@pytest.mark.parametrize("first", [10_000, WIDE, WIDEST])
 def test_the_planted_call_is_named_where_values_tell_and_nobody_is_from_whom_nothing_leads_to_the_record(
     first: int,
 ) -> None:

@@ -45,6 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from bitproof.harness.torch_versions import warning_of
 
@@ -266,6 +267,37 @@ def rename(node: Node, name: str) -> None:
 
 
 # Operators and autograd.
+
+
+class FlopCount(TorchDispatchMode):
+    """Counts operations while it is entered, by torch's formulas; each call runs as it would. `flops` is None where a
+    formula cannot read a call.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
+        return True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops: int | None = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call, and count it where torch has a formula for it."""
+        if any(is_wrapper_subclass(each) for each in types):
+            return NotImplemented  # a DTensor goes first, and calls operators of its local shards
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        formula = flop_registry.get(getattr(function, "_overloadpacket", function))
+        if formula is not None and self.flops is not None:
+            try:
+                self.flops += int(formula(*args, **kwargs, out_val=out))
+            except Exception:  # a formula is of shapes that torch knew when it was written
+                self.flops = None
+        return out
 
 
 def schema_of(operator: Any) -> Any:

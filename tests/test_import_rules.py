@@ -35,6 +35,7 @@ FLOOR = {
     "bitproof.harness.records.report",
     "bitproof.harness.records.result",
     "bitproof.harness.records.sensitivity",
+    "bitproof.harness.records.throughput",
     "bitproof.harness.ulps",
     "bitproof.harness.evidence",
     "bitproof.harness.operators",

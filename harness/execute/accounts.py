@@ -104,8 +104,10 @@ class StepsEnded:
 class Done:
     """A rank's own account of a good end.
 
-    `peak_mib` is of its device's memory, None on a CPU; `determinism` is what was set and `switches` what was read,
-    by when; `system` is what the system says of itself; `gpu` is what CUDA and its libraries are here,
+    `step_seconds` are those of each step without what recording took, `flops` the first's operations where they were
+    counted; `peak_mib` is of its device's memory, None on a CPU, and `process_mib` of its process; `determinism` is
+    what was set and `switches` what was read, by when; `system` is what the system says of itself; `gpu` is what CUDA
+    and its libraries are here,
     `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
     of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
     was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
@@ -115,6 +117,9 @@ class Done:
 
     seconds: float = 0.0
     record_seconds: float = 0.0
+    step_seconds: tuple[float, ...] = ()
+    flops: int | None = None
+    process_mib: float = 0.0
     peak_mib: float | None = None
     determinism: dict[str, Switch] = field(default_factory=dict)
     switches: dict[str, dict[str, Switch]] = field(default_factory=dict)

@@ -51,6 +51,7 @@ from bitproof.harness.execute.requests import (
 )
 from bitproof.harness.execute.runs import Runner
 from bitproof.harness.execute.stage import Place, Send, Stage
+from bitproof.harness.execute.stopwatch import throughput_of
 from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.localize.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
@@ -228,6 +229,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
             steps=max(rank.seconds for rank in done),
             record=max(rank.record_seconds for rank in done),
         ),
+        throughput=throughput_of(request.case, request.system, request.placement.device, done),
     )
 
 

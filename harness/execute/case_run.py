@@ -47,6 +47,7 @@ from bitproof.harness.records import (
     Partition,
     Placed,
     Recording,
+    Throughput,
     Verdict,
 )
 
@@ -87,6 +88,7 @@ class CaseRun:
         self.deadline = time.monotonic() + self._limit
         self.seconds = CaseSeconds(trace=0.0, passes={}, reference=0.0, candidate=0.0, compare=0.0)
         self.memory: dict[str, float | None] = {}
+        self.throughput: dict[Role, Throughput] = {}
         self.graph: PreparedGraph | None = None
         self.races: dict[str, None] = {}
         self._step = PrecompiledStep(case, options, placement, desk)
@@ -374,6 +376,8 @@ class CaseRun:
         """Keep a run's times, and what it says of its graph."""
         setattr(self.seconds, role, answer.seconds.steps)
         self.memory[role] = answer.peak_mib
+        if answer.throughput is not None:
+            self.throughput[role] = answer.throughput
         if changed := answer.switches_changed:
             system = getattr(self.case, role)
             self.remarks.append(f"{role} {system} changed switches that bitproof had set: {', '.join(changed)}")
@@ -392,6 +396,7 @@ class CaseRun:
         return {
             "seconds": self.seconds,
             "memory": self.memory,
+            "throughput": self.throughput,
             "passes": passes,
             "kept_graph": self.graph.was_kept if self.graph else None,
             "artifact": self.graph.artifact if self.graph else None,

@@ -19,7 +19,7 @@ from bitproof.harness.execute.accounts import End, PreparedGraph
 from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.localize.replay import Replay, Watch
 from bitproof.harness.machine.devices import Placement
-from bitproof.harness.records import Artifact, Closeness, Drift, Placed
+from bitproof.harness.records import Artifact, Closeness, Drift, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
@@ -92,6 +92,7 @@ class RunAnswer:
     switches_changed: tuple[str, ...] = ()
     races: tuple[str, ...] = ()
     seconds: RunSeconds = RunSeconds()
+    throughput: Throughput | None = None
 
 
 @dataclass(frozen=True)

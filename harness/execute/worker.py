@@ -27,6 +27,7 @@ from bitproof.harness.execute.accounts import Account, Done, Prepared, PreparedG
 from bitproof.harness.execute.profile import phase, showing_digests
 from bitproof.harness.execute.programs import needs_program, options_of_rank, prepare_program, read_precompiled, struck
 from bitproof.harness.execute.requests import ARCHIVE, VALUES
+from bitproof.harness.execute.stopwatch import Stopwatch, counts_flops, peak_of_process
 from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.localize.replay import OUTPUT, RECORD, Remains, Replay, write_archive
 from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
@@ -186,7 +187,8 @@ def run_rank(
         _forget_peak(device)
         witness.begin_steps()
         began = time.perf_counter()
-        _take_steps(job, system, _Around(recorder, remains, injector, witness, observe, tell))
+        watch = Stopwatch(recorder, device, is_on=_is_timed(job), counts=counts_flops(job.system, rank))
+        _take_steps(job, system, _Around(recorder, remains, injector, witness, observe, tell, watch))
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
         seconds = time.perf_counter() - began
@@ -201,7 +203,10 @@ def run_rank(
         Done(
             seconds=seconds,
             record_seconds=recorder.seconds,
+            step_seconds=tuple(watch.seconds),
+            flops=watch.flops,
             peak_mib=_peak_mib(device),
+            process_mib=peak_of_process(),
             determinism=determinism,
             switches=switches,
             system=_describe_system(system),
@@ -219,6 +224,11 @@ def run_rank(
     leave_groups()
 
 
+def _is_timed(job: Job) -> bool:
+    """Whether a run's steps are timed: those of a first run, which nothing slows but what it records."""
+    return job.is_first and job.replay is None and job.stress is None
+
+
 class _Around(NamedTuple):
     """What surrounds the steps of a rank."""
 
@@ -228,6 +238,7 @@ class _Around(NamedTuple):
     witness: Witness
     observe: Observe
     tell: Tell
+    watch: Stopwatch
 
 
 def _take_steps(job: Job, system: System, around: _Around) -> None:
@@ -242,7 +253,7 @@ def _take_steps(job: Job, system: System, around: _Around) -> None:
         if job.watched and job.watched.watches(step):
             surroundings = _watching_step(job.watched, step, system, around.recorder, around.remains)
         else:
-            surroundings = _in_phase(step, around.observe)
+            surroundings = _in_phase(step, around.observe, around.watch)
         with surroundings as shown:
             yield shown
         for name, state in generators.drawn().items():
@@ -321,8 +332,8 @@ def _write(job: Job, recorder: Recorder, remains: Remains) -> None:
 
 
 @contextmanager
-def _in_phase(step: int, observe: Observe) -> Iterator[Observe]:
-    with phase(f"step {step}"):
+def _in_phase(step: int, observe: Observe, watch: Stopwatch) -> Iterator[Observe]:
+    with phase(f"step {step}"), watch.running():
         yield observe
 
 

@@ -78,6 +78,7 @@ from bitproof.harness.records.sensitivity import (
     by_direction,
     wilson,
 )
+from bitproof.harness.records.throughput import Throughput, throughput_rows
 from bitproof.harness.ulps import (
     BUCKETS,
     UNLIKE,
@@ -144,6 +145,7 @@ __all__ = [
     "Step",
     "Switch",
     "TensorDifference",
+    "Throughput",
     "TorchCompile",
     "UnseenCall",
     "Verdict",
@@ -151,6 +153,7 @@ __all__ = [
     "group_keys",
     "needs_one_rank",
     "required_kinds",
+    "throughput_rows",
     "ulp_bucket",
     "wilson",
     "zero_counts",

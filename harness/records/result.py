@@ -16,6 +16,7 @@ from bitproof.harness.records.placed import Placed
 from bitproof.harness.records.proof import ProofOutcome
 from bitproof.harness.records.recording import ROLES, Key, Role
 from bitproof.harness.records.sensitivity import Sensitivity
+from bitproof.harness.records.throughput import Throughput
 from bitproof.harness.ulps import Count, Histogram
 
 SCHEMA = 1
@@ -322,7 +323,7 @@ class CaseResult:
     graph was made. `collectives`: where ranks met, "shared" for memory that they share; `backend` is torch's default
     group's. `proof` is what a proof said before the case ran, `sensitivity` how much of the step is seen, None where
     not asked. `partition` tells of the candidate's two graphs, where it was divided, `artifact` of the precompiled step
-    that its ranks read, and `placed` of placements that were solved for.
+    that its ranks read, `placed` of placements that were solved for, `throughput` how fast each side's first run was.
     """
 
     case: Case
@@ -356,6 +357,7 @@ class CaseResult:
     partition: Partition | None = None
     artifact: Artifact | None = None
     placed: Placed | None = None
+    throughput: dict[Role, Throughput] = field(default_factory=dict)
 
     @property
     def where(self) -> str:

@@ -18,7 +18,16 @@ from urllib.parse import quote
 from bitproof.harness.case import Case
 from bitproof.harness.errors import cut
 from bitproof.harness.printable import printable
-from bitproof.harness.records import BUCKETS, ROLES, CaseResult, Closeness, Divergence, PassReport, Report
+from bitproof.harness.records import (
+    BUCKETS,
+    ROLES,
+    CaseResult,
+    Closeness,
+    Divergence,
+    PassReport,
+    Report,
+    throughput_rows,
+)
 from bitproof.harness.report import heatmaps, proofs, sensitivity, text
 from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.heatmaps import KindHeat, TensorHeat
@@ -180,6 +189,10 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
     ]
     if memory := {side: f"{mib:,.1f} MiB" for side, mib in result.memory.items() if mib is not None}:
         about.append(("peak memory", _sides(memory)))
+    about += [
+        (name, _sides(dict(zip(result.throughput, values, strict=True))))
+        for name, *values in (throughput_rows(result.throughput) if result.throughput else ())
+    ]
     if result.stress:
         about.append(("under stress", _sides({side: verdict or "not run" for side, verdict in result.stress.items()})))
     return CaseBlock(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity
+from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity, throughput_rows
 from bitproof.harness.report import proofs, sensitivity, text
 from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
@@ -178,6 +178,10 @@ def _case_details(report: Report, result: CaseResult) -> str:
     if seconds := text.flatten_seconds(result):
         rows = [(name, f"{value:.3f}") for name, value in seconds]
         parts.append(f"### Seconds\n\n{table_of(('part', 'seconds'), rows)}")
+    if result.throughput:
+        parts.append(
+            f"### Throughput\n\n{table_of(('figure', *result.throughput), throughput_rows(result.throughput))}"
+        )
     if result.partition:
         parts.append(f"### Partition\n\n{table_of(('what', 'value'), result.partition.tell())}")
     if result.placed:

@@ -42,6 +42,7 @@ from bitproof.harness.records import (
     Score,
     Sensitivity,
     TensorDifference,
+    Throughput,
     Verdict,
 )
 
@@ -275,6 +276,7 @@ class CaseEntry:
     partition: Partition | None = None
     artifact: Artifact | None = None
     placed: Placed | None = None
+    throughput: dict[Role, Throughput] = field(default_factory=dict)
     case: WholeCase
 
     @staticmethod

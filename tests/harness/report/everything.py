@@ -27,6 +27,7 @@ from bitproof.harness.records import (
     Sensitivity,
     SensitivityRow,
     Shard,
+    Throughput,
     UnseenCall,
 )
 from bitproof.harness.report.status import exit_status
@@ -102,6 +103,10 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         record={"reference": 0.1}, closeness=0.1, control={"candidate": 1.0}, stress={"candidate": 1.0}, replay=1.0,
         total=9.0,
     )  # fmt: skip
+    throughput = Throughput(
+        steps=2, step_seconds=0.5, spread_seconds=0.1, tokens=9, flops=8, peak_flops=7.0, peak_source="a data sheet",
+        peak_mib=6.0, peak_of="process",
+    )  # fmt: skip
     passes = [
         PassReport(
             "chunk",
@@ -119,6 +124,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         sensitivity=sensitivity,
         proof=proof,
         placed=placed,
+        throughput={"candidate": throughput},
         partition=partition,
         artifact=artifact,
         baseline={"candidate": baseline},

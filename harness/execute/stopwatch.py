@@ -1,0 +1,143 @@
+"""How long steps take, without what recording takes of them, and how many operations they are.
+
+A rank times each step of a first run by two readings of a clock. Rank 0 of a system of ours also counts operations, in
+the first step, by the formulas of torch's flop counter, in a mode that looks at each call and changes none; that step
+is left out of the times. torch's own mode would run some calls as others, in other bits. A system of a user runs what
+it runs: nothing is put beneath it, and its operations are not known.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.case import Case
+from bitproof.harness.records import Throughput
+from bitproof.harness.systems.registry import BUILT_IN
+
+if TYPE_CHECKING:
+    import torch
+
+    from bitproof.harness.capture.recorder import Recorder
+    from bitproof.harness.execute.accounts import Done
+
+MOST_STEPS = 1000
+"""Steps whose times a rank tells."""
+_SIZE, _TRIES = 512, 5
+_MIB = 2**20
+
+# Dense tensor cores, without sparsity, by the vendor's data sheets: bfloat16, in operations a second.
+_PEAKS = {"H100 80GB HBM3": 989.4e12, "H200": 989.4e12, "A100": 312e12, "B200": 2250e12}
+
+
+class Stopwatch:
+    """Times a rank's steps. `flops` are the first step's, None where they are not counted."""
+
+    def __init__(self, recorder: Recorder, device: torch.device, *, is_on: bool, counts: bool) -> None:
+        self.seconds: list[float] = []
+        self.flops: int | None = None
+        self._recorder = recorder
+        self._device = device
+        self._is_on = is_on
+        self._counts = counts
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the block, a step; what recording takes in it does not count."""
+        if not self._is_on:
+            yield
+            return
+        import torch
+
+        from bitproof.harness.torch_compat import FlopCount
+
+        counter = FlopCount() if self._counts and not self.seconds else None
+        recorded, began = self._recorder.seconds, time.perf_counter()
+        with counter or nullcontext():
+            yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        took = time.perf_counter() - began - (self._recorder.seconds - recorded)
+        if len(self.seconds) < MOST_STEPS:
+            self.seconds.append(max(took, 1e-9))
+        if counter is not None:
+            self.flops = counter.flops
+
+
+def counts_flops(system: str, rank: int) -> bool:
+    """Whether a rank counts what it runs."""
+    return system in BUILT_IN and rank == 0
+
+
+def peak_of_process() -> float:
+    """The most memory that this process had, in MiB; what it shares with the one that it was forked from included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) -> Throughput | None:
+    """What the ranks' accounts of their end come to; None where no step was timed."""
+    times = [max(each) for each in zip(*(rank.step_seconds for rank in done), strict=False)]
+    if not times:
+        return None
+    times = times[1:] or times
+    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (0.0, 0.0, 0.0)
+    peak, source = peak_flops(case, device, done[0])
+    memory = max((rank.peak_mib for rank in done if rank.peak_mib is not None), default=None)
+    return Throughput(
+        steps=len(times),
+        step_seconds=statistics.median(times),
+        spread_seconds=max(0.0, high - low),
+        tokens=tokens_of(case) if system in BUILT_IN else None,
+        flops=done[0].flops,
+        peak_flops=peak,
+        peak_source=source,
+        peak_mib=memory if memory is not None else max(rank.process_mib for rank in done),
+        peak_of="process" if memory is None else "device",
+    )
+
+
+def tokens_of(case: Case) -> int:
+    """The tokens of a step of all ranks: those that share a text share its tokens."""
+    batch, parallelism = case.batch, case.parallelism
+    return batch.sequences * batch.seq_len * (parallelism.world_size // parallelism.tp)
+
+
+def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str | None]:
+    """What a rank's device can do in a second, and who says so."""
+    if device == "cpu":
+        cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
+        share = min(1.0, cores / ranks)
+        told = f"measured by products of {_SIZE} in {case.precision.compute} on a core"
+        return measured_peak(case.precision.compute) * share, told + (
+            f", {cores} for {ranks} ranks" if share < 1 else ""
+        )
+    name = str((first.gpu or {}).get("gpu", "")).partition(",")[0]
+    known = next((peak for part, peak in _PEAKS.items() if part in name), None)
+    if known is None or case.precision.compute != "bfloat16":
+        return None, None
+    return known, f"{name}'s data sheet, bfloat16"
+
+
+@functools.lru_cache
+def measured_peak(dtype: str) -> float:
+    """Operations a second of one core, by the fastest of some products. On one thread, so that forks have no pool."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ones: Any = torch.ones(_SIZE, _SIZE, dtype=getattr(torch, dtype))
+        best = float("inf")
+        for _ in range(_TRIES):
+            began = time.perf_counter()
+            torch.mm(ones, ones)
+            best = min(best, time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(before)
+    return 2 * _SIZE**3 / best

@@ -1,0 +1,77 @@
+"""How fast a system took its steps, and what that cost: measured beside its recording, without what recording took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from bitproof.harness.checked import GROWING, That
+from bitproof.harness.records.recording import Role
+from bitproof.harness.ulps import Count
+
+NOT_KNOWN = "not known"
+Positive = Annotated[float, That("a number above zero", lambda number: number > 0, {"exclusiveMinimum": 0})]
+AtLeastZero = Annotated[float, That("a number, zero or more", lambda number: number >= 0, {"minimum": 0})]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """One system's throughput in its first run; None for what is not known.
+
+    `step_seconds` is the median over `steps` steps of the slowest rank's time, `spread_seconds` the range between their
+    quartiles. The first step warms up and counts only where it is the only one. `tokens` are those of a step of all
+    ranks, `flops` the operations of rank 0's first step by torch's flop counter, `peak_flops` what a rank's device can
+    do in a second, by `peak_source`. `peak_mib` is the most memory of a rank, of its device or of its process.
+    """
+
+    __pydantic_config__ = GROWING
+
+    steps: Count
+    step_seconds: Positive
+    spread_seconds: AtLeastZero
+    tokens: Count | None = None
+    flops: Count | None = None
+    peak_flops: Positive | None = None
+    peak_source: str | None = None
+    peak_mib: AtLeastZero | None = None
+    peak_of: Literal["device", "process"] | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all ranks together."""
+        return None if self.tokens is None else self.tokens / self.step_seconds
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization: rank 0's operations a second, as a share of its device's peak."""
+        if self.flops is None or self.peak_flops is None:
+            return None
+        return self.flops / self.step_seconds / self.peak_flops
+
+    def tell(self) -> list[tuple[str, str]]:
+        """What is known, and what is not, as rows of a table."""
+        tokens, mfu = self.tokens_per_second, self.mfu
+        peak = NOT_KNOWN if self.peak_flops is None else f"{_giga(self.peak_flops)}/s, {self.peak_source}"
+        return [
+            ("tokens a second", NOT_KNOWN if tokens is None else f"{tokens:,.0f}"),
+            ("step, median", f"{self.step_seconds * 1000:,.1f} ms of {self.steps}"),
+            ("spread between quartiles", f"{self.spread_seconds * 1000:,.1f} ms"),
+            ("operations a step of rank 0", NOT_KNOWN if self.flops is None else _giga(self.flops)),
+            ("MFU", NOT_KNOWN if mfu is None else f"{mfu:.1%}"),
+            ("peak of a rank", peak),
+            (
+                "peak memory of a rank",
+                NOT_KNOWN if self.peak_mib is None else f"{self.peak_mib:,.0f} MiB, {self.peak_of}",
+            ),
+        ]
+
+
+def _giga(operations: float) -> str:
+    return f"{operations / 1e9:,.3g} GFLOP" if operations < 1e12 else f"{operations / 1e12:,.3g} TFLOP"
+
+
+def throughput_rows(found: Mapping[Role, Throughput]) -> list[tuple[str, ...]]:
+    """A row a figure, a column a side."""
+    told = [each.tell() for each in found.values()]
+    return [(rows[0][0], *(value for _, value in rows)) for rows in zip(*told, strict=True)]

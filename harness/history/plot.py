@@ -9,9 +9,10 @@ from pathlib import Path
 from bitproof.harness.errors import UsageError
 from bitproof.harness.history.show import SLOW
 from bitproof.harness.history.store import Night, Outcome
-from bitproof.harness.history.trends import DEFINITIONS, Change, Trend, changes_of
+from bitproof.harness.history.trends import DEFINITIONS, Change, Trend, changes_of, commit_of
 from bitproof.harness.printable import printable
 from bitproof.harness.records import Verdict
+from bitproof.harness.records.throughput import NOT_KNOWN
 from bitproof.harness.report.write import write_atomically
 
 # Pale where all is as expected, so that what is not stands out; a letter, as colours alone do not reach everybody.
@@ -27,8 +28,17 @@ BAD = {
 LETTERS = {verdict: verdict.value[0] for verdict in Verdict} | {Verdict.ERROR: "X"}
 STATUS_COLORS = {0: GOOD, 1: BAD[Verdict.DIFFERENT], 3: BAD[Verdict.ERROR]}
 
-MARGIN, ROW, CELL, HEAD, TITLE, LINE = 16, 22, 20, 64, 34, 120
-FIGURES = {"flake rate": 0, "seconds": 88, "last": 88 + LINE + 12, "slower": 88 + LINE + 70}
+MARGIN, ROW, CELL, HEAD, TITLE, LINE = 16, 22, 20, 116, 34, 120
+STEP = 88 + LINE + 136
+FIGURES = {
+    "flake rate": 0,
+    "seconds": 88,
+    "last": 88 + LINE + 12,
+    "slower": 88 + LINE + 70,
+    "candidate's step": STEP,
+    "ms": STEP + LINE + 12,
+    "tokens/s": STEP + LINE + 84,
+}
 CHAR = 7.3  # the width of a letter of 12 px monospace, rounded up
 
 
@@ -56,7 +66,7 @@ def render_html(nights: Sequence[Night], trends: Sequence[Trend]) -> str:
 
 def render_svg(nights: Sequence[Night], trends: Sequence[Trend]) -> str:
     """The picture alone."""
-    left = MARGIN + max(len("exit status"), *(len(trend.name) for trend in trends)) * CHAR + 12
+    left = MARGIN + max(len("exit status"), *(len(trend.label) for trend in trends)) * CHAR + 12
     right = left + len(nights) * CELL + 16
     top = TITLE + HEAD
     changes = _by_night(nights)
@@ -65,7 +75,7 @@ def render_svg(nights: Sequence[Night], trends: Sequence[Trend]) -> str:
     table_bottom = top + (len(trends) + 1) * ROW
     legend = table_bottom + 26
     height = legend + 30 + 17 * len(notes)
-    width = max(right + 320, 2 * MARGIN + CHAR * max(map(len, notes)))
+    width = max(right + FIGURES["tokens/s"] + 90, 2 * MARGIN + CHAR * max(map(len, notes)))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="ui-monospace, Menlo, Consolas, DejaVu Sans Mono, '
@@ -90,10 +100,10 @@ def _title(nights: Sequence[Night]) -> str:
 
 
 def _heads(nights: Sequence[Night], left: float, right: float, top: float) -> Iterator[str]:
-    """Dates above the columns, upright so that each fits its column, and the names of the figures."""
+    """Dates and commits above the columns, upright so that each fits its column, and the names of the figures."""
     for index, night in enumerate(nights):
         x, y = left + index * CELL + CELL / 2 + 4, top - 6
-        yield f'<g transform="rotate(-90 {x:.1f} {y:.1f})">{_text(x, y, f"{night.time:%m-%d}", fill=SOFT)}</g>'
+        yield f'<g transform="rotate(-90 {x:.1f} {y:.1f})">{_text(x, y, _column(night), fill=SOFT)}</g>'
     for name, x in FIGURES.items():
         yield _text(right + x, top - 6, name, fill=SOFT)
 
@@ -109,18 +119,25 @@ def _statuses(nights: Sequence[Night], left: float, top: float) -> Iterator[str]
 
 
 def _row(trend: Trend, left: float, right: float, top: float) -> Iterator[str]:
-    yield _text(MARGIN, top + 15, trend.name)
+    yield _text(MARGIN, top + 15, trend.label)
     for index, (night, outcome) in enumerate(zip(trend.nights, trend.by_night, strict=True)):
         if outcome is not None:
-            yield _outcome_cell(left + index * CELL, top, trend.name, night, outcome)
+            yield _outcome_cell(left + index * CELL, top, trend.label, night, outcome)
     flakes = f"{trend.flake_rate:.0%}"
     yield _text(right + FIGURES["flake rate"], top + 15, flakes, fill=BAD[Verdict.ERROR] if trend.flake_rate else SOFT)
-    yield from _seconds_line(trend, right + FIGURES["seconds"], top)
+    yield from _line(
+        [None if outcome is None else outcome.seconds for outcome in trend.by_night], right + FIGURES["seconds"], top
+    )
     yield _text(right + FIGURES["last"], top + 15, f"{trend.last.seconds:.1f}")
     if trend.slower is not None:
         is_slow = trend.slower >= SLOW
         fill, weight = (BAD[Verdict.ERROR], "bold") if is_slow else (SOFT, "normal")
         yield _text(right + FIGURES["slower"], top + 15, f"x {trend.slower:.2f}", fill=fill, weight=weight)
+    yield from _line([None if speed is None else speed.step_seconds for speed in trend.speeds], right + STEP, top)
+    if (last := trend.last.throughput.get("candidate")) is not None:
+        yield _text(right + FIGURES["ms"], top + 15, f"{last.step_seconds * 1000:,.1f}")
+        tokens = last.tokens_per_second
+        yield _text(right + FIGURES["tokens/s"], top + 15, NOT_KNOWN if tokens is None else f"{tokens:,.0f}", fill=SOFT)
 
 
 def _outcome_cell(x: float, top: float, name: str, night: Night, outcome: Outcome) -> str:
@@ -139,15 +156,17 @@ def _cell(x: float, top: float, color: str, letter: str, is_good: bool, about: s
     return f"<g><title>{_escape(about)}</title>{box}{label}</g>"
 
 
-def _seconds_line(trend: Trend, left: float, top: float) -> Iterator[str]:
-    """Seconds over the nights, from zero up, with a dot at the last."""
-    most = max(outcome.seconds for outcome in trend.outcomes) or 1.0
-    step = LINE / max(len(trend.nights) - 1, 1)
+def _line(values: Sequence[float | None], left: float, top: float) -> Iterator[str]:
+    """Seconds over the nights, from zero up, with a dot at the last; nothing where none are known."""
+    most = max((value for value in values if value is not None), default=0.0) or 1.0
+    step = LINE / max(len(values) - 1, 1)
     points = [
-        (left + index * step, top + ROW - 4 - (ROW - 8) * outcome.seconds / most)
-        for index, outcome in enumerate(trend.by_night)
-        if outcome is not None
+        (left + index * step, top + ROW - 4 - (ROW - 8) * value / most)
+        for index, value in enumerate(values)
+        if value is not None
     ]
+    if not points:
+        return
     base = top + ROW - 4
     yield f'<path d="M{left:.1f} {base:.1f}h{LINE}" stroke="#dfe4e8" stroke-width="1"/>'
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -181,6 +200,11 @@ def _legend(top: float) -> Iterator[str]:
         x += CELL + (len(verdict.value) + 2) * CHAR
     yield _cell(x, top - 8, GOOD, "E", True, "as expected")
     yield _text(x + CELL, top + 7, "pale: as expected", fill=SOFT)
+
+
+def _column(night: Night) -> str:
+    """What stands above a night's column: `01-31 c0ffee1`."""
+    return " ".join(filter(None, (f"{night.time:%m-%d}", (commit_of(night) or "")[:7])))
 
 
 def _moment(night: Night) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TextIO
 
 from bitproof.harness.history.store import Night
-from bitproof.harness.history.trends import DEFINITIONS, Trend, changes_of, scores_of
+from bitproof.harness.history.trends import DEFINITIONS, Trend, changes_of, commit_of, scores_of
 from bitproof.harness.report.faults import headline
 
 SLOW = 1.25
@@ -72,13 +72,16 @@ def _table(trends: Sequence[Trend]) -> object:
         table.add_column(header, overflow="fold")
     for header in ("nights", "as expected", "flake rate", "unsure", "seconds", "median", "slower"):
         table.add_column(header, justify="right")
+    is_timed = any(filter(None, (speed for trend in trends for speed in trend.speeds)))
+    for header in ("step", "tokens/s", "MFU") if is_timed else ():
+        table.add_column(header, justify="right")
     for trend in trends:
         last, slower = trend.last, trend.slower
         table.add_row(
-            Text(trend.name),
+            Text(trend.label),
             Text(last.verdict.value, style="green" if last.as_expected else "red"),
             Text(last.expected),
-            f"{trend.since.time:%Y-%m-%d}",
+            Text(" ".join(filter(None, (f"{trend.since.time:%Y-%m-%d}", (commit_of(trend.since) or "")[:7])))),
             str(len(trend.outcomes)),
             f"{trend.as_expected:.0%}",
             Text(f"{trend.flake_rate:.0%}", style="red" if trend.flake_rate else ""),
@@ -86,5 +89,16 @@ def _table(trends: Sequence[Trend]) -> object:
             f"{last.seconds:.1f}",
             "" if trend.median_seconds is None else f"{trend.median_seconds:.1f}",
             Text("" if slower is None else f"x {slower:.2f}", style="red" if slower and slower >= SLOW else ""),
+            *(_speeds(trend) if is_timed else ()),
         )
     return table
+
+
+def _speeds(trend: Trend) -> tuple[str, str, str]:
+    """The candidate's last step time, tokens a second and MFU; empty for what is not known."""
+    found = trend.last.throughput.get("candidate")
+    if found is None:
+        return "", "", ""
+    tokens, mfu = found.tokens_per_second, found.mfu
+    step = f"{found.step_seconds * 1000:,.1f} ms"
+    return step, "" if tokens is None else f"{tokens:,.0f}", "" if mfu is None else f"{mfu:.1%}"

@@ -1,4 +1,4 @@
-"""The history's file: SQLite, with a row a run, a row a result, and a row for the faults that a run was given.
+"""The history's file: SQLite, with a row a run, two rows a result, and a row for the faults that a run was given.
 
 A run is added in one transaction, so a writer that is killed leaves the file as it was, and others wait for
 their turn. There is no write-ahead log: a CI system keeps one file, not three. Nothing in a file is taken on
@@ -14,7 +14,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from typing import Any
 from bitproof.harness.checked import parse, read
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.history.beside import read_run
-from bitproof.harness.records import CaseResult, Report, Score, Verdict
+from bitproof.harness.records import ROLES, CaseResult, Report, Score, Throughput, Verdict
 from bitproof.harness.report import text
 
-SCHEMA = 2
+SCHEMA = 3
 PATIENCE_SECONDS = 30.0
 MAX_ROWS = 1_000_000
 _FIRST_TABLES = (
@@ -35,13 +35,22 @@ _FIRST_TABLES = (
     "mismatched INTEGER NOT NULL, first_divergence TEXT NOT NULL, PRIMARY KEY (run_id, name))",
 )
 _SCORES = "CREATE TABLE scores (run_id TEXT PRIMARY KEY, score TEXT NOT NULL)"
-_TABLES: dict[int, tuple[str, ...]] = {0: (), 1: _FIRST_TABLES, SCHEMA: (*_FIRST_TABLES, _SCORES)}
-"""By schema, 0 for an empty file. One of the first is still read, and gets the third table when a run is added."""
+_DETAILS = (
+    "CREATE TABLE details (run_id TEXT NOT NULL, name TEXT NOT NULL, reference TEXT NOT NULL, candidate TEXT NOT NULL, "
+    "throughput TEXT NOT NULL, PRIMARY KEY (run_id, name))"
+)
+_TABLES: dict[int, tuple[str, ...]] = {
+    0: (),
+    1: _FIRST_TABLES,
+    2: (*_FIRST_TABLES, _SCORES),
+    SCHEMA: (*_FIRST_TABLES, _SCORES, _DETAILS),
+}
+"""By schema, 0 for an empty file. An older one is still read, and gets the tables it lacks when a run is added."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case came to in one night."""
+    """What a case came to in one night; systems and throughput are not known of an older bitproof's nights."""
 
     name: str
     family: str
@@ -52,6 +61,9 @@ class Outcome:
     compared: int
     mismatched: int
     first_divergence: str
+    reference: str | None = None
+    candidate: str | None = None
+    throughput: dict[str, Throughput] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,9 +113,12 @@ def read_nights(path: Path, last: int) -> list[Night]:
         )
     with _opened(path, writes=False) as connection:
         runs = connection.execute("SELECT * FROM runs ORDER BY run_id DESC LIMIT ?", (last,)).fetchall()
-        has_scores = _schema_of(connection) > 1
-        scores = dict(connection.execute("SELECT * FROM scores LIMIT ?", (MAX_ROWS,))) if has_scores else {}
-        return [_night(connection, *columns, score=scores.get(columns[0])) for columns in reversed(runs)]
+        schema = _schema_of(connection)
+        scores = dict(connection.execute("SELECT * FROM scores LIMIT ?", (MAX_ROWS,))) if schema > 1 else {}
+        return [
+            _night(connection, *columns, score=scores.get(columns[0]), has_details=schema > 2)
+            for columns in reversed(runs)
+        ]
 
 
 def _read_report(run_dir: Path) -> Report:
@@ -122,6 +137,8 @@ def _add(connection: sqlite3.Connection, report: Report) -> bool:
         return False
     rows = [(report.run_id, *_row(result)) for result in report.cases]
     connection.executemany(f"INSERT INTO results VALUES ({', '.join('?' * 10)})", rows)
+    details = [(report.run_id, *_details_of(result)) for result in report.cases]
+    connection.executemany("INSERT INTO details VALUES (?, ?, ?, ?, ?)", details)
     if report.faults is not None:
         score = json.dumps(dataclasses.asdict(report.faults), allow_nan=False)
         connection.execute("INSERT INTO scores VALUES (?, ?)", (report.run_id, score))
@@ -153,11 +170,29 @@ def _row(result: CaseResult) -> tuple[Any, ...]:
     )
 
 
-def _night(connection: sqlite3.Connection, run_id: Any, exit_status: Any, environment: Any, *, score: Any) -> Night:
+def _details_of(result: CaseResult) -> tuple[str, str, str, str]:
+    """What a case compared, and how fast it was, as columns. What UTF-8 cannot hold is spelled out."""
+    case = result.case
+    throughput = json.dumps({side: dataclasses.asdict(found) for side, found in result.throughput.items()})
+    systems = (each.encode(errors="backslashreplace").decode() for each in (case.reference, case.candidate))
+    return case.name, *systems, throughput  # type: ignore[return-value]
+
+
+def _night(
+    connection: sqlite3.Connection,
+    run_id: Any,
+    exit_status: Any,
+    environment: Any,
+    *,
+    score: Any,
+    has_details: bool,
+) -> Night:
     """A night from its rows. Raises RecordingError for values that no run has."""
     rows = connection.execute("SELECT * FROM results WHERE run_id = ? ORDER BY rowid LIMIT ?", (run_id, MAX_ROWS))
+    query = "SELECT name, reference, candidate, throughput FROM details WHERE run_id = ? LIMIT ?"
     try:
-        outcomes = [_outcome(*row[1:]) for row in rows]
+        details = {row[0]: row[1:] for row in connection.execute(query, (run_id, MAX_ROWS))} if has_details else {}
+        outcomes = [_detailed(_outcome(*row[1:]), *details.get(row[1], ())) for row in rows]
         environment = json.loads(environment)
         if type(exit_status) is not int or not isinstance(environment, dict) or not isinstance(run_id, str):
             raise ValueError("a run's columns have other types")
@@ -179,6 +214,22 @@ def _outcome(*columns: Any) -> Outcome:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"{name!r:.100} is no case's name")
     return Outcome(name, family, Verdict(verdict), expected, bool(as_expected), *rest)
+
+
+def _detailed(outcome: Outcome, *columns: Any) -> Outcome:
+    """An outcome with its systems and their throughput, where the history has them."""
+    if not columns:
+        return outcome
+    if not all(isinstance(column, str) for column in columns):
+        raise ValueError(f"a result's details have other types: {columns!r:.100}")
+    reference, candidate, text_of_sides = columns
+    sides = parse(text_of_sides)
+    if not isinstance(sides, dict) or not sides.keys() <= {*ROLES}:
+        raise ValueError(f"{text_of_sides!r:.100} is no throughput of two sides")
+    found = {
+        side: read(Throughput, each, "throughput", RecordingError, damaged="is damaged") for side, each in sides.items()
+    }
+    return replace(outcome, reference=reference, candidate=candidate, throughput=found)
 
 
 @contextmanager
@@ -219,7 +270,7 @@ def _check_schema(connection: sqlite3.Connection, path: Path, *, writes: bool) -
     if found != set(_TABLES.get(version, ())):
         raise RecordingError(
             "the file is no history of bitproof",
-            expected="the tables runs, results and scores of `bitproof history add`, and nothing else",
+            expected="the tables runs, results, details and scores of `bitproof history add`, and nothing else",
             found=f"{len(found)} tables, views, indexes or triggers, schema {version}",
             where=str(path),
             fix="choose another file with --db",

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bitproof.harness.case.select import compile_expression
 from bitproof.harness.errors import UsageError
 from bitproof.harness.history.store import Night, Outcome
 from bitproof.harness.printable import one_line
-from bitproof.harness.records import Score, Verdict
+from bitproof.harness.records import Score, Throughput, Verdict
 from bitproof.harness.report import text
 
 DEFINITIONS = {
@@ -29,11 +29,17 @@ MAX_VALUE_CHARS = 60
 
 @dataclass(frozen=True)
 class Trend:
-    """One case over the nights. `by_night` has an entry for every night, None where the case was not run."""
+    """One case over the nights, of two systems in one environment.
+
+    `by_night` has an entry for every night, None where it was not run so. `label` is its name and, where the case has
+    several trends, what tells this one from the others.
+    """
 
     name: str
     nights: tuple[Night, ...]
     by_night: tuple[Outcome | None, ...]
+    label: str = ""
+    place: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -104,11 +110,25 @@ class Trend:
         """The last night's seconds over the median of those before."""
         return self.last.seconds / self.median_seconds if self.median_seconds else None
 
+    @property
+    def speeds(self) -> list[Throughput | None]:
+        """The candidate's throughput by night; None where it is not known."""
+        return [None if outcome is None else outcome.throughput.get("candidate") for outcome in self.by_night]
+
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain JSON values."""
         last = self.last
         return {
             "name": self.name,
+            "label": self.label,
+            "reference": last.reference,
+            "candidate": last.candidate,
+            "environment": dict(self.place),
+            "throughput": {side: asdict(found) for side, found in last.throughput.items()},
+            "step_seconds_by_night": [speed and speed.step_seconds for speed in self.speeds],
+            "tokens_per_second_by_night": [speed and speed.tokens_per_second for speed in self.speeds],
+            "mfu_by_night": [speed and speed.mfu for speed in self.speeds],
+            "commits": [commit_of(night) for night in self.nights],
             "family": last.family,
             "verdict": last.verdict.value,
             "expected": last.expected,
@@ -159,7 +179,44 @@ def trends_of(nights: Sequence[Night], expression: str | None = None) -> list[Tr
     if not names:
         known = ", ".join(families)
         raise UsageError("no case matches the expression", expected=f"one of {known}", found=f"-k {expression!r}")
-    return [Trend(name, tuple(nights), tuple(night.outcomes.get(name) for night in nights)) for name in names]
+    return [trend for name in names for trend in _trends_of_case(name, nights)]
+
+
+PLACE = ("device", "backend", "torch", "cpu", "gpu_models")
+"""What of a night's environment, with the two systems, makes a trend of its own: results elsewhere are others."""
+
+
+def commit_of(night: Night) -> str | None:
+    """The commit that a night ran, where it names one."""
+    commit = night.environment.get(CHANGES_EVERY_NIGHT)
+    return commit if isinstance(commit, str) else None
+
+
+def _trends_of_case(name: str, nights: Sequence[Night]) -> list[Trend]:
+    """A case's trends, the one that ran last first: one for each pair of systems in each environment."""
+    runs = [(night, outcome) for night in nights if (outcome := night.outcomes.get(name)) is not None]
+    newest = next((known for _, outcome in reversed(runs) if (known := _systems(outcome))), "")
+    places: dict[str, dict[str, str]] = {}
+    key_of: dict[str, str] = {}
+    for night, outcome in reversed(runs):
+        place = {"systems": _systems(outcome) or newest}
+        place |= {part: _short(night.environment[part]) for part in PLACE if night.environment.get(part)}
+        key_of[night.run_id] = json.dumps(place, sort_keys=True)
+        places.setdefault(key_of[night.run_id], place)
+    varying = [part for part in ("systems", *PLACE) if len({place.get(part) for place in places.values()}) > 1]
+    made = []
+    for key, place in places.items():
+        told = ", ".join(
+            place.get(part, "none") if part == "systems" else f"{part} {place.get(part)}" for part in varying
+        )
+        by_night = tuple(night.outcomes[name] if key_of.get(night.run_id) == key else None for night in nights)
+        made.append(Trend(name, tuple(nights), by_night, f"{name} ({told})" if told else name, place))
+    return made
+
+
+def _systems(outcome: Outcome) -> str | None:
+    """Both systems, in words; None where they are not known."""
+    return f"{_short(outcome.reference)} / {_short(outcome.candidate)}" if outcome.reference else None
 
 
 def changes_of(nights: Sequence[Night]) -> list[Change]:

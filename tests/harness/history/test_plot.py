@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -8,10 +9,11 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.history.plot import BAD, GOOD, render_html, render_svg, write_plot
 from bitproof.harness.history.store import add_runs, read_nights
 from bitproof.harness.history.trends import trends_of
-from bitproof.harness.records import Divergence, Verdict
+from bitproof.harness.records import Divergence, Throughput, Verdict
 from tests.harness.reports import ENVIRONMENT, case, result, write_report
 
 SVG = "{http://www.w3.org/2000/svg}"
+SPEED = Throughput(steps=2, step_seconds=0.5, spread_seconds=0.1)
 EVIL = "</text><script>alert(1)</script>\x00&"
 
 
@@ -24,10 +26,11 @@ def nights(tmp_path_factory):
     runs = [
         write_report(
             folder,
-            [result(case("near"), verdict, 10.0 + day, **facts), result(wanted, "DIFFERENT")]
+            [result(case("near"), verdict, 10.0 + day, throughput={"candidate": replace(SPEED, tokens=256)}, **facts)]
+            + [result(wanted, "DIFFERENT", throughput={"candidate": SPEED} if day else {})]
             + [result(case("new"))] * (day == 2),
             run_id=f"2026010{day + 1}T030405Z-abcdef",
-            environment=ENVIRONMENT | ({"torch": EVIL} if day == 2 else {}) | {"commit": f"{day}{EVIL}"},
+            environment=ENVIRONMENT | ({"python": EVIL} if day == 2 else {}) | {"commit": f"{day}{EVIL}"},
         )
         for day, (verdict, facts) in enumerate(verdicts)
     ]
@@ -69,18 +72,27 @@ def test_a_cell_tells_the_case_the_night_the_verdict_and_the_first_difference(pi
 
 def test_the_line_of_seconds_rises_with_them(picture):
     lines = [line.get("points").split() for line in picture.iter(f"{SVG}polyline")]
-    assert [len(points) for points in lines] == [3, 3, 1]
+    assert [len(points) for points in lines] == [3, 3, 3, 2, 1], "seconds, and the candidate's steps where known"
     heights = [float(point.split(",")[1]) for point in lines[0]]
     assert heights == sorted(heights, reverse=True) and heights[0] > heights[2]
-    flat = {point.split(",")[1] for point in lines[1]}
+    flat = {point.split(",")[1] for point in lines[2]}
     assert len(flat) == 1
 
 
 def test_figures_and_a_change_of_the_machine_are_told(picture):
     texts = [text.text for text in picture.iter(f"{SVG}text")]
-    for expected in ("bitproof history: 3 nights, 2026-01-01 to 2026-01-03", "100%", "12.0", "x 1.14", "01-02"):
+    for expected in (
+        "bitproof history: 3 nights, 2026-01-01 to 2026-01-03",
+        "100%",
+        "12.0",
+        "x 1.14",
+        "500.0",
+        "512",
+        "not known",
+    ):
         assert expected in texts
-    assert "1  2026-01-03: torch 2.13.0 -> </text><script>alert(1)</script>\\x00&" in texts
+    assert f"01-02 1{EVIL[:6]}" in texts, "date and commit"
+    assert "1  2026-01-03: python none -> </text><script>alert(1)</script>\\x00&" in texts
 
 
 def test_nothing_in_the_page_runs_or_is_loaded(nights):
@@ -100,7 +112,7 @@ def test_everything_lies_within_the_picture(picture):
 
 def test_a_picture_of_one_night_has_a_dot_instead_of_a_line(nights):
     picture = ElementTree.fromstring(render_svg(nights[:1], trends_of(nights[:1])))
-    assert len(list(picture.iter(f"{SVG}circle"))) == 2
+    assert len(list(picture.iter(f"{SVG}circle"))) == 3
 
 
 def test_a_plot_is_written_by_the_name_of_its_file(nights, tmp_path):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,23 +10,25 @@ from bitproof.harness.cli import main
 from bitproof.harness.history.show import print_trends
 from bitproof.harness.history.store import read_nights
 from bitproof.harness.history.trends import trends_of
-from bitproof.harness.records import Score
+from bitproof.harness.records import Score, Throughput
 from tests.harness.reports import ENVIRONMENT, case, result, write_report
+
+SPEED = Throughput(steps=2, step_seconds=0.5, spread_seconds=0.1, tokens=100, flops=10**9, peak_flops=1e10)
 
 
 @pytest.fixture
 def runs(tmp_path):
-    days = [("EQUAL", 10.0, "2.12.0"), ("DIFFERENT", 10.0, "2.13.0"), ("EQUAL", 15.0, "2.13.0")]
+    days = [("EQUAL", 10.0, "3.11"), ("DIFFERENT", 10.0, "3.12"), ("EQUAL", 15.0, "3.12")]
     return [
         str(
             write_report(
                 tmp_path / "runs",
-                [result(case("near"), verdict, seconds), result(case("far"))],
+                [result(case("near"), verdict, seconds, throughput={"candidate": SPEED}), result(case("far"))],
                 run_id=f"2026010{day}T030405Z-abcdef",
-                environment=ENVIRONMENT | {"torch": torch},
+                environment=ENVIRONMENT | {"python": python, "commit": "c0ffee1" + str(day) * 33},
             )
         )
-        for day, (verdict, seconds, torch) in enumerate(days, 1)
+        for day, (verdict, seconds, python) in enumerate(days, 1)
     ]
 
 
@@ -45,7 +47,8 @@ def test_a_night_needs_one_line_to_add_and_one_to_show(runs, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 nights, 2026-01-02 to 2026-01-03"
     [row] = [line.split() for line in lines if line.strip().startswith("near")]
-    assert row == ["near", "EQUAL", "EQUAL", "2026-01-03", "2", "50%", "100%", "0%", "15.0", "10.0", "x", "1.50"]
+    assert row[:4] == ["near", "EQUAL", "EQUAL", "2026-01-03"] and row[4] == "c0ffee1"
+    assert row[5:] == ["2", "50%", "100%", "0%", "15.0", "10.0", "x", "1.50", "500.0", "ms", "200", "20.0%"]
     assert plot.is_file()
 
 
@@ -57,7 +60,7 @@ def test_the_table_tells_what_changed_and_what_its_columns_mean(runs, tmp_path, 
     lines = stream.getvalue().splitlines()
     assert [line.split()[0] for line in lines[4:6]] == ["near", "far"]
     assert lines[7:] == [
-        "2026-01-02: torch 2.12.0 -> 2.13.0",
+        "2026-01-02: python 3.11 -> 3.12",
         "since: the first night of the current result",
         "flake rate: share of nights, after a case's first, on which its result is another than the night before",
         "unsure: share of nights on which it was NONDETERMINISTIC, UNVERIFIED or ERROR",
@@ -87,7 +90,7 @@ def test_json_has_every_figure(runs, tmp_path, capsys):
     values = json.loads(capsys.readouterr().out)
     assert [night["exit_status"] for night in values["nights"]] == [0, 1, 0]
     assert values["changes"] == [
-        {"run_id": "20260102T030405Z-abcdef", "what": "torch", "before": "2.12.0", "after": "2.13.0"}
+        {"run_id": "20260102T030405Z-abcdef", "what": "python", "before": "3.11", "after": "3.12"}
     ]
     assert values["cases"] == [
         {
@@ -108,6 +111,16 @@ def test_json_has_every_figure(runs, tmp_path, capsys):
             "slower": 1.5,
             "verdicts": ["EQUAL", "DIFFERENT", "EQUAL"],
             "seconds_by_night": [10.0, 10.0, 15.0],
+            "label": "near",
+            "reference": "eager",
+            "candidate": "graph",
+            "environment": {"systems": "eager / graph", "device": "cpu", "backend": "gloo"}
+            | {name: ENVIRONMENT[name] for name in ("torch", "cpu")},
+            "throughput": {"candidate": asdict(SPEED)},
+            "step_seconds_by_night": [0.5] * 3,
+            "tokens_per_second_by_night": [200.0] * 3,
+            "mfu_by_night": [0.2] * 3,
+            "commits": ["c0ffee1" + str(day) * 33 for day in (1, 2, 3)],
         }
     ]
 

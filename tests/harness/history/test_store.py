@@ -14,7 +14,7 @@ import pytest
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.history import store
 from bitproof.harness.history.store import add_runs, read_nights
-from bitproof.harness.records import Divergence, Score, Verdict
+from bitproof.harness.records import Divergence, Score, Throughput, Verdict
 from tests.harness.reports import ENVIRONMENT, case, result, write_report
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +55,9 @@ def test_nights_come_back_oldest_first_with_what_was_told(tmp_path, db):
         "compared": 856,
         "mismatched": 1,
         "first_divergence": "step 1, rank 0, grad w",
+        "reference": "eager",
+        "candidate": "graph",
+        "throughput": {},
     }
     assert [entry.run_id for entry in read_nights(db, 1)] == [run_id(2)]
 
@@ -191,7 +194,8 @@ def test_a_missing_history_is_a_wrong_call(tmp_path):
 
 
 SCORE = Score(faults=3, killed=3, equivalents=2, places=(2, 3), seconds=1.5)
-OF_THE_FIRST_SCHEMA = ("DROP TABLE scores", "PRAGMA user_version = 1")
+OF_THE_FIRST_SCHEMA = ("DROP TABLE details", "DROP TABLE scores", "PRAGMA user_version = 1")
+OF_THE_SECOND = ("DROP TABLE details", "PRAGMA user_version = 2")
 
 
 def test_what_came_of_faults_comes_back(tmp_path, db):
@@ -207,6 +211,25 @@ def test_a_history_from_before_scores_is_read_as_it_is_and_grows_when_a_run_is_a
     assert db.read_bytes() == before
     add_runs(db, [night(tmp_path, 2, faults=SCORE)])
     assert [entry.score for entry in read_nights(db, 10)] == [None, SCORE]
+
+
+def test_systems_and_throughput_come_back_and_are_not_known_of_an_older_history(tmp_path, db):
+    speed = Throughput(steps=2, step_seconds=0.5, spread_seconds=0.1, tokens=100, flops=10**9, peak_flops=1e10)
+    add_runs(db, [night(tmp_path, 1, result(case(), throughput={"candidate": speed}))])
+    [found] = read_nights(db, 10)[0].outcomes.values()
+    assert (found.reference, found.candidate, found.throughput) == ("eager", "graph", {"candidate": speed})
+    changed(db, *OF_THE_SECOND)
+    [found] = read_nights(db, 10)[0].outcomes.values()
+    assert (found.reference, found.throughput) == (None, {})
+    add_runs(db, [night(tmp_path, 2)])
+    assert [each.outcomes["near"].candidate for each in read_nights(db, 10)] == [None, "graph"]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"other": {}}', '{"candidate": {"steps": -1}}', "{", '{"candidate": 1}'])
+def test_a_throughput_that_no_run_has_is_refused(tmp_path, db, text):
+    add_runs(db, [night(tmp_path, 1)])
+    changed(db, f"UPDATE details SET throughput = '{text}'")
+    assert refusal(db).startswith("RecordingError: a night of the history is damaged")
 
 
 def refusal(path):
@@ -238,11 +261,11 @@ def changed(db, *statements):
 
 def test_a_newer_history_is_refused(tmp_path, db):
     add_runs(db, [night(tmp_path, 1)])
-    changed(db, "PRAGMA user_version = 3")
+    changed(db, "PRAGMA user_version = 4")
     assert refusal(db) == (
         "RecordingError: the history is of a newer bitproof\n"
-        "  expected: schema 2 or lower\n"
-        "  found: schema 3\n"
+        "  expected: schema 3 or lower\n"
+        "  found: schema 4\n"
         f"  came from: {db}\n"
         "  fix: use the bitproof that wrote it, or another file"
     )
@@ -251,15 +274,16 @@ def test_a_newer_history_is_refused(tmp_path, db):
 @pytest.mark.parametrize(
     ("statement", "found"),
     [
-        ("CREATE TABLE more (a)", "4 tables, views, indexes or triggers, schema 2"),
-        ("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM results; END", "4 tables, "),
-        ("CREATE VIEW v AS SELECT 1", "4 tables, "),
-        ("CREATE INDEX i ON results (name)", "4 tables, "),
-        ("ALTER TABLE runs ADD COLUMN evil", "3 tables, "),
-        ("DROP TABLE runs", "2 tables, "),
-        ("DROP TABLE scores", "2 tables, views, indexes or triggers, schema 2"),
-        ("PRAGMA user_version = 1", "3 tables, views, indexes or triggers, schema 1"),
-        ("PRAGMA user_version = 0", "3 tables, views, indexes or triggers, schema 0"),
+        ("CREATE TABLE more (a)", "5 tables, views, indexes or triggers, schema 3"),
+        ("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM results; END", "5 tables, "),
+        ("CREATE VIEW v AS SELECT 1", "5 tables, "),
+        ("CREATE INDEX i ON results (name)", "5 tables, "),
+        ("ALTER TABLE runs ADD COLUMN evil", "4 tables, "),
+        ("DROP TABLE runs", "3 tables, "),
+        ("DROP TABLE scores", "3 tables, views, indexes or triggers, schema 3"),
+        ("DROP TABLE details", "3 tables, views, indexes or triggers, schema 3"),
+        ("PRAGMA user_version = 1", "4 tables, views, indexes or triggers, schema 1"),
+        ("PRAGMA user_version = 0", "4 tables, views, indexes or triggers, schema 0"),
     ],
 )
 def test_other_tables_are_refused_before_anything_is_read_or_written(tmp_path, db, statement, found):
@@ -268,7 +292,7 @@ def test_other_tables_are_refused_before_anything_is_read_or_written(tmp_path, d
     before = db.read_bytes()
     text = refusal(db)
     assert text.startswith(
-        "RecordingError: the file is no history of bitproof\n  expected: the tables runs, results and scores"
+        "RecordingError: the file is no history of bitproof\n  expected: the tables runs, results, details and scores"
     )
     assert f"\n  found: {found}" in text
     with pytest.raises(RecordingError, match="the file is no history of bitproof"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -69,7 +70,8 @@ HERE = {"commit": "c0ffee", "torch": "2.13.0"}
 )
 def test_two_results_of_one_commit_in_one_environment_are_flaky_whatever_comes_later(environments, flaky):
     columns = [[outcome("a", verdict)] for verdict in ("EQUAL", "DIFFERENT", "EQUAL")]
-    [found] = trends_of(nights(*columns, environments=environments))
+    found, *others = trends_of(nights(*columns, environments=environments))
+    assert len(others) == len({each.get("torch") for each in environments}) - 1
     assert (found.flaky and [night.time.day for night in found.flaky]) == flaky
 
 
@@ -83,6 +85,22 @@ def test_a_difference_in_other_kinds_than_expected_is_a_turn():
     columns = [[outcome("a", "DIFFERENT", as_expected=good)] for good in (True, False, False)]
     [found] = trends_of(nights(*columns))
     assert (found.flake_rate, found.since.time.day) == (0.5, 2)
+
+
+def test_a_case_has_a_trend_for_each_pair_of_systems_in_each_environment_the_last_to_run_first():
+    def ran(candidate):
+        return [replace(outcome("a"), reference="eager", candidate=candidate)]
+
+    old, new = {"torch": "2.13.0", "commit": "a"}, {"torch": "2.14.1", "commit": "b"}
+    found = trends_of(nights(ran("graph"), ran("graph"), ran("joint"), environments=[old, new, new]))
+    assert [each.label for each in found] == [
+        "a (eager / joint, torch 2.14.1)", "a (eager / graph, torch 2.14.1)", "a (eager / graph, torch 2.13.0)",
+    ]  # fmt: skip
+    assert [[each is not None for each in trend.by_night] for trend in found] == [
+        [False, False, True], [False, True, False], [True, False, False],
+    ]  # fmt: skip
+    [plain] = trends_of(nights([outcome("a")], ran("graph")))
+    assert (plain.label, len(plain.outcomes)) == ("a", 2), "an older night's systems are those of later ones"
 
 
 def test_slower_compares_the_last_night_with_the_median_of_those_before():

@@ -90,8 +90,14 @@ def test_workflows_fit_githubs_schema(path):
     assert done.returncode == 0
 
 
-def test_workflows_pass_a_linter_that_knows_what_is_unsafe_in_them():
-    done = subprocess.run([program("zizmor"), "--offline", "--no-progress", str(ROOT / ".github")], capture_output=True)
+def test_the_action_fits_githubs_schema():
+    action = [program("check-jsonschema"), "--builtin-schema", "vendor.github-actions", str(ROOT / "action.yml")]
+    assert subprocess.run(action).returncode == 0
+
+
+def test_workflows_and_the_action_pass_a_linter_that_knows_what_is_unsafe_in_them():
+    linted = [str(ROOT / ".github"), str(ROOT / "action.yml")]
+    done = subprocess.run([program("zizmor"), "--offline", "--no-progress", *linted], capture_output=True)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
 

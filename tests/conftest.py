@@ -35,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 # What traces whole steps, or computes as long: some seconds a test, where the others take a hundredth of one.
 TRACES = (
     "tests/harness/commands/test_prove.py",
+    "tests/harness/graph/hazards/test_planted.py",
     "tests/harness/graph/passes/",
     "tests/harness/graph/test_backends.py",
     "tests/harness/graph/test_dump.py",

@@ -13,6 +13,7 @@ CASES = "tests/cases/test_families.py"
 CLI = "tests/harness/test_cli.py"
 LAUNCH = "tests/harness/execute/test_launch.py"
 TORCHRUN = "tests/harness/execute/test_torchrun.py"
+HAZARDS = "tests/harness/graph/hazards/test_planted.py"
 FAULT_ROWS = "tests/harness/disturb/faults/test_catalogue.py"
 FAULT_RUNS = "tests/harness/commands/test_faults.py"
 
@@ -73,6 +74,10 @@ ELSEWHERE = {
     "harness/execute/torchrun/store.py": (TORCHRUN, "ranks come together by it"),
     "harness/execute/torchrun/team.py": (TORCHRUN, "ranks run together there"),
     "harness/execute/worker.py": (LAUNCH, "what a rank does is seen from a run"),
+    "harness/graph/hazards/__init__.py": (HAZARDS, "what is found is planted there"),
+    "harness/graph/hazards/effects.py": ("tests/harness/graph/hazards/test_walk.py", "effects show in how calls meet"),
+    "harness/graph/hazards/turns.py": (HAZARDS, "what turns are wrong is planted there"),
+    "harness/operators/turns.py": (HAZARDS, "ranks that cross each other are planted there"),
     "harness/graph/activations.py": ("tests/harness/graph/passes/test_rematerialize.py", "passes alone ask it"),
     "harness/graph/context.py": ("tests/harness/graph/test_pipeline.py", "it holds what the runner hands on"),
     "harness/graph/mixing_rules.py": ("tests/harness/graph/test_mixing.py", "rules are tested by what they decide"),

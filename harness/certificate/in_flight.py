@@ -1,4 +1,4 @@
-"""What is on its way in a graph as data, for the prover and the checker: `harness.operators.flights` over storages."""
+"""What is on its way in a graph as data, for the prover and the checker, by `harness.operators.happens_before`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 
 from bitproof.harness.certificate.data import Call, Graph
 from bitproof.harness.operators import Operator, known
-from bitproof.harness.operators.flights import NEVER_FREED, Flights, Race
+from bitproof.harness.operators.happens_before import NEVER_FREED, Order, Race
 
 
 class InFlight:
@@ -14,37 +14,35 @@ class InFlight:
 
     def __init__(self, graph: Graph) -> None:
         self._calls = graph.calls
-        self._flights = Flights(_last_uses(graph))
+        self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
         """The races of what a call reads now. Who waits, asks for a layout or only shows memory reads none of it."""
         row = _row(call)
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
-        return [] if row.wait or row.reads_layout or is_shown else self._flights.races(read, ())
+        return [] if row.wait or row.reads_layout or is_shown else self._order.races(read, ())
 
     def races_of_write(self, storage: int) -> list[Race]:
         """The races of a write to a storage now."""
-        return self._flights.races((), [storage])
+        return self._order.races((), [storage])
 
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
         """A call runs, which may launch something or wait for the value of another. Gives what was let go too soon."""
         row = _row(call)
-        found = (
-            self._flights.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []
-        )
+        found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []
         if row.launch is not None:
             results = [[x.storage] for x in call.results]
-            self._flights.launch(call.name, index, row.launch, results, self._storages(call.reads))
+            self._order.launch(call.name, index, row.launch, results, self._storages(call.reads))
         return found
 
     def is_filling(self, index: int) -> bool:
         """Whether something that nobody has waited for fills the memory of a call's value."""
-        return self._flights.is_filling(self._storages([index]))
+        return self._order.is_filling(self._storages([index]))
 
     def touching(self, storage: int) -> list[int]:
         """The calls that launched what is on its way and fills or reads a storage."""
-        return [int(launched) for launched in self._flights.touching([storage])]
+        return [int(launched) for launched in self._order.touching([storage])]
 
     def _storages(self, indices: Iterable[int]) -> list[int]:
         return [x.storage for index in indices for x in self._calls[index].results]

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.errors import RankError
 from bitproof.harness.execute.failures import Failure, error_of_failure, error_of_hang
+from bitproof.harness.operators.turns import RankTurn
 from bitproof.harness.records import Artifact, MachineFacts, PassReport, Switch, TorchCompile
 
 if TYPE_CHECKING:
+    from bitproof.harness.case import Case
     from bitproof.harness.systems.graph import GraphProgram
 
 
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 class PreparedGraph:
     """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
 
-    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` are the
-    places where it reads or writes what a collective or a copy still works on. Of its `calls`, the values of
+    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` say
+    where nothing orders two of its calls that use one memory. Of its `calls`, the values of
     `calls_uncompared` stand in no record.
     """
 
@@ -50,7 +52,7 @@ class PreparedGraph:
         ]
 
     @staticmethod
-    def of(program: GraphProgram | None) -> PreparedGraph | None:
+    def of(program: GraphProgram | None, case: Case) -> PreparedGraph | None:
         """What is told of a program; None when there is none."""
         if program is None:
             return None
@@ -64,7 +66,7 @@ class PreparedGraph:
             trace_seconds=program.trace_seconds,
             is_kept=program.is_kept,
             artifact=program.artifact,
-            races=program.races,
+            races=program.hazards(case),
             calls=calls,
             calls_uncompared=uncompared,
         )
@@ -112,7 +114,8 @@ class Done:
     of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
     was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
     are independent; `compiled` is what torch.compile made of its code; `races` are those of the graph that a system of
-    a user's shows, `unshown` the state that it keeps, and steps have changed, and no record has.
+    a user's shows, and `turns` the collectives that it launches and waits for; `unshown` is the state that the system
+    keeps, and steps have changed, and no record has.
     """
 
     seconds: float = 0.0
@@ -133,6 +136,7 @@ class Done:
     compiled: TorchCompile | None = None
     races: tuple[str, ...] = ()
     unshown: tuple[str, ...] = ()
+    turns: tuple[RankTurn, ...] = ()
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure

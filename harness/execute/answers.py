@@ -56,6 +56,7 @@ from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.localize.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
 from bitproof.harness.machine.gpus import num_gpus
+from bitproof.harness.operators.turns import crossed
 from bitproof.harness.options import OnEvent
 from bitproof.harness.program.sources import Installation
 from bitproof.harness.records import Closeness, GraphIdentity, PassSettings
@@ -217,12 +218,14 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
             keep_archives(request.watch.folder, [part.with_suffix(ARCHIVE) for part in parts])
     else:
         keep_archives(request.out, parts)
+    stuck = map(str, crossed({rank: account.turns for rank, account in enumerate(done) if account.turns}))
+    races = [*(graph.races if graph else ()), *(race for rank in done for race in rank.races), *stuck]
     return RunAnswer(
         graph=graph,
         peak_mib=max((rank.peak_mib for rank in done if rank.peak_mib is not None), default=None),
         kept=next((rank.kept for rank in done if rank.kept), None),
         switches_changed=tuple(tell_changes(first_changed([rank.switches for rank in done]))),
-        races=tuple(dict.fromkeys([*(graph.races if graph else ()), *(race for rank in done for race in rank.races)])),
+        races=tuple(dict.fromkeys(races)),
         seconds=RunSeconds(
             prepare=max(end.prepare_seconds for end in ends),
             start_ranks=max(end.start_seconds for end in ends),

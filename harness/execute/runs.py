@@ -233,7 +233,7 @@ class Finisher:
         began = time.monotonic()
         self._program = self._made(run, seats, send)
         program = struck(self._program, parse_fault(run.inject) if run.inject else None, run.case)
-        _find_races(program)
+        _find_races(program, run.case)
         send(Place(""))
         return run_ranks(run, seats, send, hangup, program, time.monotonic() - began)
 
@@ -351,9 +351,9 @@ def run_ranks(
     return replace(end, prepare_seconds=prepare_seconds)
 
 
-def _find_races(program: object) -> None:
+def _find_races(program: object, case: Case) -> None:
     """Have a graph's races found here, once, before ranks are forked, and not by each of them."""
     from bitproof.harness.systems.graph import GraphProgram
 
     if isinstance(program, GraphProgram):
-        program.races  # noqa: B018 (it is kept from now on)
+        program.hazards(case)

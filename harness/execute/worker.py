@@ -144,7 +144,7 @@ def run_rank(
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.execute.witness import Witness
     from bitproof.harness.systems.user_system import UserSystem
-    from bitproof.reference.parallel.mesh import Mesh, collectives_in_memory, join_groups, leave_groups
+    from bitproof.reference.parallel.mesh import Mesh, collectives_in_memory, join_groups, leave_groups, ranks_in
 
     determinism = set_determinism(
         job.case.seed,
@@ -154,7 +154,7 @@ def run_rank(
     switches = {SET: read_switches()}
     device = _device_of(job, rank)
     program = _program_of(job, rank, device)
-    tell(Prepared(graph=PreparedGraph.of(program)))
+    tell(Prepared(graph=PreparedGraph.of(program, job.case)))
     mesh = Mesh(rank=rank, parallelism=job.case.parallelism, device=device)
     injector = Injector(job.fault, rank, job.case.parallelism.world_size)
     with phase("join groups"):
@@ -219,6 +219,7 @@ def run_rank(
             compiled=witness.compiled,
             races=tuple(system.races()) if isinstance(system, UserSystem) else (),
             unshown=tuple(system.unshown(recorder.rows)) if isinstance(system, UserSystem) else (),
+            turns=tuple(system.turns(ranks_in)) if isinstance(system, UserSystem) else (),
         )
     )
     leave_groups()

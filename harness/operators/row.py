@@ -24,6 +24,20 @@ class Work(Enum):
     COLLECTIVE = "a collective"
     OFFLOAD = "a copy to host memory"
     RELOAD = "a copy from host memory"
+    TRANSFER = "a copy to host memory or from there"
+
+
+class Sync(Enum):
+    """What an operator says of streams and events, which it names by numbers."""
+
+    SWITCH = "what follows runs on the second stream"
+    RECORD = "the event holds what the stream was given"
+    WAIT_EVENT = "the stream waits for the event"
+    WAIT_STREAM = "the first stream waits for the second"
+    HOST_WAITS_EVENT = "the host waits for the event"
+    HOST_WAITS_STREAM = "the host waits for the stream"
+    HOST_WAITS = "the host waits for everything"
+    KEEP = "the allocator keeps the tensor for the stream"
 
 
 class Hides(Enum):
@@ -107,6 +121,10 @@ class Operator:
     """What runs on after the call has returned."""
     wait: Wait | None = None
     """What is done after the call."""
+    sync: Sync | None = None
+    """What the call says of streams and events."""
+    frees: str | None = None
+    """The argument whose memory is let go once what the call waits for is done."""
     returns: str | None = None
     """The argument whose memory the result shares, though the schema does not say so."""
     writes: str | None = None

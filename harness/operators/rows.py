@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitproof.harness.operators.aten import ATEN
-from bitproof.harness.operators.row import Hides, Launch, Operator, RowFlow, Uninitialized, Wait, Work
+from bitproof.harness.operators.row import Hides, Launch, Operator, RowFlow, Sync, Uninitialized, Wait, Work
 
 _COLLECTIVE = Launch(work=Work.COLLECTIVE)
 _WHOLE, _GROWN = Uninitialized.WHOLE, Uninitialized.GROWN
@@ -52,6 +52,14 @@ _ROWS = (
     ),
     Operator(name="_c10d_functional_autograd.*", launch=_COLLECTIVE),
     Operator(name="_operator.getitem", hides=Hides.CHOICE),
+    Operator(name="ao.offload", launch=Launch(work=Work.TRANSFER, takes="copies", holds_source=True)),
+    Operator(name="ao.reload", launch=Launch(work=Work.TRANSFER, takes="copies", holds_source=True)),
+    Operator(
+        name="ao.wait_tensor",
+        wait=Wait(work=Work.TRANSFER, argument="tensor"),
+        returns="tensor",
+        frees="keepalive",
+    ),
     Operator(
         name="bitproof.offload",
         launch=Launch(work=Work.OFFLOAD, takes="copies", holds_source=True),
@@ -91,6 +99,16 @@ _ROWS = (
     Operator(name="prims.inductor_randint", draws_untold=True),
     Operator(name="prims.inductor_random", draws_untold=True),
     Operator(name="prims.resize", uninitialized=_GROWN),
+    Operator(name="streams.fork", sync=Sync.SWITCH),
+    Operator(name="streams.join", sync=Sync.SWITCH),
+    Operator(name="streams.record_event", sync=Sync.RECORD),
+    Operator(name="streams.record_stream", sync=Sync.KEEP, reads_layout=True),
+    Operator(name="streams.sync_dealloc", sync=Sync.WAIT_EVENT, reads_layout=True),
+    Operator(name="streams.synchronize_device", sync=Sync.HOST_WAITS),
+    Operator(name="streams.synchronize_event", sync=Sync.HOST_WAITS_EVENT),
+    Operator(name="streams.synchronize_stream", sync=Sync.HOST_WAITS_STREAM),
+    Operator(name="streams.wait_event", sync=Sync.WAIT_EVENT),
+    Operator(name="streams.wait_stream", sync=Sync.WAIT_STREAM),
     Operator(
         name="torch.distributed._functional_collectives.wait_tensor",
         wait=Wait(work=Work.COLLECTIVE, argument="tensor"),

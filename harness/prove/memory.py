@@ -10,7 +10,7 @@ from typing import Any
 
 from bitproof.harness.certificate.data import Call, Graph, Tensor, nodes_in
 from bitproof.harness.certificate.in_flight import InFlight
-from bitproof.harness.operators.flights import Race
+from bitproof.harness.operators.happens_before import Race
 from bitproof.harness.prove import operators
 from bitproof.harness.prove.export import refuse
 from bitproof.harness.prove.layouts import overlaps

@@ -61,7 +61,7 @@ CAST = "aten._to_copy.default"
 COPIES = {row.overload("default"): row.copies for row in ROWS.values() if row.copies}
 """Operators whose result, where its dtype is the same, has the values of the argument named, in memory of its own."""
 
-WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if row.wait}
+WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if row.wait and row.allowed}
 """Operators before which the result of a launch must not be read, nor what it reads be written."""
 
 JOINS = _by_default(lambda row: row.joins)

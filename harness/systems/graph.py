@@ -19,7 +19,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -39,7 +38,7 @@ from bitproof.harness.graph.export_joint import export_joint_step
 from bitproof.harness.graph.extra_pass import insert, load_pass
 from bitproof.harness.graph.groups import Group, GroupTable
 from bitproof.harness.graph.halves import is_partitioned
-from bitproof.harness.graph.in_flight import races
+from bitproof.harness.graph.hazards import hazard_lines
 from bitproof.harness.graph.observation import show_activations, shown_to
 from bitproof.harness.graph.options import GraphOptions, parse_pass
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
@@ -98,10 +97,15 @@ class GraphProgram:
         """How often a step runs each module that the chunk pass wrote in chunks; None when that pass did not run."""
         return next((entry.facts["calls"] for entry in self.passes if entry.name == "chunk"), None)
 
-    @cached_property
-    def races(self) -> list[str]:
-        """Where the graph reads or writes what a collective or a copy still works on."""
-        return races(self.module)
+    def hazards(self, case: Case) -> list[str]:
+        """Where nothing orders two calls of the graph that use one memory, and where ranks of the case may wait for
+        each other for ever. Looked for once: ranks that are forked afterwards have them.
+        """
+        if "_hazards" not in self.__dict__:
+            _, groups = graph_of_program(case, self)
+            self.__dict__["_hazards"] = hazard_lines(self.module, groups.partitions())
+        found: list[str] = self.__dict__["_hazards"]
+        return found
 
     @property
     def generated_hash(self) -> str | None:

@@ -11,6 +11,7 @@ import torch
 
 from bitproof.harness.case import KINDS, Case
 from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.operators.turns import RankTurn
 from bitproof.harness.records import Key, Record
 from bitproof.harness.systems.unshown import KeptState
 from bitproof.harness.user_code.names import Names
@@ -103,10 +104,19 @@ class UserSystem:
 
     def races(self) -> list[str]:
         """What races in the graph that the system shows, in words; nothing where it shows none."""
-        from bitproof.harness.graph.in_flight import races
+        from bitproof.harness.graph.hazards import hazard_lines
 
         graph = getattr(self.made, "graph", None)
-        return races(graph) if isinstance(graph, torch.fx.GraphModule) else []
+        return hazard_lines(graph) if isinstance(graph, torch.fx.GraphModule) else []
+
+    def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
+        """The collectives that the graph that the system shows launches and waits for on this rank, in order.
+        `ranks_in` has the ranks of the rank's instance of a group, None of one that nobody knows.
+        """
+        from bitproof.harness.graph.hazards import turns_of
+
+        graph = getattr(self.made, "graph", None)
+        return turns_of(graph, ranks_in) if isinstance(graph, torch.fx.GraphModule) else []
 
     def _yielded(self, index: int) -> Any:
         result = self._step(index)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from bitproof.harness.case import Parallelism
 from bitproof.harness.shared_memory import Board, SharedMemory
-from bitproof.harness.torch_compat import register_group, set_timeout, unregister_group
+from bitproof.harness.torch_compat import group_named, register_group, set_timeout, unregister_group
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
 from bitproof.reference.parallel.rank_order_group import RankOrderGroup
 from bitproof.reference.parallel.shared_memory_group import SharedMemoryGroup
@@ -185,6 +185,17 @@ def collectives_in_memory() -> dict[str, int]:
     """How many collectives this rank has launched in each group of several ranks that meets in shared memory."""
     groups = [group for group in _in_memory if group.num_ranks > 1]
     return {f"shared memory {index}": group.inline.posted for index, group in enumerate(groups)}
+
+
+def ranks_in(name: str) -> tuple[int, ...] | None:
+    """The ranks of this rank's instance of a group, ours or torch's own; None where no such group is registered."""
+    if name in _partitions:
+        rank = dist.get_rank()
+        return next((tuple(ranks) for ranks in _partitions[name] if rank in ranks), None)
+    try:
+        return tuple(dist.get_process_group_ranks(group_named(name)))
+    except (RuntimeError, ValueError, KeyError):
+        return None
 
 
 def leave_groups() -> None:

@@ -41,6 +41,7 @@ def finish_for_cuda() -> Callable[..., Any]:
         hashes = [program.code_hash for program in programs]
         if len(set(hashes)) != 1:
             raise PassError("the step's code depends on the device's index", found=", ".join(hashes))
+        hazards = programs[0].hazards(case)  # of the graph for CUDA: they are looked for once
         enter("in mapping to the CPU")
         facts = {
             "case": case.name,
@@ -48,6 +49,7 @@ def finish_for_cuda() -> Callable[..., Any]:
             "traced for": len(tracer.devices()),
             "rewritten for": len(programs),
             "code hash": hashes[0],
+            "hazards": hazards,
             "mapped": dict(map_to_cpu(programs[0].module)),
         }
         print(f"cuda lane: {facts}")

@@ -10,12 +10,19 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Tracer, symbolic_trace
 
-from bitproof.harness.graph.in_flight import races
+from bitproof.harness.graph.hazards import MOST_TOLD, find_hazards, hazard_lines
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
+
+
+def races(module: GraphModule) -> list[str]:
+    """How calls meet in one memory, in the graph's order, each way once."""
+    hazards, deadlocks = find_hazards(module)
+    assert not deadlocks
+    return list(dict.fromkeys(hazard.does + hazard.second.where for hazard in hazards))
 
 
 def gathered(sketch: Sketch):
@@ -74,8 +81,8 @@ def test_each_result_of_a_collective_of_several_tensors_has_a_wait_of_its_own() 
 def test_of_many_races_the_first_are_told_and_the_others_counted() -> None:
     sketch = Sketch()
     _, launch = gathered(sketch)
-    found = races(sketch.finish(*(sketch.call(aten.neg.default, launch) for _ in range(5))))
-    assert (len(found), found[-1]) == (4, "and 2 more")
+    found = hazard_lines(sketch.finish(*(sketch.call(aten.neg.default, launch) for _ in range(5))))
+    assert (len(found), found[-1]) == (MOST_TOLD + 1, "and 2 more")
 
 
 # -- copies to host memory and back ------------------------------------------------------------------

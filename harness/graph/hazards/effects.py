@@ -1,0 +1,193 @@
+"""What a call does to the memory of the nodes that it is handed: by its operator's schema and row, or, of calls of
+methods, modules and functions, by their names. What is not known reads all that it is handed.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from bitproof.harness.graph import operators
+from bitproof.harness.operators import Operator
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket, schema_of, storage_key
+
+Places = tuple[tuple[int | None, str], ...]
+"""Arguments of an overload: the index of each, None of one that goes by keyword alone, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a call does to the memory of the nodes that it is handed.
+
+    `only_shows`: it reads no element. `gives_several`: its results lie in memory of their own, each by itself.
+    `syncs_host`: the host waits for what it computes.
+    """
+
+    row: Operator
+    writes: Sequence[Node] = ()
+    shares: Sequence[Node] = ()
+    awaits: Sequence[Node] = ()
+    frees: Sequence[Node] = ()
+    only_shows: bool = False
+    gives_several: bool = False
+    syncs_host: bool = False
+
+
+_ASSIGNING = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_IN_PLACE_BY_NAME = frozenset(f"i{name}" for name in _ASSIGNING)
+
+
+def effects_of(node: Node) -> Effects:
+    """A call's effects."""
+    if isinstance(node.target, OpOverload):
+        return _effects_of_overload(node, _plan_of(node.target))
+    if node.op == "call_module":
+        in_place = [*node.all_input_nodes[:1]] if getattr(submodule_of(node), "inplace", False) is True else []
+        return Effects(Operator(name=str(node.target)), writes=in_place, shares=in_place)
+    if node.target is operator.getitem:
+        shown, place = node.all_input_nodes[:1], node.args[1]
+        by_tensor = [x for x in node.all_input_nodes[1:] if not isinstance(x.meta.get("val"), _NUMBERS)]
+        return Effects(_GETITEM, shares=shown, only_shows=not by_tensor and not _selects(place))
+    if node.target is operator.setitem:
+        return Effects(Operator(name="setitem"), writes=node.all_input_nodes[:1])
+    if node.target is getattr:
+        return Effects(Operator(name="getattr"), shares=node.all_input_nodes[:1], only_shows=True)
+    name = str(node.target) if node.op == "call_method" else operators.name_of(node.target)
+    assigns = getattr(node.target, "__module__", None) == "_operator" and name in _IN_PLACE_BY_NAME
+    if assigns or node.kwargs.get("inplace") is True:
+        return Effects(Operator(name=name), writes=node.all_input_nodes[:1], shares=node.all_input_nodes[:1])
+    return _effects_by_name(node, name)
+
+
+def submodule_of(node: Node) -> nn.Module | None:
+    """The module that a call names."""
+    owner = node.graph.owning_module
+    try:
+        return owner.get_submodule(str(node.target)) if owner is not None else None
+    except AttributeError:
+        return None
+
+
+_GETITEM = Operator(name="getitem")
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _selects(place: Any) -> bool:
+    """Whether an index copies what it selects: by lists or tensors, where numbers and slices only show."""
+    places = place if isinstance(place, tuple) else (place,)
+    return any(isinstance(x, (list, Tensor)) for x in places)
+
+
+# -- operators ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What an overload does, whoever calls it."""
+
+    row: Operator
+    writes: Places
+    shares: Places
+    awaits: Places
+    frees: Places
+    is_plain: bool
+    only_shows: bool
+    gives_several: bool
+    reads_data: bool
+    plain: Effects
+
+
+@functools.cache
+def _plan_of(overload: OpOverload) -> _Plan:
+    row = operators.row_of(overload)
+    arguments = schema_of(overload).arguments
+    places = {x.name: (None if x.kwarg_only else place, x.name) for place, x in enumerate(arguments)}
+
+    def named(*names: str | None) -> Places:
+        return tuple(places[name] for name in dict.fromkeys(names) if name in places)
+
+    writes = named(*operators.written_names(overload), row.writes)
+    shares = named(*operators.aliased_names(overload), row.returns)
+    returns = schema_of(overload).returns
+    several = len(returns) > 1 or any(str(x.type).startswith("List[") for x in returns)
+    shows = row.wait is not None or row.reads_layout or bool(shares and not writes and row.launch is None)
+    frees, reads_data = named(row.frees), operators.reads_data(overload)
+    only_shows, gives_several = shows, several and not shares
+    is_plain = not (writes or shares or row.wait or frees)
+    plain = Effects(row, only_shows=only_shows, gives_several=gives_several, syncs_host=reads_data)
+    awaits = named(row.wait.argument) if row.wait else ()
+    return _Plan(row, writes, shares, awaits, frees, is_plain, only_shows, gives_several, reads_data, plain)
+
+
+def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
+    if plan.is_plain:
+        return plan.plain
+    shares = _nodes(node, plan.shares)
+    only_shows = plan.only_shows
+    if plan.row.may_copy and not plan.row.reads_layout and plan.row.wait is None:
+        only_shows = only_shows and bool(shares) and not _copied(node, shares[0])
+    return Effects(
+        plan.row,
+        writes=_nodes(node, plan.writes),
+        shares=shares,
+        awaits=_nodes(node, plan.awaits),
+        frees=_nodes(node, plan.frees),
+        only_shows=only_shows and (bool(shares) or plan.row.wait is not None or plan.row.reads_layout),
+        gives_several=plan.gives_several,
+        syncs_host=plan.reads_data,
+    )
+
+
+def _nodes(node: Node, places: Places) -> Sequence[Node]:
+    """The nodes that a call hands on at these places."""
+    found: list[Node] = []
+    for index, name in places:
+        given = node.args[index] if index is not None and index < len(node.args) else node.kwargs.get(name)
+        if isinstance(given, Node):
+            found.append(given)
+        elif isinstance(given, (list, tuple)):
+            map_arg(given, found.append)
+    return found
+
+
+def _effects_by_name(node: Node, name: str) -> Effects:
+    """What a method or a function of torch does: what its namesake among operators may do, whichever overload runs."""
+    row = operators.row_of(node.target)
+    packet: Any = node.target
+    if not isinstance(packet, OpOverloadPacket | HigherOrderOperator) and row.launch is None and row.wait is None:
+        packet = getattr(torch.ops.aten, name, None)
+        row = operators.row_of(packet) if packet is not None else row
+    plans = [_plan_of(getattr(packet, x)) for x in packet.overloads()] if isinstance(packet, OpOverloadPacket) else []
+    first = node.all_input_nodes[:1]
+    writes = dict.fromkeys(x for plan in plans for x in _nodes(node, plan.writes))
+    shares = dict.fromkeys(x for plan in plans for x in _nodes(node, plan.shares))
+    if not plans and row.returns is not None:
+        shares |= dict.fromkeys(first)
+    awaits = _nodes(node, plans[0].awaits) if plans else first
+    shows = bool(shares) and not (row.may_copy and _copied(node, next(iter(shares))))
+    return Effects(
+        row,
+        writes=list(writes),
+        shares=list(shares),
+        awaits=awaits if row.wait is not None else (),
+        frees=_nodes(node, plans[0].frees) if plans else (),
+        only_shows=row.wait is not None or row.reads_layout or (shows and not writes and row.launch is None),
+        gives_several=len(plans) == 1 and plans[0].gives_several and not shares,
+    )
+
+
+def _copied(node: Node, source: Node) -> bool:
+    """Whether a call that shows its argument where it can has copied it: where the values of both are known, by where
+    they lie; else it may have."""
+    own, shown = node.meta.get("val"), source.meta.get("val")
+    if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
+        return True
+    return storage_key(own) != storage_key(shown)

@@ -1,0 +1,101 @@
+"""The order in which ranks launch collectives, and what may have them wait for each other for ever.
+
+Where all ranks run one graph they take the same turns. So the first collective that some rank has not come to is the
+next turn of all its members that are behind, and all come to it: no order of one graph's turns ends in a deadlock,
+whichever groups they are of, and whichever of them share ranks, a stream or a process group. That holds if
+
+1. every collective names a group that there is, and each rank belongs to one instance of it,
+2. the call counts as many ranks as the group has,
+3. all ranks come to it: it does not stand in a graph that data chooses to run.
+
+Where ranks show graphs of their own their turns are compared (`harness.operators.turns`).
+
+Two groups whose collectives are in flight at once may also starve each other of a GPU's room where each GPU runs them
+in another order; that is ruled out by NCCL's own switch (`harness/machine/nccl.py`), not by a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.groups import Partition
+from bitproof.harness.graph.hazards.walk import At, Turn
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.operators.turns import Deadlock, RankTurn
+from bitproof.harness.torch_compat import overload_of, schema_of
+
+_SIZES = ("group_size",)
+
+
+def name_of_call(call: At) -> str:
+    """A call's operator, module and direction."""
+    origin = origin_of(call.node)
+    target = call.node.target
+    packet = getattr(target, "overloadpacket", None)
+    name = f"{packet}.{overload_of(target)}" if packet is not None else operators.name_of(target)
+    return f"{name} in {origin}{call.where}"
+
+
+def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
+    """What keeps some rank of one graph from a collective that others launch: see the top of this file."""
+    found = []
+    for turn in turns:
+        if turn.waits is not None:
+            continue
+        group, who = operators.group_name(turn.call.node), f"`{turn.call}` ({name_of_call(turn.call)})"
+        if turn.choice is not None:
+            why = f"{who} runs where `{turn.choice}` chooses it by data, which may differ between ranks"
+            found.append(Deadlock(str(turn.call), why))
+        if groups is None:
+            continue
+        if group not in groups:
+            found.append(Deadlock(str(turn.call), f"{who} names the group {group}, which no rank has"))
+            continue
+        found += [Deadlock(str(turn.call), f"{who} {why}") for why in _misfits(turn.call, group, groups)]
+    return found
+
+
+def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]:
+    """How a call and its group do not fit."""
+    found, partition = [], groups[group]
+    ranks = [rank for part in partition for rank in part]
+    if len(set(ranks)) != len(ranks):
+        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+        found.append(f"names the group {group}, to which rank {twice[0]} belongs twice")
+    if missing := sorted({rank for parts in groups.values() for part in parts for rank in part} - {*ranks}):
+        found.append(f"names the group {group}, to which rank {missing[0]} does not belong")
+    schema, node = schema_of(call.node.target), call.node
+    given = dict(zip((x.name for x in schema.arguments), node.args, strict=False)) | node.kwargs if schema else {}
+    sizes = {len(part) for part in partition}
+    for name in _SIZES:
+        if isinstance(size := given.get(name), int) and sizes != {size}:
+            found.append(f"counts {size} ranks in the group {group}, which has {_either(sizes)}")
+    for name in ("output_split_sizes", "input_split_sizes"):
+        if isinstance(splits := given.get(name), (list, tuple)) and splits and sizes != {len(splits)}:
+            found.append(f"splits its rows for {len(splits)} ranks of the group {group}, which has {_either(sizes)}")
+    return found
+
+
+def _either(sizes: set[int]) -> str:
+    return " or ".join(map(str, sorted(sizes)))
+
+
+RanksIn = Callable[[str], tuple[int, ...] | None]
+
+
+def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn) -> list[RankTurn]:
+    """A rank's turns as data. `ranks_in` has the ranks of its instance of a group; other groups are left out."""
+    found: list[RankTurn] = []
+    launched: dict[At, int] = {}
+    for turn in turns:
+        group = operators.group_name(turn.call.node)
+        if (ranks := ranks_in(group)) is None:
+            continue
+        if turn.waits is None:
+            launched[turn.call] = len(found)
+        told = name_of_call(turn.call)
+        name = f"`{turn.waits or turn.call}`"
+        waits_for = launched.get(turn.call) if turn.waits is not None else None
+        found.append(RankTurn(told.partition(" in ")[0], group, ranks, f"{name} ({told})", waits_for))
+    return found

@@ -1,0 +1,309 @@
+"""A graph's calls in their order, for `harness.operators.happens_before`: where each runs, which memory it uses.
+
+1. Values get memory: a key for each piece, a value may lie in several. Graphs that are called within the graph are
+   followed into, where it is known which operand is which of their inputs.
+2. A call runs on a stream: the one on which the graph is called, unless the graph says another; in a graph for CUDA
+   what touches no device runs on the host, and copies between the two hold up the host unless they say otherwise.
+3. Launches of collectives, and waits for them, are written down in order, as the turns that a rank takes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.hazards.effects import Effects, effects_of, submodule_of
+from bitproof.harness.operators import Sync
+from bitproof.harness.operators.happens_before import COMPUTE, HOST, NEVER_FREED, Key, Order, Race, Stream
+from bitproof.harness.torch_compat import OpOverload, schema_of
+
+Memory = tuple[Key, ...]
+"""The pieces of memory in which a value may lie."""
+Held = Memory | Mapping[Any, Any]
+"""A value's memory; of several results, that of each by its place."""
+
+_CHOOSES = ("cond", "while_loop")
+"""Higher-order operators that run a graph, or do not, as data says."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A call: its node, and of a nested graph words that say which."""
+
+    node: Node
+    where: str = ""
+
+    def __str__(self) -> str:
+        return self.node.name
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A collective that a rank launches, or, with `waits`, waits for. `choice` is the call that runs it or does not,
+    as data says."""
+
+    call: At
+    waits: At | None = None
+    choice: At | None = None
+
+
+class Walk:
+    """One way through a graph. `races` has each race with the call that meets another, and the time."""
+
+    def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
+        nodes = [node for m in module.modules() if isinstance(m, GraphModule) for node in m.graph.nodes]
+        self.names_streams = any(_row_of(target).sync for target in {n.target for n in nodes if callable(n.target)})
+        self.names_streams |= any("stream" in (node.meta.get("custom") or ()) for node in nodes)
+        self._has_cuda = any(_device_of(node.meta.get("val")) == "cuda" for node in nodes if node.op == "placeholder")
+        self._is_single = not (self.names_streams or self._has_cuda)
+        self._order = Order(None, is_single=self._is_single)
+        self._known_last_use = last_use
+        self.last_use: dict[Key, float] = {}
+        self.made: dict[Key, At] = {}
+        self.races: list[tuple[float, At, Race]] = []
+        self.turns: list[Turn] = []
+        self._kept: set[Key] = set()
+        self._constants: dict[tuple[int, str], Memory] = {}
+        self._time = 0.0
+        self._stream: Stream = COMPUTE
+        self._choice: At | None = None
+        self._take(module, None, "")
+        last_uses = self.last_use | dict.fromkeys(self._kept, NEVER_FREED)
+        self.races += [(time, who, race) for time, who, race in self._order.overdue(last_uses)]  # type: ignore[misc]
+        self.last_use = last_uses
+
+    def _take(self, module: GraphModule, operands: Sequence[Held] | None, where: str) -> Held:
+        """Follow a graph; gives the memory of what it returns. A caller's operands lie where they lie."""
+        given = iter(operands or ())
+        held: dict[Node, Held] = {}
+        for node in module.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
+                held[node] = self._call(node, held, where)
+            elif node.op == "placeholder":
+                held[node] = next(given, ()) if operands is not None else self._keep(At(node, where))
+            elif node.op == "get_attr":
+                key = (id(module), str(node.target))
+                if key not in self._constants:
+                    self._constants[key] = self._keep(At(node, where))
+                held[node] = self._constants[key]
+            elif node.op == "output":
+                return self._leave(node, held, where, is_last=operands is None)
+            elif (body := _body(node)) is not None:
+                inner, arguments = body
+                name = str(node.target) if node.op == "call_module" else str(node.all_input_nodes[0].target)
+                operands_of = [_structure(argument, held) for argument in arguments]
+                held[node] = self._take(inner, operands_of, f" (nested graph {name})")
+                self._time += 1
+                self._hand(node, held)
+            else:
+                held[node] = self._call(node, held, where)
+        return ()
+
+    def _leave(self, node: Node, held: Mapping[Node, Held], where: str, *, is_last: bool) -> Held:
+        if is_last:
+            read = _flat([held[x] for x in node.all_input_nodes])
+            self._kept |= {*read}
+            self._time += 1
+            self._found(At(node, where), self._order.call(At(node, where), read, (), COMPUTE))
+        return _structure(node.args[0] if node.args else None, held)
+
+    def _call(self, node: Node, held: Mapping[Node, Held], where: str) -> Held:
+        """Follow one call; gives the memory of its result."""
+        if not isinstance(node.target, OpOverload):
+            self._follow_graphs_of(node, where)
+        self._time += 1
+        effects = effects_of(node)
+        row = effects.row
+        self._hand(node, held)
+        if row.sync is not None:
+            self._sync(node, row.sync, held)
+        stream = COMPUTE if self._is_single else self._stream_of(node, effects)
+        if row.wait is not None:
+            self._wait(At(node, where), effects, held, stream)
+        writes = _flat([held[x] for x in effects.writes]) if effects.writes else ()
+        reads = () if effects.only_shows else _flat([held[x] for x in node.all_input_nodes])
+        result = self._result(node, effects, held, where)
+        if row.launch is not None:
+            self._launch(At(node, where), effects, reads, writes, result, stream)
+        elif self._is_single:
+            opened, freed = self._order.open, self._order.freed
+            if (opened or freed) and any(key in opened or key in freed for key in (*reads, *writes)):
+                self._found(At(node, where), self._order.races(reads, writes))
+        else:
+            made = _flat([result]) if not effects.shares else ()
+            self._found(At(node, where), self._order.call(At(node, where), reads, (*writes, *made), stream))
+            if stream != HOST and (effects.syncs_host or self._holds_up_host(node)):
+                self._order.wait_stream(HOST, stream)
+        if effects.frees:
+            self._order.let_go(_flat([held[x] for x in effects.frees]), At(node, where))
+        if self._known_last_use is not None:
+            self._free(At(node, where), node, held)
+        return result
+
+    def _follow_graphs_of(self, node: Node, where: str) -> None:
+        """Follow the graphs that a call is handed, where it is not known which operand is which input of them."""
+        before = self._choice
+        if operators.name_of(node.target) in _CHOOSES:
+            self._choice = self._choice or At(node, where)
+        for x in node.all_input_nodes:
+            if (body := operators.graph_of(x)) is not None:
+                self._take(body, None, f" (nested graph {x.target})")
+        self._choice = before
+
+    def _launch(self, call: At, effects: Effects, reads: Memory, writes: Memory, result: Held, stream: Stream) -> None:
+        self._found(call, self._order.call(call, reads, writes, stream))
+        assert effects.row.launch is not None
+        self._order.launch(call, self._time, effects.row.launch, _parts(result), reads)
+        if operators.is_collective(call.node):
+            self.turns.append(Turn(call, choice=self._choice))
+
+    def _wait(self, call: At, effects: Effects, held: Mapping[Node, Held], stream: Stream) -> None:
+        awaited = _flat([held[x] for x in effects.awaits])
+        for launch in self._order.filling(awaited):
+            assert isinstance(launch, At)
+            if operators.is_collective(launch.node):
+                self.turns.append(Turn(launch, waits=call, choice=self._choice))
+        assert effects.row.wait is not None
+        self._order.wait(effects.row.wait, awaited, self._time, stream, call)
+
+    def _result(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            parent = held[node.args[0]]
+            if isinstance(parent, Mapping):
+                return parent.get(node.args[1], _flat([parent]))
+        if effects.shares:
+            found = [held[x] for x in effects.shares]
+            return found[0] if len(found) == 1 else _flat(found)
+        if not effects.gives_several:
+            return self._new(At(node, where))
+        taken = (user.args[1] for user in node.users if user.target is operator.getitem)
+        places = [place for place in taken if isinstance(place, int)]
+        return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
+
+    def _new(self, call: At) -> Memory:
+        key = len(self.made)
+        self.made[key] = call
+        return (key,)
+
+    def _keep(self, call: At) -> Memory:
+        memory = self._new(call)
+        self._kept |= {*memory}
+        return memory
+
+    def _hand(self, node: Node, held: Mapping[Node, Held]) -> None:
+        """A call is handed values: their memory is in use until then."""
+        for x in node.all_input_nodes:
+            memory = held[x]
+            for key in memory if isinstance(memory, tuple) else _flat([memory]):
+                self.last_use[key] = self._time
+
+    def _found(self, call: At, races: list[Race]) -> None:
+        self.races += [(self._time, call, race) for race in races]
+
+    # -- streams ----------------------------------------------------------------------------------------
+
+    def _stream_of(self, node: Node, effects: Effects) -> Stream:
+        """Where a call runs. What launches and what waits does so for the stream that computes."""
+        current = (node.meta.get("custom") or {}).get("stream", self._stream)
+        if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:
+            return current
+        values = (node.meta.get("val"), *(x.meta.get("val") for x in node.all_input_nodes))
+        return current if any(_device_of(value) == "cuda" for value in values) else HOST
+
+    def _holds_up_host(self, node: Node) -> bool:
+        """Whether a copy between host and device returns only once it is done."""
+        if not self._has_cuda or (schema := schema_of(node.target)) is None:
+            return False
+        declared = [argument.name for argument in schema.arguments]
+        if "non_blocking" not in declared:
+            return False
+        devices = {_device_of(x.meta.get("val")) for x in (node, *node.all_input_nodes)}
+        given = dict(zip(declared, node.args, strict=False)) | node.kwargs
+        return {"cpu", "cuda"} <= devices and not given.get("non_blocking")
+
+    def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
+        """What a call says of streams and events, by their numbers."""
+        schema = schema_of(node.target)
+        given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
+        first, *others = given.values()
+        match sync:
+            case Sync.SWITCH:
+                self._stream = others[0]
+            case Sync.RECORD:
+                self._order.record(first, others[0])
+            case Sync.WAIT_EVENT:
+                self._order.wait_event(first, others[0])
+            case Sync.WAIT_STREAM:
+                self._order.wait_stream(first, others[0])
+            case Sync.HOST_WAITS_EVENT:
+                self._order.wait_event(first, HOST)
+            case Sync.HOST_WAITS_STREAM:
+                self._order.wait_stream(HOST, first)
+            case Sync.HOST_WAITS:
+                self._order.wait_stream(HOST, None)
+            case Sync.KEEP:
+                self._order.keep_for(_flat([held[first]]), others[0])
+
+    def _free(self, call: At, node: Node, held: Mapping[Node, Held]) -> None:
+        """Memory that this call is the last to be handed is let go."""
+        assert self._known_last_use is not None
+        handed = dict.fromkeys(key for x in node.all_input_nodes for key in _flat([held[x]]))
+        gone = [key for key in handed if self._known_last_use.get(key) == self._time]
+        self._found(call, self._order.free(gone, call))
+
+
+# -- where values lie -------------------------------------------------------------------------------
+
+
+def _flat(values: Iterable[Held]) -> Memory:
+    """All memory in which any of these values lies."""
+    found: list[Key] = []
+    for value in values:
+        found.extend(value if isinstance(value, tuple) else _flat(value.values()))
+    return tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
+
+
+def _parts(value: Held) -> list[Memory]:
+    return [_flat([part]) for part in value.values()] if isinstance(value, Mapping) else [value]
+
+
+def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
+    """The memory of an argument: of a list or tuple, that of each of its parts."""
+    if isinstance(argument, Node):
+        return held[argument]
+    if isinstance(argument, (list, tuple)):
+        return {place: _structure(part, held) for place, part in enumerate(argument)}
+    if isinstance(argument, dict):
+        found: list[Held] = []
+        map_arg(argument, lambda node: found.append(held[node]))
+        return _flat(found)
+    return ()
+
+
+def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
+    """The graph that a call runs, and what it is handed for each of its inputs, where that is known."""
+    if node.op == "call_module":
+        module = submodule_of(node)
+        if not isinstance(module, GraphModule):
+            return None
+        names = [str(x.target) for x in module.graph.nodes if x.op == "placeholder"]
+        return module, [*node.args, *(node.kwargs[name] for name in names[len(node.args) :] if name in node.kwargs)]
+    return operators.nested_call(node) if node.op == "call_function" else None
+
+
+def _row_of(target: Any) -> Any:
+    return operators.row_of(target)
+
+
+def _device_of(value: Any) -> str | None:
+    """The type of the device of a value, of several that of the first."""
+    if isinstance(value, Tensor):
+        return value.device.type
+    return next((_device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None

@@ -1,0 +1,283 @@
+"""What happens before what while calls run, and which two of them meet in one memory without that. Loads no torch.
+
+Whoever follows a graph reports each call to `Order`, in the graph's order: the memory that it reads and writes, what it
+launches, what it waits for. A piece of memory has one key, and a value may lie in several. What launches, what waits
+and what orders streams is data (`harness.operators.rows`). The rules are those of torch's CUDA sanitizer:
+
+1. Calls of one stream run in order, streams run at once. A stream's clock has, for each stream, the last of its calls
+   that has ended before whatever the stream is given next. An event holds the clock of the stream that recorded it,
+   and a stream that waits for the event takes that over.
+2. The host gives work to streams, so all that it did, or waited for, comes before; it waits for nothing unless it says
+   so.
+3. A launch begins after all that its stream was given before it, and then runs beside everything: a wait for it ends
+   it, for the stream that waits. NCCL would run two launches of one group in order; gloo need not, and no graph may
+   count on it: a wait for one ends no other.
+
+Two calls race if they use one memory, one of them writes it or lets go of it, and neither comes before the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bitproof.harness.operators.row import Launch, Wait
+
+Key = Hashable
+Stream = Hashable
+
+NEVER_FREED = float("inf")
+COMPUTE: Stream = 0
+"""The stream on which a graph is called; torch's own graphs number it so."""
+HOST: Stream = "host"
+
+
+@dataclass(frozen=True)
+class Race:
+    """A call that meets `first`, an earlier one, in the memory `key`, and is not ordered behind it.
+
+    `does` says how, with a gap for who does it; `work` is what `first` launched, unless it is a call of another stream.
+    """
+
+    first: Hashable
+    does: str
+    key: Key
+    work: Launch | None = None
+
+    def told(self, who: object) -> str:
+        """The race as a sentence; `who` is the call, or what stands for it."""
+        return self.does.format(who=who)
+
+
+Clock = dict[Stream, int]
+
+
+@dataclass
+class _Work:
+    """A launch's work for one of its results. Where it has ended is known on a stream from one of its calls on."""
+
+    launched: float
+    name: Hashable
+    rule: Launch
+    fills: frozenset[Key]
+    takes: frozenset[Key]
+    filled: list[tuple[Stream, int]] = field(default_factory=list)
+    taken: list[tuple[Stream, int]] = field(default_factory=list)  # shared by the results of one launch
+
+
+@dataclass
+class _Uses:
+    """Who used a piece of memory on which stream: its last write, and the last read of each stream since."""
+
+    owner: Stream
+    write: tuple[Stream, int, Hashable] | None = None
+    reads: dict[Stream, tuple[int, Hashable]] = field(default_factory=dict)
+    recorded: set[Stream] = field(default_factory=set)
+
+
+class Order:
+    """The calls of one graph. `last_use` says at which time each piece of memory is used last: NEVER_FREED where its
+    owner keeps it, as for a graph's inputs and outputs. Times count calls. Where last uses are known only in the end,
+    it is None, and `overdue` has what was let go too soon.
+
+    With `is_single` all calls run on one stream, which waits for work itself; then nothing but work can race.
+    """
+
+    def __init__(self, last_use: Mapping[Key, float] | None, *, is_single: bool = True) -> None:
+        self._last_use = last_use
+        self._is_single = is_single
+        self._clocks: dict[Stream, Clock] = {COMPUTE: {}}
+        self._events: dict[Hashable, Clock] = {}
+        self._uses: dict[Key, _Uses] = {}
+        self._held: list[tuple[_Work, float, Hashable]] = []
+        self.open: dict[Key, list[_Work]] = {}
+        """The work that uses a piece of memory and that not every stream is known to be behind."""
+        self.freed: dict[Key, Hashable] = {}
+        """Memory that a call has let go of, with the call."""
+
+    # -- calls ------------------------------------------------------------------------------------------
+
+    def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
+        """A call runs on a stream, and uses this memory. Gives its races; a caller of one stream may ask `races`."""
+        if self._is_single:
+            return self.races(reads, writes)
+        seq = self._tick(stream)
+        found = self.races(reads, writes, stream)
+        clock = self._clocks[stream]
+        for key in {*reads, *writes}:
+            uses = self._uses.setdefault(key, _Uses(stream))
+            is_write = key in writes
+            earlier = [(*uses.write, "writes")] if uses.write else []
+            earlier += [(other, *read, "reads") for other, read in uses.reads.items() if is_write]
+            for other, at, first, did in earlier:
+                if other != stream and clock.get(other, -1) < at:
+                    does = "writes" if is_write else "reads"
+                    told = f"{{who}} {does}, {_on(stream)}, what `{first}` {did} {_on(other)}, and nothing orders them"
+                    found.append(Race(first, told, key))
+            if is_write:
+                uses.write, uses.reads = (stream, seq, name), {}
+            else:
+                uses.reads[stream] = seq, name
+        return found
+
+    def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
+        """The races of a call that uses memory now with what is on its way, one for each launch and way."""
+        found: dict[tuple[float, str], Race] = {}
+        late = "before anything waits for it"
+        for key in (*writes, *(key for key in reads if key not in writes)):
+            is_write = key in writes
+            for work in self.open.get(key, ()):
+                told = None
+                if key in work.fills:
+                    if not self._is_behind(work.filled, stream):
+                        told = f"{{who}} {'writes' if is_write else 'reads'} what `{work.name}` brings, {late}"
+                elif is_write and not self._is_behind(work.taken, stream):
+                    told = f"{{who}} writes what `{work.name}` {work.rule.takes}, {late}"
+                if told is not None:
+                    found.setdefault((work.launched, told), Race(work.name, told, key, work.rule))
+            if (who := self.freed.get(key)) is not None:
+                told = f"{{who}} uses memory that `{who}` has let go of"
+                found.setdefault((-1, told), Race(who, told, key))
+        return [found[place] for place in sorted(found)]
+
+    # -- work -------------------------------------------------------------------------------------------
+
+    def launch(
+        self, name: Hashable, time: float, rule: Launch, results: Iterable[Iterable[Key]], takes: Iterable[Key]
+    ) -> None:
+        """A call has launched something that fills its results, each in memory of its own, and reads `takes`.
+
+        One wait ends the reading for all results; each result needs a wait of its own before it may be read.
+        """
+        taken, ended = frozenset(takes), list[tuple[Stream, int]]()
+        for result in results:
+            work = _Work(time, name, rule, frozenset(result), taken, taken=ended)
+            for key in work.fills | taken:
+                self.open.setdefault(key, []).append(work)
+
+    def wait(
+        self, rule: Wait, awaited: Iterable[Key], time: float, stream: Stream = COMPUTE, name: Hashable = None
+    ) -> list[Race]:
+        """A stream waits for what fills the memory that is awaited, if it is work of the wait's kind. Gives what was
+        let go too soon. A wait for anything else, or of another kind, ends nothing. `name` is the call that waits.
+        """
+        now = (stream, self._clocks.setdefault(stream, {}).get(stream, 0))
+        found = []
+        filling = [work for key in awaited for work in self.open.get(key, ()) if key in work.fills]
+        for work in {id(work): work for work in filling}.values():
+            if work.rule.work is not rule.work:
+                continue
+            is_first = not work.filled
+            work.filled.append(now)
+            work.taken.append(now)
+            if self._is_single:
+                self._forget(work)
+            if is_first and work.rule.holds_source:
+                if self._last_use is None:
+                    self._held.append((work, time, name))
+                else:
+                    found += _let_go(work, time, self._last_use)
+        return found
+
+    def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
+        """What was let go before the wait for the launch that still read it: when and by which call it was waited
+        for, and the race."""
+        return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
+
+    def filling(self, keys: Iterable[Key]) -> list[Hashable]:
+        """The calls whose work fills these pieces of memory and that nobody has waited for."""
+        found = (work for key in keys for work in self.open.get(key, ()) if key in work.fills and not work.filled)
+        return [work.name for work in found]
+
+    def _forget(self, ended: _Work) -> None:
+        """Where there is one stream nobody needs to hear again of what it is behind."""
+        for key in ended.fills | ended.takes:
+            left = [
+                work
+                for work in self.open.get(key, ())
+                if not (work is ended or (work.taken is ended.taken and key not in work.fills))
+            ]
+            if left:
+                self.open[key] = left
+            else:
+                self.open.pop(key, None)
+
+    def is_filling(self, keys: Iterable[Key]) -> bool:
+        """Whether something that nobody has waited for fills any of these pieces of memory."""
+        return any(key in work.fills and not work.filled for key in keys for work in self.open.get(key, ()))
+
+    def touching(self, keys: Iterable[Key]) -> list[float]:
+        """When each was launched that is on its way and fills or reads any of these pieces of memory."""
+        return sorted({work.launched for key in keys for work in self.open.get(key, ()) if not work.filled})
+
+    # -- streams and lifetimes --------------------------------------------------------------------------
+
+    def record(self, event: Hashable, stream: Stream) -> None:
+        """An event holds all that a stream was given so far."""
+        self._events[event] = dict(self._clock(stream))
+
+    def wait_event(self, event: Hashable, stream: Stream) -> None:
+        """What a stream is given from now on comes after what an event holds: of one never recorded, nothing."""
+        self._join(stream, self._events.get(event, {}))
+
+    def wait_stream(self, stream: Stream, other: Stream | None) -> None:
+        """What a stream is given from now on comes after all that another was given so far; None stands for all."""
+        for each in [*self._clocks] if other is None else [other]:
+            self._join(stream, dict(self._clock(each)))
+
+    def keep_for(self, keys: Iterable[Key], stream: Stream) -> None:
+        """The allocator is told that a stream uses memory: it is not handed out again before the stream is past it."""
+        for key in keys:
+            self._uses.setdefault(key, _Uses(COMPUTE)).recorded.add(stream)
+
+    def free(self, keys: Iterable[Key], name: Hashable) -> list[Race]:
+        """Nobody uses memory any more, so the stream on which it was allocated may be handed it again at once. Gives
+        what other streams may still do there."""
+        found = []
+        for key in keys:
+            uses = self._uses.pop(key, None)
+            if uses is None or self._is_single:
+                continue
+            clock = self._clock(uses.owner)
+            last = [(stream, *read, "reads") for stream, read in uses.reads.items()]
+            last += [(*uses.write, "writes")] if uses.write else []
+            for stream, at, first, did in last:
+                is_known = stream in (uses.owner, HOST) or stream in uses.recorded
+                if uses.owner != HOST and not is_known and clock.get(stream, -1) < at:
+                    told = f"{{who}} is the last to use what `{first}` {did} {_on(stream)}: {_on(uses.owner)} that"
+                    found.append(Race(first, f"{told} memory may be used again before `{first}` is done", key))
+        return found
+
+    def let_go(self, keys: Iterable[Key], name: Hashable) -> None:
+        """A call has let go of memory: whoever uses it from now on uses what belongs to others."""
+        self.freed |= dict.fromkeys(keys, name)
+
+    def _tick(self, stream: Stream) -> int:
+        clock = self._clock(stream)
+        if stream != HOST:
+            self._join(stream, self._clock(HOST))
+        clock[stream] = clock.get(stream, 0) + 1
+        return clock[stream]
+
+    def _clock(self, stream: Stream) -> Clock:
+        return self._clocks.setdefault(stream, {})
+
+    def _join(self, stream: Stream, other: Clock) -> None:
+        clock = self._clock(stream)
+        for each, seq in other.items():
+            if clock.get(each, -1) < seq:
+                clock[each] = seq
+
+    def _is_behind(self, ended: list[tuple[Stream, int]], stream: Stream) -> bool:
+        clock = self._clocks.get(stream, {})
+        return any(each == stream or clock.get(each, -1) >= at for each, at in ended)
+
+
+def _let_go(work: _Work, time: float, last_use: Mapping[Key, float]) -> list[Race]:
+    gone = [key for key in work.takes if last_use.get(key, time) < time]
+    does = f"{{who}} waits for `{work.name}`, which {work.rule.takes} what nobody keeps until then"
+    return [Race(work.name, does, gone[0], work.rule)] if gone else []
+
+
+def _on(stream: Stream) -> str:
+    return "on the host" if stream == HOST else f"on stream {stream}"

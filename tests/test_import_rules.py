@@ -41,7 +41,7 @@ FLOOR = {
     "bitproof.harness.operators",
     "bitproof.harness.operators.aten",
     "bitproof.harness.operators.happens_before",
-    "bitproof.harness.operators.turns",
+    "bitproof.harness.operators.crossings",
     "bitproof.harness.operators.questions",
     "bitproof.harness.operators.row",
     "bitproof.harness.operators.rows",

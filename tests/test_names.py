@@ -42,7 +42,7 @@ FILES = {
         *("ranks.py", "tensor.py"),
     ],
     "the prover's, and the checker's own, which must not share it": [
-        *("calls.py", "data.py", "errors.py", "in_flight.py", "rules.py", "windows.py")
+        *("calls.py", "data.py", "errors.py", "rules.py", "windows.py")
     ],
     "what is done, and its records": ["artifact.py", "partition.py"],
     "two things, to be renamed": [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.errors import RankError
 from bitproof.harness.execute.failures import Failure, error_of_failure, error_of_hang
-from bitproof.harness.operators.turns import RankTurn
+from bitproof.harness.operators.crossings import RankTurn
 from bitproof.harness.records import Artifact, MachineFacts, PassReport, Switch, TorchCompile
 
 if TYPE_CHECKING:

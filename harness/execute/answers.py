@@ -56,7 +56,7 @@ from bitproof.harness.graph.options import GraphOptions
 from bitproof.harness.localize.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
 from bitproof.harness.machine.gpus import num_gpus
-from bitproof.harness.operators.turns import crossed
+from bitproof.harness.operators.crossings import crossed
 from bitproof.harness.options import OnEvent
 from bitproof.harness.program.sources import Installation
 from bitproof.harness.records import Closeness, GraphIdentity, PassSettings

@@ -11,7 +11,7 @@ import torch
 
 from bitproof.harness.case import KINDS, Case
 from bitproof.harness.errors import RecordingError, UsageError
-from bitproof.harness.operators.turns import RankTurn
+from bitproof.harness.operators.crossings import RankTurn
 from bitproof.harness.records import Key, Record
 from bitproof.harness.systems.unshown import KeptState
 from bitproof.harness.user_code.names import Names

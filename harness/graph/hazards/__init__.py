@@ -22,10 +22,10 @@ from torch.fx import GraphModule
 
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.hazards.turns import RanksIn, name_of_call, one_order, rank_turns
-from bitproof.harness.graph.hazards.walk import At, Walk
+from bitproof.harness.graph.hazards.walk import At, GraphWalk
 from bitproof.harness.operators import ROWS, Launch
+from bitproof.harness.operators.crossings import Deadlock, RankTurn
 from bitproof.harness.operators.happens_before import Race
-from bitproof.harness.operators.turns import Deadlock, RankTurn
 
 MOST_TOLD = 3
 
@@ -55,9 +55,9 @@ def find_hazards(
 
     `groups` are the ranks of every instance of each process group, by name; without, groups are taken to be right.
     """
-    walk = Walk(module)
+    walk = GraphWalk(module)
     if walk.names_streams:
-        walk = Walk(module, walk.last_use)
+        walk = GraphWalk(module, walk.last_use)
     found = sorted(walk.races, key=lambda race: race[0])
     return [_hazard(walk, who, race) for _, who, race in found], one_order(walk.turns, groups)
 
@@ -74,10 +74,10 @@ def turns_of(module: GraphModule, ranks_in: RanksIn) -> list[RankTurn]:
     """The collectives that a rank's graph launches and waits for, in order. `ranks_in` says which ranks are in the
     rank's instance of a group, None where nobody knows the group.
     """
-    return rank_turns(Walk(module).turns, ranks_in)
+    return rank_turns(GraphWalk(module).turns, ranks_in)
 
 
-def _hazard(walk: Walk, second: At, race: Race) -> Hazard:
+def _hazard(walk: GraphWalk, second: At, race: Race) -> Hazard:
     assert isinstance(race.first, At)
     who = "the step's result" if second.node.op == "output" else f"`{second}`"
     return Hazard(race.first, second, walk.made[race.key], race.told(who), _missing(race, second))

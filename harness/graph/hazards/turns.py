@@ -8,7 +8,7 @@ whichever groups they are of, and whichever of them share ranks, a stream or a p
 2. the call counts as many ranks as the group has,
 3. all ranks come to it: it does not stand in a graph that data chooses to run.
 
-Where ranks show graphs of their own their turns are compared (`harness.operators.turns`).
+Where ranks show graphs of their own their turns are compared (`harness.operators.crossings`).
 
 Two groups whose collectives are in flight at once may also starve each other of a GPU's room where each GPU runs them
 in another order; that is ruled out by NCCL's own switch (`harness/machine/nccl.py`), not by a graph.
@@ -22,8 +22,8 @@ from bitproof.harness.graph import operators
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.hazards.walk import At, Turn
 from bitproof.harness.graph.origin import origin_of
-from bitproof.harness.operators.turns import Deadlock, RankTurn
-from bitproof.harness.torch_compat import overload_of, schema_of
+from bitproof.harness.operators.crossings import Deadlock, RankTurn
+from bitproof.harness.torch_compat import OpOverloadPacket, overload_of, schema_of
 
 _SIZES = ("group_size",)
 
@@ -32,8 +32,10 @@ def name_of_call(call: At) -> str:
     """A call's operator, module and direction."""
     origin = origin_of(call.node)
     target = call.node.target
-    packet = getattr(target, "overloadpacket", None)
-    name = f"{packet}.{overload_of(target)}" if packet is not None else operators.name_of(target)
+    if (packet := getattr(target, "overloadpacket", None)) is not None:
+        name = f"{packet}.{overload_of(target)}"
+    else:
+        name = str(target) if isinstance(target, OpOverloadPacket) else operators.name_of(target)
     return f"{name} in {origin}{call.where}"
 
 

@@ -54,7 +54,7 @@ class Turn:
     choice: At | None = None
 
 
-class Walk:
+class GraphWalk:
     """One way through a graph. `races` has each race with the call that meets another, and the time."""
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:

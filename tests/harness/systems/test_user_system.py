@@ -138,7 +138,9 @@ def test_the_graph_that_a_system_shows_is_no_equal_where_it_reads_a_copy_before_
     assert (results["shown"].verdict, results["shown"].error) == (Verdict.EQUAL, None)
     assert (results["shown_racing"].verdict, results["shown_racing"].error) == (
         Verdict.UNVERIFIED,
-        f"{RACES}\n  `sum_1` reads what `reload` brings, before anything waits for it",
+        f"{RACES}\n  `sum_1` reads what `reload` brings, before anything waits for it: `sum_1` is sum in no module "
+        "(forward), `reload` is bitproof.reload in no module (forward); memory of `reload`; missing: "
+        "bitproof.wait_reload of `reload` before `sum_1`",
     )
 
 

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.hazards import find_hazards, hazard_lines, turns_of
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
-from bitproof.harness.operators.turns import crossed
+from bitproof.harness.operators.crossings import crossed
 from tests.harness.graph.graphs import Sketch
 
 importlib.import_module("torch._functorch._activation_offloading.offload_ops")

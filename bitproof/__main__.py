@@ -6,7 +6,7 @@ from __future__ import annotations
 def main() -> int:
     """Run the command that the command line names; returns its exit status, which no signal changes any more."""
     _end_when_interrupted()
-    from bitproof.harness.program import interrupts, output, text_loader
+    from bitproof.harness.runtime import interrupts, output, text_loader
 
     text_loader.claim()
     interrupts.end_at_once()
@@ -19,7 +19,7 @@ def main() -> int:
 
 
 def _end_when_interrupted() -> None:
-    """From the first moment, do as harness/program/interrupts.py does, which takes longer to load."""
+    """From the first moment, do as harness/runtime/interrupts.py does, which takes longer to load."""
     import os
     import signal
 

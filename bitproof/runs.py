@@ -65,8 +65,8 @@ class Run:
 
     def __str__(self) -> str:
         """The verdict, where the systems first part, the call to blame, what failed, and the replaying command."""
-        from bitproof.harness.program.output import shown
         from bitproof.harness.report.terminal import tell_case
+        from bitproof.harness.runtime.output import shown
 
         return shown("\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"]))
 
@@ -135,7 +135,7 @@ def asked(
     candidate: System | None,
     settings: Mapping[str, Any],
 ) -> Asked:
-    """Read a call of the function of that name. Raises UsageError, and TypeError for a keyword that it does not have."""
+    """Read a call of the function of that name. Raises UsageError, and TypeError for an unknown keyword."""
     from bitproof.harness.changes import Changes, change_case
     from bitproof.harness.options import RunOptions
     from bitproof.keywords import read_settings
@@ -159,9 +159,9 @@ def run_asked(
     from bitproof.harness.commands.run import NO_RESULT, proofs_ahead, with_proof
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
-    from bitproof.harness.program import launched
     from bitproof.harness.report.status import exit_status
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir, write_run
+    from bitproof.harness.runtime import launched
 
     changed, options = call.case, call.options
     folder = prepare_run_dir(Path(report_dir))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.program.kept import default_folder
 from bitproof.harness.records import ROLES as ROLES
 from bitproof.harness.records import Event
 from bitproof.harness.records import Role as Role
+from bitproof.harness.runtime.disk_cache import default_folder
 from bitproof.harness.settings import CHECKS, MACHINE, MORE, PIPELINE, TIME, option, setting, settings
 from bitproof.harness.torch_versions import torch_version, warning_of
 from bitproof.harness.user_code.names import NamesInFile, names_of

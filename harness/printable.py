@@ -4,7 +4,7 @@ Names, reasons and errors come from reports, recordings, baselines, trainers and
 character that a reader would obey instead of see is spelled out, as `\\x1b`: control characters, halves of surrogate
 pairs, characters that reorder or hide their neighbours, and those that no Unicode assigns. Line ends and tabs stay.
 
-What a form obeys beyond that, such as `<` in HTML, is that form's own: `program/output` has what a terminal or the log
+What a form obeys beyond that, such as `<` in HTML, is that form's own: `runtime/output` has what a terminal or the log
 of a CI system obeys, `report/markdown_text` what Markdown does, jinja2 and ElementTree know HTML and XML.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from bitproof.harness.checked import That
+from bitproof.harness.validate import That
 
 Count = Annotated[int, That("an integer, zero or more", lambda number: number >= 0, {"minimum": 0})]
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from bitproof.harness.case import Case, Kind
 from bitproof.harness.errors import CaseError
-from bitproof.reference.activations import Activations
 from bitproof.reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
 from bitproof.reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
 from bitproof.reference.data import Step as StepInputs
@@ -24,6 +23,7 @@ from bitproof.reference.init import spread_biases
 from bitproof.reference.layers.document_mask import document_mask
 from bitproof.reference.loss import cross_entropy
 from bitproof.reference.models import build_model
+from bitproof.reference.observed_activations import Activations
 from bitproof.reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
 from bitproof.reference.parallel.expert import ExpertExchange
 from bitproof.reference.parallel.fsdp import fully_shard, placement_hash, shardings_of

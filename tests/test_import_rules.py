@@ -13,8 +13,8 @@ FLOOR = {
     "bitproof.harness",
     "bitproof.harness.errors",
     "bitproof.harness.printable",
-    "bitproof.harness.program.output",
-    "bitproof.harness.checked",
+    "bitproof.harness.runtime.output",
+    "bitproof.harness.validate",
     "bitproof.harness.case",
     "bitproof.harness.case.autoplace",
     "bitproof.harness.case.bounds",
@@ -37,7 +37,7 @@ FLOOR = {
     "bitproof.harness.records.sensitivity",
     "bitproof.harness.records.throughput",
     "bitproof.harness.ulps",
-    "bitproof.harness.evidence",
+    "bitproof.harness.consistency",
     "bitproof.harness.operators",
     "bitproof.harness.operators.aten",
     "bitproof.harness.operators.happens_before",
@@ -60,11 +60,11 @@ FLOORS = (
         "bitproof.harness.shared_memory",
         "bitproof.harness.torch_versions",
     },
-    {"bitproof.harness.checked"},
+    {"bitproof.harness.validate"},
     {
         "bitproof.harness.case",
         "bitproof.harness.certificate",
-        "bitproof.harness.program",
+        "bitproof.harness.runtime",
         "bitproof.harness.torch_compat",
         "bitproof.harness.user_code",
     },
@@ -73,7 +73,7 @@ FLOORS = (
     {"bitproof.harness.changes", "bitproof.harness.options"},
     {"bitproof.harness.processes"},
     {"bitproof.harness.machine"},
-    {"bitproof.harness.capture", "bitproof.harness.evidence", "bitproof.harness.graph"},
+    {"bitproof.harness.capture", "bitproof.harness.consistency", "bitproof.harness.graph"},
     {"bitproof.harness.disturb", "bitproof.harness.placement"},
     {"bitproof.harness.compare", "bitproof.harness.report", "bitproof.harness.systems"},
     {"bitproof.harness.precompile"},
@@ -243,8 +243,8 @@ def test_only_the_pipeline_imports_passes():
 
 def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_counts_know_the_reference():
     allowed = {
-        "bitproof.harness.execute.models",
-        "bitproof.harness.execute.worker",
+        "bitproof.harness.execute.host.models",
+        "bitproof.harness.execute.host.worker",
         "bitproof.harness.gpu_checks.checks",
         "bitproof.harness.gpu_checks.run",
         "bitproof.harness.history.beside",
@@ -294,7 +294,7 @@ CALLS_FOR_PROCESSES = {"fork", "forkpty", "killpg", "pidfd_open", "pipe", "popen
 CALLS_FOR_PROCESSES |= {"execv", "execve", "execvp", "spawnv", "spawnve", "spawnvp", "wait", "waitpid"}
 ELSEWHERE = {
     "bitproof.harness.execute.links": "it watches connections to other machines, and no process",
-    "bitproof.harness.localize.standalone.main": "it is the text of a file that runs without bitproof",
+    "bitproof.harness.localize.standalone.template": "it is the text of a file that runs without bitproof",
     "bitproof.harness.shared_memory": "a rank that waits in memory sees whether another one lives",
 }
 

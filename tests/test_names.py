@@ -45,10 +45,6 @@ FILES = {
         *("calls.py", "data.py", "errors.py", "rules.py", "windows.py")
     ],
     "what is done, and its records": ["artifact.py", "partition.py"],
-    "two things, to be renamed": [
-        *("activations.py", "answers.py", "bits.py", "explain.py", "lanes.py", "observed.py", "operators.py"),
-        *("options.py", "regions.py", "runs.py", "sizes.py", "store.py", "wire.py"),
-    ],
 }
 MOST_PRIVATE_NAMES = 50
 

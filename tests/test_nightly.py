@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bitproof.harness.cli import main
-from bitproof.harness.history.store import read_nights
+from bitproof.harness.history.database import read_nights
 from bitproof.harness.records import Score
 from bitproof.harness.report import json as report_json
 from tests.workflow import SHELL, Runner, read_workflow

@@ -25,7 +25,7 @@ ALLOWED = {
     "harness/disturb/faults/moe.py": (1, PATTERN),
     "harness/disturb/faults/numerics.py": (1, PATTERN),
     "harness/disturb/faults/ranks.py": (2, PATTERN),
-    "harness/graph/parameters.py": (1, "what FSDP writes before a gather"),
+    "harness/graph/analysis/parameters.py": (1, "what FSDP writes before a gather"),
     "harness/graph/passes/bucket.py": (1, "what FSDP writes behind a reduction"),
     "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
     "harness/prove/rules.py": (1, "rules by the kind of a term"),

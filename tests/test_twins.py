@@ -14,12 +14,12 @@ CLI = "tests/harness/test_cli.py"
 LAUNCH = "tests/harness/execute/test_launch.py"
 TORCHRUN = "tests/harness/execute/test_torchrun.py"
 HAZARDS = "tests/harness/graph/hazards/test_planted.py"
-FAULT_ROWS = "tests/harness/disturb/faults/test_catalogue.py"
+FAULT_ROWS = "tests/harness/disturb/test_catalogue.py"
 FAULT_RUNS = "tests/harness/commands/test_faults.py"
 
 # Where a module that has no file of tests to itself is tested, and why there.
 ELSEWHERE = {
-    "bitproof/__main__.py": ("tests/harness/program/test_start.py", "it is how the program starts"),
+    "bitproof/__main__.py": ("tests/harness/runtime/test_start.py", "it is how the program starts"),
     "bitproof/__init__.py": ("tests/bitproof/test_runs.py", "its names are those of other modules"),
     "cases/__init__.py": (CASES, "families and their cases are one table"),
     "cases/attention.py": (CASES, "its cases are rows of that table"),
@@ -49,7 +49,7 @@ ELSEWHERE = {
     "harness/cli/history.py": ("tests/harness/history/test_show.py", "the command shows what that module tells"),
     "harness/cli/listing.py": (CLI, "commands are tested as they are called"),
     "harness/cli/merge.py": ("tests/harness/commands/test_merge.py", "commands are tested as they are called"),
-    "harness/cli/options.py": (CLI, "commands are tested as they are called"),
+    "harness/cli/arguments.py": (CLI, "commands are tested as they are called"),
     "harness/cli/precompile.py": (
         "tests/harness/commands/test_precompile.py",
         "commands are tested as they are called",
@@ -63,30 +63,39 @@ ELSEWHERE = {
         "tests/harness/execute/test_transport.py",
         "ranks follow where torchrun made them",
     ),
-    "harness/execute/accounts.py": ("tests/harness/processes/test_wire.py", "what ranks tell travels as it was told"),
+    "harness/execute/status_messages.py": (
+        "tests/harness/processes/test_framing.py",
+        "what ranks tell travels as it was told",
+    ),
     "harness/execute/folders.py": (LAUNCH, "what lies where is seen from a run"),
     "harness/execute/host_process.py": (LAUNCH, "both ends of a host's life are seen from a run"),
     "harness/execute/session.py": (LAUNCH, "what a session leaves behind is seen from a run"),
-    "harness/execute/stage.py": (LAUNCH, "what ranks are forked from is seen from a run"),
+    "harness/execute/host/stage.py": (LAUNCH, "what ranks are forked from is seen from a run"),
     "harness/execute/torchrun/messages.py": (TORCHRUN, "ranks say them"),
     "harness/execute/torchrun/peers.py": (TORCHRUN, "ranks hear of each other there"),
     "harness/execute/torchrun/rendezvous.py": (TORCHRUN, "ranks come together there"),
     "harness/execute/torchrun/store.py": (TORCHRUN, "ranks come together by it"),
-    "harness/execute/torchrun/team.py": (TORCHRUN, "ranks run together there"),
-    "harness/execute/worker.py": (LAUNCH, "what a rank does is seen from a run"),
+    "harness/execute/torchrun/coordinator.py": (TORCHRUN, "ranks run together there"),
+    "harness/execute/host/worker.py": (LAUNCH, "what a rank does is seen from a run"),
     "harness/graph/hazards/__init__.py": (HAZARDS, "what is found is planted there"),
     "harness/graph/hazards/effects.py": ("tests/harness/graph/hazards/test_walk.py", "effects show in how calls meet"),
     "harness/graph/hazards/turns.py": (HAZARDS, "what turns are wrong is planted there"),
     "harness/operators/crossings.py": (HAZARDS, "ranks that cross each other are planted there"),
-    "harness/graph/activations.py": ("tests/harness/graph/passes/test_rematerialize.py", "passes alone ask it"),
+    "harness/graph/analysis/saved_activations.py": (
+        "tests/harness/graph/passes/test_rematerialize.py",
+        "passes alone ask it",
+    ),
     "harness/graph/context.py": ("tests/harness/graph/test_pipeline.py", "it holds what the runner hands on"),
-    "harness/graph/mixing_rules.py": ("tests/harness/graph/test_mixing.py", "rules are tested by what they decide"),
+    "harness/graph/analysis/mixing_rules.py": (
+        "tests/harness/graph/analysis/test_mixing.py",
+        "rules are tested by what they decide",
+    ),
     "harness/localize/culprit.py": ("tests/harness/localize/test_blame.py", "blame names it"),
-    "harness/localize/packing.py": ("tests/harness/localize/test_blame.py", "blame passes over what packs"),
-    "harness/localize/replay.py": ("tests/harness/localize/test_blame.py", "calls are replayed to be blamed"),
+    "harness/localize/logs/packing.py": ("tests/harness/localize/test_blame.py", "blame passes over what packs"),
+    "harness/localize/logs/replay.py": ("tests/harness/localize/test_blame.py", "calls are replayed to be blamed"),
     "harness/case/shard.py": ("tests/harness/commands/test_shard.py", "a selection is dealt there"),
     "harness/ulps.py": ("tests/harness/compare/test_bits.py", "counts are made there"),
-    "harness/prove/operators.py": (
+    "harness/prove/known_operators.py": (
         "tests/harness/certificate/test_calls.py",
         "the checker's own tables of operators are held against it",
     ),
@@ -97,7 +106,7 @@ ELSEWHERE = {
         "tests/harness/report/test_hostile_text.py",
         "hostile text goes through every form",
     ),
-    "harness/history/beside.py": ("tests/harness/test_evidence.py", "reports are held against recordings there"),
+    "harness/history/beside.py": ("tests/harness/test_consistency.py", "reports are held against recordings there"),
     "harness/certificate/in_flight.py": (
         "tests/harness/certificate/test_check.py",
         "what is in flight is refused where graphs are checked",
@@ -110,7 +119,7 @@ ELSEWHERE = {
     "harness/records/placed.py": ("tests/harness/report/test_placed.py", "placements are told in reports"),
     "harness/records/partition.py": ("tests/harness/report/test_partition.py", "partitions are told in reports"),
     "harness/records/proof.py": ("tests/harness/report/test_proofs.py", "proofs are told in reports"),
-    "harness/records/recording.py": ("tests/harness/capture/test_store.py", "recordings go to disk and back"),
+    "harness/records/recording.py": ("tests/harness/capture/test_recording_files.py", "recordings go to disk and back"),
     "harness/records/report.py": ("tests/harness/report/test_json.py", "reports go through report.json and back"),
     "harness/records/result.py": ("tests/harness/report/test_json.py", "results go through report.json and back"),
     "harness/cli/sensitivity.py": (
@@ -119,19 +128,19 @@ ELSEWHERE = {
     ),
     "harness/records/sensitivity.py": ("tests/harness/report/test_sensitivity.py", "shares are told in reports"),
     "harness/cli/faults.py": ("tests/harness/commands/test_faults.py", "commands are tested as they are called"),
-    "harness/disturb/faults/injector.py": (
+    "harness/disturb/injector.py": (
         "tests/harness/disturb/test_faults.py",
         "both ends of a fault",
     ),
-    "harness/disturb/faults/kinds.py": ("tests/harness/disturb/test_faults.py", "each is parsed there"),
-    "harness/disturb/faults/parse.py": ("tests/harness/disturb/test_faults.py", "names and fields are one syntax"),
-    "harness/disturb/faults/entry.py": (FAULT_ROWS, "rows are tested as a table"),
-    "harness/disturb/faults/clock.py": ("tests/harness/disturb/faults/test_surgeon.py", "kernels read it"),
+    "harness/disturb/kinds.py": ("tests/harness/disturb/test_faults.py", "each is parsed there"),
+    "harness/disturb/parse.py": ("tests/harness/disturb/test_faults.py", "names and fields are one syntax"),
+    "harness/disturb/entry.py": (FAULT_ROWS, "rows are tested as a table"),
+    "harness/disturb/faults/clock.py": ("tests/harness/disturb/test_graph_editor.py", "kernels read it"),
     "harness/disturb/faults/kernels.py": (
-        "tests/harness/disturb/faults/test_surgeon.py",
+        "tests/harness/disturb/test_graph_editor.py",
         "struck graphs call them",
     ),
-    "harness/disturb/faults/strike.py": ("tests/harness/disturb/faults/test_surgeon.py", "graphs are struck there"),
+    "harness/disturb/mutate.py": ("tests/harness/disturb/test_graph_editor.py", "graphs are struck there"),
     "harness/disturb/faults/chunking.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/disturb/faults/collectives.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/disturb/faults/equivalent.py": (FAULT_RUNS, "every row is struck and run"),
@@ -150,7 +159,10 @@ ELSEWHERE = {
     "harness/processes/watching.py": ("tests/harness/processes/test_forked.py", "forked processes are watched there"),
     "harness/processes/started.py": ("tests/harness/processes/test_apart.py", "modules of ours are started there"),
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
-    "harness/localize/places.py": ("tests/harness/localize/test_call_log.py", "a log says where each call belongs"),
+    "harness/localize/places.py": (
+        "tests/harness/localize/logs/test_call_log.py",
+        "a log says where each call belongs",
+    ),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
 }
 # Files of product code that are still too long.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bitproof.harness.capture.manifest import commit, environment_variables, machine
 from bitproof.harness.errors import CaseError
-from bitproof.harness.program.sources import OWN, own_digest
+from bitproof.harness.runtime.sources import OWN, own_digest
 
 Facts = dict[str, str]
 """What a rank says of itself, by name."""

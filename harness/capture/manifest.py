@@ -15,8 +15,8 @@ from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.determinism import Readings
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.machine.gpus import agreed_facts, num_gpus
-from bitproof.harness.program.sources import own_digest
 from bitproof.harness.records import GraphIdentity, MachineFacts, Manifest, Switch, TorchCompile
+from bitproof.harness.runtime.sources import own_digest
 
 
 def build_manifest(

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.capture.dtypes import dtype_name
+from bitproof.harness.capture.recording_files import checked_values_path
 from bitproof.harness.capture.selection import name_value
-from bitproof.harness.capture.store import checked_values_path
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Record, Recording
 

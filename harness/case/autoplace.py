@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bitproof.harness.case.bounds import MIB
-from bitproof.harness.checked import STRICT
 from bitproof.harness.errors import CaseError
+from bitproof.harness.validate import STRICT
 
 if TYPE_CHECKING:
     from bitproof.harness.case.case import Case

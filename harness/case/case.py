@@ -30,8 +30,8 @@ from bitproof.harness.case.bounds import (
 from bitproof.harness.case.observed import check_observed
 from bitproof.harness.case.patterns import check_patterns, root_of
 from bitproof.harness.case.traced import Pipeline, check_traced
-from bitproof.harness.checked import STRICT, read
 from bitproof.harness.errors import CaseError
+from bitproof.harness.validate import STRICT, read
 
 Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "activation", "rng"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)

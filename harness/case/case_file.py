@@ -11,8 +11,8 @@ from typing import Any
 
 from bitproof.harness.case import Case
 from bitproof.harness.case.case import file_of, is_factory
-from bitproof.harness.checked import parse
 from bitproof.harness.errors import CaseError
+from bitproof.harness.validate import parse
 
 LARGEST = 1 << 20
 """Bytes. A case takes two thousand."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from bitproof.harness.case.patterns import check_pattern
-from bitproof.harness.checked import STRICT
 from bitproof.harness.errors import CaseError
+from bitproof.harness.validate import STRICT
 
 if TYPE_CHECKING:
     from bitproof.harness.case.case import Case

@@ -19,10 +19,10 @@ from bitproof.harness.cli import accept, precompile, report, merge, history, doc
 # isort: on
 from bitproof.harness.cli.app import app
 from bitproof.harness.errors import BitproofError, UsageError
-from bitproof.harness.program import interrupts, launched
-from bitproof.harness.program.launched import let_rank_0_tell
-from bitproof.harness.program.output import SafeStream, safe_output
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, error_status, worst
+from bitproof.harness.runtime import interrupts, launched
+from bitproof.harness.runtime.launched import let_rank_0_tell
+from bitproof.harness.runtime.output import SafeStream, safe_output
 
 WRITING = (
     "run",

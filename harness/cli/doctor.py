@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from bitproof.harness.cli.arguments import ReportDir
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import ReportDir
 from bitproof.harness.options import RunOptions
 from bitproof.harness.report.status import SUCCESS, UNJUDGED
 

@@ -28,7 +28,7 @@ def add_command(
     db: Database = DEFAULT,
 ) -> None:
     """Add runs, all or none. A run that is already there changes nothing."""
-    from bitproof.harness.history.store import add_runs
+    from bitproof.harness.history.database import add_runs
 
     for run_id, is_new in add_runs(db, run_dirs):
         print(f"{run_id} {'added to' if is_new else 'was already in'} {db}")
@@ -43,8 +43,8 @@ def show_command(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it, as FILE.svg or FILE.html.")] = None,
 ) -> None:
     """Show each case's verdicts, times and flake rate over nights, and when its machine or versions changed."""
+    from bitproof.harness.history.database import read_nights
     from bitproof.harness.history.show import print_trends, render_json
-    from bitproof.harness.history.store import read_nights
     from bitproof.harness.history.trends import trends_of
 
     nights = read_nights(db, last)

@@ -11,8 +11,8 @@ import typer
 from bitproof.harness.case import Case
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
+from bitproof.harness.cli.arguments import CaseFiles, chosen_cases
 from bitproof.harness.cli.declare import command
-from bitproof.harness.cli.options import CaseFiles, chosen_cases
 from bitproof.harness.systems.registry import BUILT_IN, registered
 from bitproof.harness.user_code.plugins import describe
 

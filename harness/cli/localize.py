@@ -12,8 +12,8 @@ import typer
 
 from bitproof.harness.case import Case
 from bitproof.harness.changes import Changes
+from bitproof.harness.cli.arguments import ONE_CASE, WHERE, CaseName, ReportDir, case_words, find_case
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import ONE_CASE, WHERE, CaseName, ReportDir, case_words, find_case
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from bitproof.harness.cli.arguments import ReportDir
 from bitproof.harness.cli.declare import command
-from bitproof.harness.cli.options import ReportDir
 
 
 @command("merge", "bitproof merge reports/shard1 reports/shard2")

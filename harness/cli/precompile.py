@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from bitproof.harness.changes import Changes
+from bitproof.harness.cli.arguments import CaseName, find_case
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import CaseName, find_case
 from bitproof.harness.options import RunOptions
 
 _OPTIONS = ("candidate", "world_size", "early_grad_accumulation", "device", "inject", "timeout")

@@ -12,8 +12,8 @@ from bitproof.harness.case import Case
 from bitproof.harness.case.select import asks_for
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
+from bitproof.harness.cli.arguments import CaseFiles, chosen_cases
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import CaseFiles, chosen_cases
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import CHANGES, PIPELINE

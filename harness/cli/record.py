@@ -10,8 +10,8 @@ import typer
 
 from bitproof.harness.capture.selection import parse_values
 from bitproof.harness.changes import Changes
+from bitproof.harness.cli.arguments import WHERE, CaseName, ReportDir, find_case
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import WHERE, CaseName, ReportDir, find_case
 from bitproof.harness.options import RunOptions
 
 _OPTIONS = (

@@ -34,9 +34,9 @@ def report_command(
 ) -> None:
     """Print a run's report again, made anew from its report.json."""
     from bitproof.harness.history.beside import read_run
-    from bitproof.harness.program.output import styled
     from bitproof.harness.report import comment
     from bitproof.harness.report.write import check_format, render_as
+    from bitproof.harness.runtime.output import styled
 
     check_format(format_name)
     if against is not None and format_name != "comment":

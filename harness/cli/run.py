@@ -11,8 +11,8 @@ from bitproof.harness.case import Case
 from bitproof.harness.case.select import asks_for
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import CASES, Expression
+from bitproof.harness.cli.arguments import CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.commands.shard import cases_of, parse_shard
 from bitproof.harness.machine.devices import unmet_requirement

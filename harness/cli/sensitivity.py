@@ -10,8 +10,8 @@ import typer
 
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
+from bitproof.harness.cli.arguments import ONE_CASE, CaseFiles, ReportDir, case_words, chosen_cases, refuse_seconds
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import ONE_CASE, CaseFiles, ReportDir, case_words, chosen_cases, refuse_seconds
 from bitproof.harness.options import Effort, RunOptions
 from bitproof.harness.settings import TIME, words
 

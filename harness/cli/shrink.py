@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from bitproof.harness.changes import Changes
+from bitproof.harness.cli.arguments import ONE_CASE, WHERE, CaseName, ReportDir, find_case, refuse_seconds
 from bitproof.harness.cli.declare import command, takes
-from bitproof.harness.cli.options import ONE_CASE, WHERE, CaseName, ReportDir, find_case, refuse_seconds
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import TIME, words
 

@@ -23,9 +23,9 @@ from bitproof.harness.compare.baselines import file_baseline
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.options import RunOptions
-from bitproof.harness.program import interrupts, launched
 from bitproof.harness.records import Accepted, BaselineStatus, CaseResult, Report, Role
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
+from bitproof.harness.runtime import interrupts, launched
 
 _NEW = (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE)
 

@@ -13,16 +13,16 @@ from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import follows, open_desk
-from bitproof.harness.graph.options import check_extra_passes
+from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.localize.bisect_passes import Bisector, any_difference, check_case
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
-from bitproof.harness.program import interrupts
 from bitproof.harness.records import Bisection, Probe, Report, Verdict
 from bitproof.harness.report.bisection import render, tell_answer, tell_probes
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from bitproof.harness.report.write import finish_run, prepare_run_dir
+from bitproof.harness.runtime import interrupts
 
 BISECT_FILE = "bisect.json"
 

@@ -21,7 +21,7 @@ from bitproof.harness.commands.doctor import MAIN_CASES, Torch, probe_torch
 from bitproof.harness.gpu_checks.found import Found
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.options import RunOptions
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from bitproof.harness.processes.started import Started
 from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
@@ -102,7 +102,7 @@ def run_checks(device: str, ranks: int) -> Iterator[CheckLine]:
         process = Started("bitproof.harness.gpu_checks.run", arguments, log=log, environment=ENVIRONMENT)
         try:
             while (line := process.inlet.wait(_CHECKS_SECONDS)) is not None:
-                found: Found = wire.read(line, Found)
+                found: Found = framing.read(line, Found)
                 left.pop(found.name, None)
                 yield CheckLine(name=found.name, outcome="pass" if found.is_ok else "FAIL", found=found.found)
         finally:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Case
 from bitproof.harness.compare.verdict import compare, demand_substance
 from bitproof.harness.disturb.faults import Entry, Site
@@ -27,10 +27,10 @@ from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.requests import RunAnswer
 from bitproof.harness.execute.session import Desk
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.culprit import call_of
-from bitproof.harness.localize.reference_log import ReferenceLog
-from bitproof.harness.localize.replay import Replay, archive_of, read_log, read_records
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.replay import Replay, archive_of, read_log, read_records
 from bitproof.harness.localize.search import differing_digests, held_as
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import OnEvent, RunOptions

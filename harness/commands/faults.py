@@ -15,8 +15,6 @@ from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import open_desk
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
-from bitproof.harness.program import interrupts
-from bitproof.harness.program.sources import own_digest
 from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
 from bitproof.harness.report.faults import (
     BEGIN,
@@ -31,6 +29,8 @@ from bitproof.harness.report.faults import (
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.status import UNJUDGED, exit_status, faults_status
 from bitproof.harness.report.write import finish_run, prepare_run_dir
+from bitproof.harness.runtime import interrupts
+from bitproof.harness.runtime.sources import own_digest
 
 FAULTS_FILE = "faults.json"
 FAULTS_TABLE = "faults.md"

@@ -8,9 +8,9 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.execute.transport import follow
 from bitproof.harness.options import RunOptions
-from bitproof.harness.program import interrupts
 from bitproof.harness.report.status import SUCCESS, error_status
 from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
+from bitproof.harness.runtime import interrupts
 
 
 def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:

@@ -20,11 +20,11 @@ from bitproof.harness.commands.copying import CopyCapacity, copy_file, copy_fold
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.history.beside import read_run
-from bitproof.harness.program import interrupts
 from bitproof.harness.records import Report, Score, Shard
 from bitproof.harness.report import terminal
 from bitproof.harness.report.status import exit_status, worst
 from bitproof.harness.report.write import prepare_run_dir, write_run
+from bitproof.harness.runtime import interrupts
 
 Reports = list[tuple[Path, Report]]
 _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")

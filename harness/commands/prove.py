@@ -11,7 +11,7 @@ from pathlib import Path
 from bitproof.harness.case import Case
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.errors import BitproofError, UsageError
-from bitproof.harness.graph.options import GraphOptions, check_extra_passes
+from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
 from bitproof.harness.machine.describe import torch_version
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bitproof.harness.capture.recording_files import put_in_place, read_recording
 from bitproof.harness.capture.selection import chooser, first_and_last_step, name_value
-from bitproof.harness.capture.store import put_in_place, read_recording
 from bitproof.harness.case import Case
 from bitproof.harness.commands.following import follow_rank_0
 from bitproof.harness.compare.baselines import file_baseline
@@ -26,11 +26,11 @@ from bitproof.harness.errors import CaseError, RecordingError, UsageError
 from bitproof.harness.execute.launch import record_system
 from bitproof.harness.execute.transport import follows
 from bitproof.harness.options import OnEvent, RunOptions
-from bitproof.harness.program import interrupts
 from bitproof.harness.records import Drift, Manifest, Recording, Verdict
 from bitproof.harness.report.diff import tell_diff
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
+from bitproof.harness.runtime import interrupts
 
 STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
 

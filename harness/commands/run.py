@@ -22,12 +22,12 @@ from bitproof.harness.commands.expected_time import tell_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.machine.devices import unmet_requirement
-from bitproof.harness.program import interrupts, launched
 from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
 from bitproof.harness.report import proofs, terminal
 from bitproof.harness.report.progress import Progress, make_progress
 from bitproof.harness.report.status import error_status, exit_status, worst
 from bitproof.harness.report.write import discard_if_bare, finish_run, prepare_run_dir, warm_up
+from bitproof.harness.runtime import interrupts, launched
 from bitproof.harness.torch_versions import torch_version, warning_of
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Pro
 
 def proofs_ahead(cases: Sequence[Case], options: RunOptions, run_dir: Path) -> Iterator[tuple[str, ProofOutcome]]:
     """Prove cases in a process of their own; what came of each, by name. Raises UsageError under torchrun."""
-    from bitproof.harness.prove.ahead import Task, prove_ahead
+    from bitproof.harness.prove.preflight import Task, prove_ahead
 
     _refuse_proofs_under_torchrun()
     task = Task(cases=tuple(cases), extra_passes=options.extra_passes)

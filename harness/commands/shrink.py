@@ -30,16 +30,16 @@ from bitproof.harness.execute.session import Desk, Session
 from bitproof.harness.execute.transport import open_desk, refuse_torchrun
 from bitproof.harness.execute.tries import Tries
 from bitproof.harness.localize.shrink_case import FEWEST_RANKS, Budget, Symptom, Trial, differences, shrink, symptom_of
+from bitproof.harness.machine.capacity import num_at_once, num_in_memory
 from bitproof.harness.machine.devices import Placement, lease_gpus
-from bitproof.harness.machine.room import num_at_once, num_in_memory
 from bitproof.harness.options import OnEvent, RunOptions
-from bitproof.harness.program import interrupts
 from bitproof.harness.records import CaseResult, Report, Shrunk, Verdict
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.shrunk import tell_head, tell_shrunk
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from bitproof.harness.report.text import CASE_FILE
 from bitproof.harness.report.write import finish_run, prepare_run_dir, write_atomically
+from bitproof.harness.runtime import interrupts
 
 FOLDER = "shrunk"
 A = TypeVar("A")

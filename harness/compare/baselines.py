@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.capture.store import put_in_place, read_manifest, read_recording, restate
+from bitproof.harness.capture.recording_files import put_in_place, read_manifest, read_recording, restate
 from bitproof.harness.case import Case
 from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_differences
 from bitproof.harness.compare.verdict import compare

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bitproof.harness.capture.recording_files import checked_values_path, read_recording
 from bitproof.harness.capture.selection import name_value
-from bitproof.harness.capture.store import checked_values_path, read_recording
 from bitproof.harness.capture.values import Values, open_values
 from bitproof.harness.compare.bits import bits_equal, is_unlike, name_counts, tensor_type, ulp_counts
 from bitproof.harness.compare.verdict import computation_order

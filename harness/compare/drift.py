@@ -12,8 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.selection import name_value
-from bitproof.harness.capture.store import read_recording
 from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.compare.bits import bit_difference, tensor_type, ulp_counts
 from bitproof.harness.compare.verdict import computation_order

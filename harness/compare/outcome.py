@@ -7,6 +7,7 @@ from typing import Any
 
 from bitproof.harness.case import Case
 from bitproof.harness.compare.verdict import Judgement
+from bitproof.harness.consistency import contradiction
 from bitproof.harness.errors import (
     MAX_FACT,
     MAX_TRACEBACK,
@@ -16,7 +17,6 @@ from bitproof.harness.errors import (
     RecordingError,
     bounded,
 )
-from bitproof.harness.evidence import contradiction
 from bitproof.harness.records import CaseResult, Verdict
 
 MAX_ERROR = 2 * MAX_TRACEBACK

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import PREPARED, Case, with_plan
 from bitproof.harness.compare.baselines import values_to_keep
 from bitproof.harness.compare.bits import ComparedBits
@@ -17,8 +17,7 @@ from bitproof.harness.compare.outcome import result_of, result_of_error
 from bitproof.harness.compare.verdict import Comparison, Judgement, compare, judge, repeats
 from bitproof.harness.disturb.stress import Stress
 from bitproof.harness.errors import BitproofError, RankError
-from bitproof.harness.execute.accounts import PreparedGraph
-from bitproof.harness.execute.explain import Explainer
+from bitproof.harness.execute.find_cause import Explainer
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.execute.precompiled import PrecompiledStep
 from bitproof.harness.execute.profile import join_profiles
@@ -32,9 +31,10 @@ from bitproof.harness.execute.requests import (
 )
 from bitproof.harness.execute.session import Desk, Session
 from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of
-from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.execute.status_messages import PreparedGraph
+from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.every_call import EveryCall, told_uncompared
-from bitproof.harness.localize.replay import Replay, Watch, archive_of
+from bitproof.harness.localize.logs.replay import Replay, Watch, archive_of
 from bitproof.harness.localize.search import archives_of
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions

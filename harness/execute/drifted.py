@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bitproof.harness.capture.store import add_calls
+from bitproof.harness.capture.recording_files import add_calls
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.localize.logs.replay import packed_calls
 from bitproof.harness.localize.moved import LOGGED_STEP, moved_call
-from bitproof.harness.localize.replay import packed_calls
 from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult, Role, Verdict
 
 

@@ -15,7 +15,7 @@ from bitproof.harness.execute.failures import Problem, signal_name, tail
 from bitproof.harness.execute.requests import Request
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.options import OnEvent
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from bitproof.harness.processes.forked import ask_for_stacks
 from bitproof.harness.processes.started import Started
 from bitproof.harness.records import Event
@@ -56,7 +56,7 @@ class HostProcess:
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that forks
             arguments += ["--signalled"]
         environment = _host_environment(is_alone) | ({"TMPDIR": str(temporary)} if temporary else {})
-        self._process = Started("bitproof.harness.execute.host", arguments, log=log, environment=environment)
+        self._process = Started("bitproof.harness.execute.host.main", arguments, log=log, environment=environment)
         self._is_busy = False
 
     def ask(
@@ -81,7 +81,7 @@ class HostProcess:
         except OSError as error:
             raise self._crash() from error
         while True:
-            match wire.read(self._next_line(deadline, timeout, is_abandoned), Event, Problem, request.answer):
+            match framing.read(self._next_line(deadline, timeout, is_abandoned), Event, Problem, request.answer):
                 case Event() as event:
                     on_event(event)
                     if is_abandoned():  # one who tells much is never silent for long enough to be asked about

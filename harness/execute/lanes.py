@@ -20,9 +20,7 @@ from bitproof.harness.execute.host_process import Abandoned
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.side_by_side import groups_of
 from bitproof.harness.execute.transport import is_torchrun
-from bitproof.harness.machine.describe import gpu_models
-from bitproof.harness.machine.devices import Placement
-from bitproof.harness.machine.room import (
+from bitproof.harness.machine.capacity import (
     HOST_BYTES,
     RANK_BYTES,
     cores_for_runs,
@@ -30,6 +28,8 @@ from bitproof.harness.machine.room import (
     num_at_once,
     num_in_memory,
 )
+from bitproof.harness.machine.describe import gpu_models
+from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.records import CaseResult, Event
 

@@ -1,6 +1,6 @@
 """Run cases: record both systems, compare, judge, and where they differ find the cause.
 
-The caller's process loads no torch. One host process does all that needs it; see `harness.execute.host`.
+The caller's process loads no torch. One host process does all that needs it; see `harness.execute.host.main`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitproof.harness.execute.precompiled import check_precompiled
 from bitproof.harness.execute.requests import DriftRequest
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.transport import follow, follows, open_desk
-from bitproof.harness.graph.options import check_extra_passes
+from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.machine.describe import commit, describe_machine
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
@@ -114,7 +114,7 @@ def _run_cases(
         lanes = None if plan.is_sequential else Lanes(cast(Session, desk), plan)
         yield None
         # While the host imports torch, this process loads what it needs later.
-        from bitproof.harness.capture.store import warm_up_checks
+        from bitproof.harness.capture.recording_files import warm_up_checks
         from bitproof.harness.compare.baselines import hold_against_baselines
         from bitproof.harness.execute.case_run import CaseRun
         from bitproof.harness.execute.drifted import with_moved_calls

@@ -1,6 +1,6 @@
 """What torchrun's ranks say to each other: one connection from every rank to rank 0, and a thread that serves it.
 
-A message is a line of JSON (`processes/wire.py`), and files after it where it has some, of any size: files go from disk
+A message is a line of JSON (`framing.py`), and files after it where it has some, of any size: files go from disk
 to disk in parts. Both ends send a pulse every second, so that a peer that is gone without a word is known to be gone
 within SILENCE seconds, whatever its machine or the network did, and while this process does something else. One that
 was killed is known at once: its system closes the connection.
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 
 SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""
@@ -231,7 +231,7 @@ class Links:
 
     def tell(self, line: Line, message: Any, files: Sequence[Path] = ()) -> None:
         """Send a message, some time soon; to one that is gone, nothing."""
-        text = wire.write(message)
+        text = framing.write(message)
         with self._changed:
             if line.gone is None:
                 line.put(text, files)

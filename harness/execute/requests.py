@@ -1,7 +1,7 @@
 """What is asked of a host, a frozen dataclass a request, and what each is answered with. Loads no torch.
 
-A request's class names the class of its answer; `harness.execute.answers` has a method for each, and
-`harness.processes.wire` carries both between processes.
+A request's class names the class of its answer; `harness.execute.host.answerer` has a method for each, and
+`harness.processes.framing` carries both between processes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.disturb.stress import Stress
-from bitproof.harness.execute.accounts import End, PreparedGraph
-from bitproof.harness.graph.options import GraphOptions
-from bitproof.harness.localize.replay import Replay, Watch
+from bitproof.harness.execute.status_messages import End, PreparedGraph
+from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.localize.logs.replay import Replay, Watch
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.records import Artifact, Closeness, Drift, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part

@@ -21,8 +21,8 @@ from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProce
 from bitproof.harness.execute.requests import MachineRequest, Request
 from bitproof.harness.machine.devices import Placement, place
 from bitproof.harness.options import OnEvent, RunOptions
-from bitproof.harness.program import interrupts
 from bitproof.harness.records import CaseResult
+from bitproof.harness.runtime import interrupts
 
 START_TIMEOUT = 120.0
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from bitproof.harness.capture.recorder import Recorder
-    from bitproof.harness.execute.accounts import Done
+    from bitproof.harness.execute.status_messages import Done
 
 MOST_STEPS = 1000
 """Steps whose times a rank tells."""

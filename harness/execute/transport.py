@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.program import launched
+from bitproof.harness.runtime import launched
 
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
@@ -40,7 +40,7 @@ def open_desk(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Abst
     """
     refuse_copies()
     if is_torchrun():
-        from bitproof.harness.execute.torchrun.team import check_world_size, open_team
+        from bitproof.harness.execute.torchrun.coordinator import check_world_size, open_team
 
         check_world_size(cases)
         return open_team(run_dir, options)
@@ -54,7 +54,7 @@ def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterato
 
     Raises CaseError when a case has another world size than torchrun, at once, and what ended rank 0.
     """
-    from bitproof.harness.execute.torchrun.team import check_world_size, follow_rank_0
+    from bitproof.harness.execute.torchrun.coordinator import check_world_size, follow_rank_0
 
     check_world_size(cases)
     return follow_rank_0(run_dir, options)

@@ -21,7 +21,7 @@ from bitproof.harness.gpu_checks.checks import ALONE, TOGETHER, Answer, Setting,
 from bitproof.harness.gpu_checks.found import Found
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.machine.nccl import pin_nccl
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import send
 from bitproof.harness.processes.forked import Send, fork
 from bitproof.harness.processes.watching import Watch
@@ -77,7 +77,7 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
         with Watch(processes) as watch:
             while not watch.is_over and time.monotonic() < limit:
                 for process, line in watch.look(0.2):
-                    answered: Found = wire.read(line, Found)
+                    answered: Found = framing.read(line, Found)
                     answers[processes.index(process)] = answered.is_ok, answered.found
         late = [rank for rank, process in enumerate(processes) if process.status is None]
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bitproof.harness.case import Chunking, Memory, Pipeline
 from bitproof.harness.graph.groups import GroupTable
-from bitproof.harness.graph.trace import ChunkSymbol, Guard
+from bitproof.harness.graph.tracing.trace import ChunkSymbol, Guard
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from torch.fx.node import map_arg
 
 from bitproof.harness.errors import PassError, UsageError
 from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.graph_options import PassSpec
 from bitproof.harness.graph.observation import hand_on_lost_marks, marked_nodes
-from bitproof.harness.graph.options import PassSpec
 from bitproof.harness.graph.origin import META_KEY, UNKNOWN
 from bitproof.harness.graph.verify import verify_order
 from bitproof.harness.graph.writer import layout_key

@@ -6,7 +6,7 @@ Data alone: a target is a name that is looked up among torch's operators and a f
 runs no code that was read. Of a node's metadata only its place is kept (module, direction, source line, chunk): what
 passes need besides, such as fake values, a finished graph needs no more.
 
-Whoever reads a graph that others may have written says which operators it may call: see `harness.graph.allowed`.
+Whoever reads a graph that others may have written says which operators it may call: see `graph.backend.allowed`.
 
 Refused, as UnkeptError: what has no such form. Graph attributes that are tensors, calls of other functions, symbols
 among arguments, a node with a foreign place.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from bitproof.harness.graph import verify
-from bitproof.harness.graph.trace import ChunkSymbol
+from bitproof.harness.graph.tracing.trace import ChunkSymbol
 from bitproof.harness.graph.verify import Facts, PassEffect, Rule
 
 

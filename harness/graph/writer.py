@@ -18,8 +18,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators, symbols
-from bitproof.harness.graph.fake_mode import step_fake_mode
 from bitproof.harness.graph.origin import META_KEY, Origin
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.torch_compat import FakeTensor, LazyGraphModule, forget_memos
 
 CHUNK_KEY = "chunk"

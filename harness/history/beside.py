@@ -37,7 +37,7 @@ def read_run(run_dir: Path) -> Report:
 
 def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str, object]]:
     """What a result says otherwise: the field, what it should be, by what, and what it is."""
-    from bitproof.harness.capture.store import read_recording
+    from bitproof.harness.capture.recording_files import read_recording
 
     found = dict(first_runs(folder))
     systems = (result.case.reference, result.case.candidate)
@@ -74,7 +74,7 @@ def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
 
 def first_runs(folder: Path) -> Iterator[tuple[str, Path]]:
     """The recordings of first runs by their system: second runs have another arm."""
-    from bitproof.harness.capture.store import MANIFEST, read_manifest
+    from bitproof.harness.capture.recording_files import MANIFEST, read_manifest
 
     for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
         about = read_manifest(manifest.parent)

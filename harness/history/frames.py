@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.history.beside import first_runs
-from bitproof.harness.history.store import Outcome, read_nights
+from bitproof.harness.history.database import Outcome, read_nights
 from bitproof.harness.history.trends import commit_of
 from bitproof.harness.records import ROLES, CaseResult, Key, Record, Recording
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bitproof.harness.errors import UsageError
+from bitproof.harness.history.database import Night, Outcome
 from bitproof.harness.history.show import SLOW
-from bitproof.harness.history.store import Night, Outcome
 from bitproof.harness.history.trends import DEFINITIONS, Change, Trend, changes_of, commit_of
 from bitproof.harness.printable import printable
 from bitproof.harness.records import Verdict

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TextIO
 
-from bitproof.harness.history.store import Night
+from bitproof.harness.history.database import Night
 from bitproof.harness.history.trends import DEFINITIONS, Trend, changes_of, commit_of, scores_of
 from bitproof.harness.report.faults import headline
 

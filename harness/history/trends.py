@@ -11,7 +11,7 @@ from typing import Any
 
 from bitproof.harness.case.select import compile_expression
 from bitproof.harness.errors import UsageError
-from bitproof.harness.history.store import Night, Outcome
+from bitproof.harness.history.database import Night, Outcome
 from bitproof.harness.printable import one_line
 from bitproof.harness.records import Score, Throughput, Verdict
 from bitproof.harness.report import text

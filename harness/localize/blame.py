@@ -25,14 +25,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from bitproof.harness.localize.calls import Call, Place
-from bitproof.harness.localize.candidate_log import CandidateLog
+from bitproof.harness.localize.argument_differences import unlike_arguments, unlike_input, unlike_lists
 from bitproof.harness.localize.chain import links_of, place_on, way_between
 from bitproof.harness.localize.culprit import Culprit, How
-from bitproof.harness.localize.joined_logs import JoinedLogs, Site
-from bitproof.harness.localize.reference_log import ReferenceLog
-from bitproof.harness.localize.sums import regrouped
-from bitproof.harness.localize.unlike import unlike_arguments, unlike_input, unlike_lists
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.partial_sums import regrouped
 
 Pair = tuple[str, str]
 """The digests of a tensor that differs: the reference's and the candidate's."""

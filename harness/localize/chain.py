@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from bitproof.harness.localize.calls import Call, Place
-from bitproof.harness.localize.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.records import ChainLink
 
 MAX_LINKS = 10

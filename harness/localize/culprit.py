@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bitproof.harness.localize.calls import Call
+from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.records import BlamedCall, ChainLink
 
 How = Literal[

@@ -18,11 +18,11 @@ from pathlib import Path
 from bitproof.harness.case import Case, Kind
 from bitproof.harness.compare.verdict import Judgement
 from bitproof.harness.errors import RankError, RecordingError
-from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.culprit import HOW
-from bitproof.harness.localize.reference_log import ReferenceLog
-from bitproof.harness.localize.replay import Replay, archive_of, read_log, read_records, read_steps
-from bitproof.harness.localize.strangers import listed, look_at, summed_up, told_packing
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.replay import Replay, archive_of, read_log, read_records, read_steps
+from bitproof.harness.localize.unmatched_calls import listed, look_at, summed_up, told_packing
 from bitproof.harness.records import (
     MAX_DIFFERING,
     ROLES,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bitproof.harness.capture.store import checked_calls_path, read_recording
+from bitproof.harness.capture.recording_files import checked_calls_path, read_recording
 from bitproof.harness.compare.baselines import tell_sides
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.culprit import call_of
-from bitproof.harness.localize.replay import read_log
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.replay import read_log
 from bitproof.harness.localize.search import differing_digests
 from bitproof.harness.records import BlamedCall, Recording
 

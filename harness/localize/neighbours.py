@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.records import Neighbour
 
 NUM_NEIGHBOURS = 3

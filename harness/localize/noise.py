@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from bitproof.harness.compare.verdict import computation_order
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.culprit import HOW_ITSELF, Culprit, call_of
-from bitproof.harness.localize.replay import (
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.replay import (
     OUTPUT,
     OutputSite,
     Replay,

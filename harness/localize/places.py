@@ -25,8 +25,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from bitproof.harness.graph.origin import innermost_user_line
-from bitproof.harness.localize.calls import Place
-from bitproof.harness.localize.node_places import place_of
+from bitproof.harness.localize.logs.calls import Place
+from bitproof.harness.localize.logs.node_places import place_of
 from bitproof.harness.operators import names
 from bitproof.harness.torch_compat import (
     is_backward_running,

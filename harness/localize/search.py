@@ -16,10 +16,10 @@ from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.verdict import computation_order
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
-from bitproof.harness.localize.calls import Call
 from bitproof.harness.localize.culprit import HOW, Culprit, call_of
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log, step_of
 from bitproof.harness.localize.neighbours import neighbours_of
-from bitproof.harness.localize.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log, step_of
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from bitproof.harness.case import DIM_MULTIPLE, Case, Parallelism
 from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.errors import UsageError
-from bitproof.harness.graph.options import check_extra_passes
+from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.localize.culprit import HOW
 from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.systems.registry import BUILT_IN

@@ -51,7 +51,7 @@ class Hides(Enum):
 
 
 class RowFlow(Enum):
-    """Which rows of its arguments an operator computes a row of its result from (`harness.graph.mixing_rules` has a
+    """Which rows of its arguments an operator computes a row of its result from (`graph.analysis.mixing_rules` has a
     rule for each). EACH_ is the same for every one of several results.
     """
 

@@ -35,7 +35,7 @@ from torch.utils.flop_counter import flop_registry
 
 from bitproof.harness.graph.operators import is_view
 from bitproof.harness.graph.origin import origin_of
-from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.placement.problem import Choice, Matrix, PlacementProblem
 from bitproof.harness.placement.strategies import (
     PARTIAL,

@@ -4,7 +4,7 @@
 2. Trace the step as two ranks have it, the first and the last, whose coordinates differ on every axis. The code of both
    must be one and the same: what a rank knows of itself may stand in its state, never in its code.
 3. Run the passes over the first rank's.
-4. Write it, with its fingerprint, as data: the operators that it may call are known by name (`harness.graph.allowed`).
+4. Write it, with its fingerprint, as data: the operators that it may call are known by name (`graph.backend.allowed`).
 
 Of a step that Inductor compiles, the files that it generated lie beside (`harness.precompile.compiled`).
 
@@ -27,17 +27,17 @@ from torch.fx import GraphModule
 
 from bitproof.harness.case import Case, refuse_unwritten
 from bitproof.harness.disturb.faults import CATALOGUE
-from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.disturb.mutate import strike
 from bitproof.harness.errors import ArtifactError, BitproofError, UsageError
-from bitproof.harness.graph.allowed import ALLOWED
+from bitproof.harness.graph.backend.allowed import ALLOWED
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.plain import UnkeptError, refuse_operators
 from bitproof.harness.precompile import compiled, file
 from bitproof.harness.precompile.fingerprint import Fields, digest_of, fingerprint_of, refuse_other
-from bitproof.harness.program.sources import own_digest, read_sources, runs_its_text
 from bitproof.harness.records import Artifact
+from bitproof.harness.runtime.sources import own_digest, read_sources, runs_its_text
+from bitproof.harness.systems.cached_graph import program_of, written
 from bitproof.harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash, finish, trace
-from bitproof.harness.systems.kept_graph import program_of, written
 
 Enter = Callable[[str], None]
 
@@ -118,7 +118,7 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
     except UnkeptError as error:
         raise ArtifactError(
             f"the step of case {case.name} has no form as data: {error.what}",
-            expected="calls of operators that harness/graph/allowed.py lists, of tensors and plain values",
+            expected="calls of operators that harness/graph/backend/allowed.py lists, of tensors and plain values",
             found=error.found,
             fix="run the case without precompiling it",
         ) from error

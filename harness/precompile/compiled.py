@@ -22,7 +22,7 @@ import torch
 
 from bitproof.harness.case import Case
 from bitproof.harness.errors import ArtifactError, CaseError
-from bitproof.harness.graph.backends import Compiled, CompiledHalves, load_compiled
+from bitproof.harness.graph.backend.backends import Compiled, CompiledHalves, load_compiled
 from bitproof.harness.precompile import file
 from bitproof.harness.records import PassReport
 from bitproof.harness.torch_inductor import WouldCompileError, generated_module

@@ -36,7 +36,7 @@ from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.pipeline import PassRow
 from bitproof.harness.machine.compiler import compiled_for
 from bitproof.harness.machine.determinism import read_switches
-from bitproof.harness.program.sources import own_digest
+from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.systems.graph import column_of
 from bitproof.harness.systems.graph_key import traced_part
 from bitproof.harness.torch_compat import build

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import send
 from bitproof.harness.processes.started import Started
 
@@ -50,13 +50,13 @@ def answers_apart(
                 lost = lost or ended
                 yield Lost(f"{lost}: see logs/{log.name}")
             else:
-                yield wire.read(line, answer)
+                yield framing.read(line, answer)
     finally:
         process.kill()
 
 
 def answer_all(task_type: type[A], answers: Callable[[A], Iterator[Any]]) -> None:
     """The other end: `MODULE PIPE` reads its task, and writes each answer as it comes."""
-    task: A = wire.read(sys.stdin.buffer.readline(), task_type)
+    task: A = framing.read(sys.stdin.buffer.readline(), task_type)
     for found in answers(task):
         send(int(sys.argv[1]), found)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import Any
 
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 
 _PART = 1 << 16
 
@@ -59,6 +59,6 @@ class Inlet:
 
 def send(fd: int, message: Any) -> None:
     """Write a message into a pipe, all of it. Raises BrokenPipeError where nobody reads."""
-    content = memoryview(wire.write(message))
+    content = memoryview(framing.write(message))
     while content:
         content = content[os.write(fd, content) :]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import Inlet
 
 START = str(Path(__file__).parents[1] / "program" / "start.py")
@@ -60,7 +60,7 @@ class Started:
     def tell(self, message: Any) -> None:
         """Send a message. Raises OSError where it hears nothing any more."""
         assert self._process.stdin is not None, "it has a pipe for one"
-        self._process.stdin.write(wire.write(message))
+        self._process.stdin.write(framing.write(message))
         self._process.stdin.flush()
 
     def hang_up(self) -> None:

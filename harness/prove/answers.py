@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from bitproof.harness.certificate.data import Graph, Tensor, terms_in
 from bitproof.harness.prove.canonical import Canonicalizer
 from bitproof.harness.prove.explain import FirstDifferences, explain, row_splits
-from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.rules import RULES
 from bitproof.harness.prove.terms import Rule, Table
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from bitproof.harness.certificate.data import Call, Graph, Size, Tensor, Term
 from bitproof.harness.certificate.types import SIDES
-from bitproof.harness.prove import operators
-from bitproof.harness.prove.export import RefusedError, refuse
+from bitproof.harness.prove import known_operators
+from bitproof.harness.prove.data_dependent_sizes import Symbols, symbols_in
+from bitproof.harness.prove.graphs.export import RefusedError, refuse
 from bitproof.harness.prove.layouts import alignment_of, expanded, is_contiguous, shows, windows_of
 from bitproof.harness.prove.memory import GraphMemory
-from bitproof.harness.prove.sizes import Symbols, symbols_in
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import whole
 
@@ -93,14 +93,17 @@ class Canonicalizer:
 
     def _value(self, index: int, call: Call) -> Any:
         args = dict(call.args)
-        awaited = args[operators.WAITS[call.op]][1] if call.op in operators.WAITS else None
+        awaited = args[known_operators.WAITS[call.op]][1] if call.op in known_operators.WAITS else None
         for read in call.reads:
             self._refuse_unreadable(read, call)
         self.memory.refuse_flying(call)
         is_higher_order = call.op.startswith("higher_order.")
-        if call.op in operators.REFUSED or (is_higher_order and call.op not in operators.HIGHER_ORDER):
+        if call.op in known_operators.REFUSED or (is_higher_order and call.op not in known_operators.HIGHER_ORDER):
             raise refuse(call, f"{call.op} is not understood")
-        if call.op.split(".")[0] in operators.FAMILIES and call.op not in (*operators.COLLECTIVES, *operators.WAITS):
+        if call.op.split(".")[0] in known_operators.FAMILIES and call.op not in (
+            *known_operators.COLLECTIVES,
+            *known_operators.WAITS,
+        ):
             raise refuse(call, f"collective {call.op} is not understood")
         if "non_blocking" in args:
             raise refuse(call, "a copy to another device that nothing waits for")
@@ -114,18 +117,18 @@ class Canonicalizer:
                 raise refuse(call, "a part of a tensor that no operator takes")
             return held[place]
         self.memory.run(index, call, awaited)
-        if call.op in operators.COPIES:
+        if call.op in known_operators.COPIES:
             return self._copy(call, args)
         return self._computed(index, call, args)
 
     def _computed(self, index: int, call: Call, args: Arguments) -> Any:
-        if call.op.split(".")[-2:][0] in operators.UNINITIALIZED:
+        if call.op.split(".")[-2:][0] in known_operators.UNINITIALIZED:
             if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
                 return self._opaque(call, ())
             return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, _told(call.value.shape)))
-        if call.op in operators.JOINS:
+        if call.op in known_operators.JOINS:
             return self._cat(call, args)
-        if call.op in operators.EXACT:
+        if call.op in known_operators.EXACT:
             return self._exact(call, args)
         if call.op == "aten._local_scalar_dense.default":
             term = self.table.make(("item", self.values[args["self"][1]]))
@@ -133,14 +136,14 @@ class Canonicalizer:
             return term
         if shows(call, self.graph.calls):
             return self._view(call, call.reads[0])
-        if call.op in operators.COLLECTIVES:
+        if call.op in known_operators.COLLECTIVES:
             return self._collective(call, args)
         return self._opaque(call, call.args)
 
     # -- what only moves elements -------------------------------------------------------------------
 
     def _copy(self, call: Call, args: Arguments) -> Any:
-        read = args[operators.COPIES[call.op]][1]
+        read = args[known_operators.COPIES[call.op]][1]
         if call.value.dtype != self.graph.calls[read].value.dtype:
             return self._exact(call, args)
         return self.values[read]
@@ -149,12 +152,12 @@ class Canonicalizer:
         source, place = self.graph.calls[read].value, self.values[read]
         if any(x.dtype != source.dtype for x in call.results):
             raise refuse(call, f"{call.op} is not understood: it reads memory as another dtype")
-        if call.op in operators.WAITS and call.value == source:
+        if call.op in known_operators.WAITS and call.value == source:
             return place
         if not all(x.is_closed for x in (source, *call.results)):
             if not call.op.startswith(("aten.", "bitproof.")):
                 raise refuse(call, f"{call.op} shows what is not told where a size depends on data")
-            if call.op not in operators.RESHAPES:
+            if call.op not in known_operators.RESHAPES:
                 return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
             shape = ("list", *self.symbols.sizes(call.value.shape))
             return self._results(call, "move", "reshape", (("self", ("value", place)), ("shape", shape)))
@@ -188,9 +191,9 @@ class Canonicalizer:
         reads = call.reads
         tensors = [self.graph.calls[read].value for read in reads]
         own = call.value
-        is_cast = call.op == operators.CAST
+        is_cast = call.op == known_operators.CAST
         names = ["self"] if is_cast or call.op == "aten.neg.default" else ["self", "other"]
-        dtypes = operators.FLOATS if is_cast else operators.FLOATS & {own.dtype}
+        dtypes = known_operators.FLOATS if is_cast else known_operators.FLOATS & {own.dtype}
         exact = (
             list(args) == names
             and len(reads) == len(names)
@@ -206,19 +209,19 @@ class Canonicalizer:
                     return self._opaque(call, call.args)
                 operand = self.table.view(operand, expanded(tensor.shape, own.shape))
             operands.append(operand)
-        name = "cast" if is_cast else operators.EXACT[call.op]
+        name = "cast" if is_cast else known_operators.EXACT[call.op]
         return self.table.make(("exact", name, own.dtype, own.device, tuple(operands)))
 
     def _collective(self, call: Call, args: Arguments) -> Any:
         read = args["input"][1]
         source, ranks = self.graph.calls[read].value, self._ranks(call, args)
-        if call.op not in (operators.GATHER, operators.REDUCE):
+        if call.op not in (known_operators.GATHER, known_operators.REDUCE):
             return self._opaque(call, call.args)
         if not all(isinstance(size, int) for size in source.shape) or not is_contiguous(source):
             raise refuse(call, "a collective of a tensor that is not contiguous, or whose size depends on data")
         if args["group_size"] != len(ranks[0]):
             raise refuse(call, f"a collective among {args['group_size']} ranks of a group of {len(ranks[0])}")
-        if call.op == operators.GATHER:
+        if call.op == known_operators.GATHER:
             gathered = self.table.make(("gather", self.values[read], ranks))
             return self.table.view(gathered, whole(call.value.shape))
         columns = len(ranks[0]), math.prod(source.shape) // len(ranks[0])
@@ -300,11 +303,11 @@ class Canonicalizer:
 
     def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
         """What a call leaves in the memory that it writes."""
-        if call.op == operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
+        if call.op == known_operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
             return self.values[call.reads[-1]]
-        is_plain = len(read) == len(args) and {x.dtype for x in read} <= operators.FLOATS | operators.WHOLE
-        if call.op in operators.IN_PLACE and is_plain:
-            return self._exact(replace(call, op=operators.IN_PLACE[call.op]), args)
+        is_plain = len(read) == len(args) and {x.dtype for x in read} <= known_operators.FLOATS | known_operators.WHOLE
+        if call.op in known_operators.IN_PLACE and is_plain:
+            return self._exact(replace(call, op=known_operators.IN_PLACE[call.op]), args)
         return self._opaque(call, call.args)
 
     def _refuse_unreadable(self, index: int, reader: Call) -> None:

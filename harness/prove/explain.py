@@ -13,9 +13,9 @@ from typing import Any
 
 from bitproof.harness.certificate.data import Call, Tensor
 from bitproof.harness.operators import names
-from bitproof.harness.prove import operators
+from bitproof.harness.prove import known_operators
 from bitproof.harness.prove.canonical import Canonicalizer
-from bitproof.harness.prove.export import CallOrigin
+from bitproof.harness.prove.graphs.export import CallOrigin
 from bitproof.harness.prove.layouts import shows
 from bitproof.harness.prove.terms import Table
 
@@ -145,7 +145,7 @@ def _is_half(half: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
 
 
 def _is_opaque(call: Call, calls: Sequence[Call]) -> bool:
-    known = operators.COPIES.keys() | operators.EXACT.keys() | {"input", "constant", "getitem"}
+    known = known_operators.COPIES.keys() | known_operators.EXACT.keys() | {"input", "constant", "getitem"}
     if call.op in known or shows(call, calls):
         return False
     return call.op.split(".")[1] not in _MOVES

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from bitproof.harness.certificate.data import Call, Tensor
-from bitproof.harness.prove.operators import RESHAPES, SPLIT
+from bitproof.harness.prove.known_operators import RESHAPES, SPLIT
 from bitproof.harness.prove.windows import Window, row_major, whole, window
 
 LINE = 64

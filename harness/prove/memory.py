@@ -11,8 +11,8 @@ from typing import Any
 from bitproof.harness.certificate.data import Call, Graph, Tensor, nodes_in
 from bitproof.harness.certificate.in_flight import InFlight
 from bitproof.harness.operators.happens_before import Race
-from bitproof.harness.prove import operators
-from bitproof.harness.prove.export import refuse
+from bitproof.harness.prove import known_operators
+from bitproof.harness.prove.graphs.export import refuse
 from bitproof.harness.prove.layouts import overlaps
 
 
@@ -69,7 +69,7 @@ class GraphMemory:
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise refuse(call, f"{call.op} writes in a way that is not understood")
         target = self.calls[args["self"][1]].value
-        if target != call.value or call.op in operators.REFUSED:
+        if target != call.value or call.op in known_operators.REFUSED:
             raise refuse(call, f"{call.op} changes a tensor's layout")
         if overlaps(target):
             raise refuse(call, "a write to memory that overlaps itself")

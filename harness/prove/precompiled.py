@@ -12,7 +12,7 @@ import torch
 
 from bitproof.harness.case import GRAPH, PRECOMPILED, Case
 from bitproof.harness.graph.groups import GroupTable
-from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.precompile.artifact import precompile, read_program
 from bitproof.harness.systems.graph import graph_of_program
 

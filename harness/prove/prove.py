@@ -26,14 +26,14 @@ from torch.fx import GraphModule
 from bitproof.harness.case import PRECOMPILED, PREPARED, Case
 from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.groups import GroupTable
-from bitproof.harness.graph.options import GraphOptions
-from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
 from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
-from bitproof.harness.prove.export import RefusedError, export_graph
-from bitproof.harness.prove.observed import Layouts
+from bitproof.harness.prove.graphs.export import RefusedError, export_graph
+from bitproof.harness.prove.graphs.memory_layouts import Layouts
 from bitproof.harness.prove.precompiled import precompiled_step
 from bitproof.harness.prove.terms import Rule
 from bitproof.harness.systems.autoplace import placed_case

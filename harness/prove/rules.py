@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from bitproof.harness.certificate.data import Term
-from bitproof.harness.prove.operators import COMMUTING
+from bitproof.harness.prove.known_operators import COMMUTING
 from bitproof.harness.prove.terms import Rule, Table
 from bitproof.harness.prove.windows import Window, coalesced, composed, cut, joined, row_major, whole
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitproof.harness.checked import GROWING
 from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from bitproof.harness.checked import GROWING
 from bitproof.harness.errors import UsageError
 from bitproof.harness.records.result import BlamedCall, Verdict
 from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING
 
 FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "unjudged"]
 """A fault is killed or survives, an equivalent is equal or flagged; some struck nothing, or could not be judged."""
@@ -134,7 +134,7 @@ class FaultsFound:
     """All that one call of `bitproof faults` found, or several, of which each went on from the one before.
 
     `problem` says why the last ended early; `cpu_seconds` is what all of them cost on all cores, whatever else the
-    machine did meanwhile. `own_digest` names the code that found it, as `program.sources` does.
+    machine did meanwhile. `own_digest` names the code that found it, as `runtime.sources` does.
     """
 
     __pydantic_config__ = GROWING

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bitproof.harness.checked import GROWING
 from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from bitproof.harness.checked import GROWING, That
 from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING, That
 
 Cost = Annotated[float, That("zero or more", lambda found: found >= 0, {"minimum": 0})]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from bitproof.harness.checked import GROWING
 from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING
 
 
 class ProofVerdict(enum.StrEnum):

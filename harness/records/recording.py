@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from bitproof.harness.case import Case, Kind
-from bitproof.harness.checked import GROWING, read
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.validate import GROWING, read
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, ...] = ("reference", "candidate")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
 from bitproof.harness.case import KINDS, USUAL_KINDS, Case, Kind
-from bitproof.harness.checked import GROWING, That
 from bitproof.harness.records.artifact import Artifact
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed
@@ -18,6 +17,7 @@ from bitproof.harness.records.recording import ROLES, Key, Role
 from bitproof.harness.records.sensitivity import Sensitivity
 from bitproof.harness.records.throughput import Throughput
 from bitproof.harness.ulps import Count, Histogram
+from bitproof.harness.validate import GROWING, That
 
 SCHEMA = 1
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bitproof.harness.checked import GROWING
 from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING
 
 Z = 1.959963984540054
 """How many standard deviations to either side hold 95% of a normal distribution."""

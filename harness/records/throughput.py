@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bitproof.harness.checked import GROWING, That
 from bitproof.harness.records.recording import Role
 from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING, That
 
 NOT_KNOWN = "not known"
 Positive = Annotated[float, That("a number above zero", lambda number: number > 0, {"exclusiveMinimum": 0})]

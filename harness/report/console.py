@@ -1,6 +1,6 @@
 """Where colours come from: rich's console, which shows text of others as it is and obeys none of it.
 
-rich writes the escape sequences, so its output goes past the gate of `program/output`; what it is given to show passes
+rich writes the escape sequences, so its output goes past the gate of `runtime/output`; what it is given to show passes
 the same rule here, piece by piece, before it is laid out. Neither markup nor names of emoji mean anything in it.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from bitproof.harness.program.output import shown, styled
+from bitproof.harness.runtime.output import shown, styled
 
 PIPE_WIDTH = 200
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.checked import parse, read
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import SCHEMA, FaultOutcome, FaultsFound, Score
 from bitproof.harness.report.markdown_text import inline, rows_of
+from bitproof.harness.validate import parse, read
 
 MAX_BYTES = 64 * 2**20
 TOTAL = "all"

@@ -12,13 +12,13 @@ import stat
 from pathlib import Path
 from typing import Any, cast
 
-from bitproof.harness.checked import parse as parse_json
-from bitproof.harness.checked import read as read_checked
+from bitproof.harness.consistency import contradiction, contradiction_in
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.evidence import contradiction, contradiction_in
 from bitproof.harness.records import CaseResult, Divergence, Report, Shard
+from bitproof.harness.report.schema import CaseEntry, FlatDivergence, ReportEntry, plain
 from bitproof.harness.report.status import WRONG_CALL, exit_status
-from bitproof.harness.report.wire import CaseEntry, FlatDivergence, ReportEntry, plain
+from bitproof.harness.validate import parse as parse_json
+from bitproof.harness.validate import read as read_checked
 
 FILE_NAME = "report.json"
 MAX_BYTES = 64 * 2**20

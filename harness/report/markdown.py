@@ -13,8 +13,8 @@ from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport
 from bitproof.harness.report import proofs, sensitivity, text
 from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
+from bitproof.harness.report.schema import FlatDivergence
 from bitproof.harness.report.status import exit_status
-from bitproof.harness.report.wire import FlatDivergence
 
 MAX_ERROR_CHARS = 16_000
 MAX_BYTES = 1_000_000

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from bitproof.harness.program.output import SafeStream
 from bitproof.harness.records import CaseResult, Event
 from bitproof.harness.report import text
+from bitproof.harness.runtime.output import SafeStream
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

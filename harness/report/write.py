@@ -18,13 +18,14 @@ from types import MappingProxyType
 
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError
 from bitproof.harness.records import Report
-from bitproof.harness.report import ci_lines, comment, html, json, junit, markdown, sarif
+from bitproof.harness.report import ci_lines, comment, json, junit, markdown, sarif
+from bitproof.harness.report.html import document
 from bitproof.harness.report.status import error_status, worst
 
 LATEST = "latest"
 
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
-    "html": ("report.html", html.render),
+    "html": ("report.html", document.render),
     "json": (json.FILE_NAME, json.render),
     "junit": ("junit.xml", junit.render),
     "md": ("report.md", markdown.render),
@@ -51,7 +52,7 @@ def render_as(report: Report, format_name: str) -> str:
 
 def warm_up() -> None:
     """Load what the forms are made with, before somebody waits for them."""
-    html.template()
+    document.template()
     markdown.warm_up()
 
 

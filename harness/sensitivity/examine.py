@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bitproof.harness.sensitivity.bits import by_one_ulp, copied, grossly, is_safe, same, tensors_of
 from bitproof.harness.sensitivity.formulas import computed, names_of
 from bitproof.harness.sensitivity.lockstep import Get, Ranks
+from bitproof.harness.sensitivity.perturb import by_one_ulp, copied, grossly, is_safe, same, tensors_of
 from bitproof.harness.sensitivity.program import Call, Program
 from bitproof.harness.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 

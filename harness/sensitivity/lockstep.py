@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
-from bitproof.harness.sensitivity.bits import copied, tensors_of
+from bitproof.harness.sensitivity.perturb import copied, tensors_of
 from bitproof.harness.sensitivity.program import Call, Program, Source, filled
 from bitproof.harness.torch_compat import storage_key
 

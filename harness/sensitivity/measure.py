@@ -12,7 +12,7 @@ from torch import Tensor
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.case import Case
 from bitproof.harness.errors import PassError, RecordingError
-from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.records import Key, Recording
 from bitproof.harness.sensitivity.lockstep import after, run_step
 from bitproof.harness.sensitivity.program import BUFFER, INPUT, PARAM, STATE, Program, add_graph

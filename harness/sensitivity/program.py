@@ -20,8 +20,8 @@ from bitproof.harness.errors import PassError
 from bitproof.harness.graph import offload_operators, operators
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.observation import activation, observed
-from bitproof.harness.localize.calls import Place
-from bitproof.harness.localize.node_places import place_of
+from bitproof.harness.localize.logs.calls import Place
+from bitproof.harness.localize.logs.node_places import place_of
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 
 PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.options import Effort
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
 from bitproof.harness.processes.forked import Send, fork
 from bitproof.harness.processes.process import num_cores
@@ -74,8 +74,8 @@ def main() -> None:
 
 def outcome_of(task: Sensing) -> Sensitivity:
     """What one case's compared tensors see; why nothing was measured, where it cannot be."""
-    from bitproof.harness.capture.store import read_recording
-    from bitproof.harness.graph.options import GraphOptions
+    from bitproof.harness.capture.recording_files import read_recording
+    from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.machine.determinism import set_determinism
     from bitproof.harness.sensitivity.measure import Steps, why_not
 
@@ -198,7 +198,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[Finding]]]) -> Iterator[Findi
         with Watch(children) as watch:
             while not watch.is_over:
                 for _, line in watch.look(_LOOK_SECONDS):
-                    yield wire.read(line, Finding)
+                    yield framing.read(line, Finding)
                 for child in children:
                     if child.status:
                         raise RankError(
@@ -224,5 +224,5 @@ def isolated(run: Callable[[], Fate]) -> Fate:
         line = child.inlet.wait(None)
     finally:
         child.kill()
-    fate: Fate = wire.read(line, Fate) if line else Fate(FAILURE)
+    fate: Fate = framing.read(line, Fate) if line else Fate(FAILURE)
     return fate

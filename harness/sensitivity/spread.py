@@ -17,9 +17,9 @@ import torch
 
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.graph.operators import UNINITIALIZED
-from bitproof.harness.localize.call_log import IDENTITIES
-from bitproof.harness.sensitivity.bits import same, tensors_of
+from bitproof.harness.localize.logs.call_log import IDENTITIES
 from bitproof.harness.sensitivity.lockstep import Ranks, run_call, run_collective
+from bitproof.harness.sensitivity.perturb import same, tensors_of
 from bitproof.harness.sensitivity.program import Call, Program
 
 FAILURE = "failure"

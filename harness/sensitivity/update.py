@@ -16,7 +16,7 @@ from torch import Tensor
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, name_of, written_names
-from bitproof.harness.localize.calls import Place
+from bitproof.harness.localize.logs.calls import Place
 from bitproof.harness.sensitivity.program import BUFFER, PARAM, STATE, Call, Program, Slot, Source, Variables, slots_in
 from bitproof.harness.torch_compat import TorchDispatchMode, schema_of
 

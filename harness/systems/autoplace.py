@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bitproof.harness.case import Case, Plan, with_plan
 from bitproof.harness.errors import CaseError
-from bitproof.harness.graph.trace import trace_fixed_step
+from bitproof.harness.graph.tracing.trace import trace_fixed_step
 from bitproof.harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, PlacementInputs, build
 from bitproof.harness.placement.problem import PlacementProblem, Taken
 from bitproof.harness.placement.solve import MIB, least_bytes, solve

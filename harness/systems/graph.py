@@ -26,23 +26,23 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.case import GRAPH, JOINT, TRACED, Case, Chunking
-from bitproof.harness.disturb.faults.entry import Entry
-from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.disturb.entry import Entry
+from bitproof.harness.disturb.mutate import strike
 from bitproof.harness.errors import ArtifactError, UsageError
-from bitproof.harness.graph.backends import compile_for, compile_halves
+from bitproof.harness.graph.analysis.halves import is_partitioned
+from bitproof.harness.graph.backend.backends import compile_for, compile_halves
+from bitproof.harness.graph.backend.device_constants import forget_device_index
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.device_constants import forget_device_index
 from bitproof.harness.graph.dump import GraphDump
-from bitproof.harness.graph.export_joint import export_joint_step
 from bitproof.harness.graph.extra_pass import insert, load_pass
+from bitproof.harness.graph.graph_options import GraphOptions, parse_pass
 from bitproof.harness.graph.groups import Group, GroupTable
-from bitproof.harness.graph.halves import is_partitioned
 from bitproof.harness.graph.hazards import hazard_lines
 from bitproof.harness.graph.observation import show_activations, shown_to
-from bitproof.harness.graph.options import GraphOptions, parse_pass
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
-from bitproof.harness.graph.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
+from bitproof.harness.graph.tracing.export_joint import export_joint_step
+from bitproof.harness.graph.tracing.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import Artifact, PassReport
 from bitproof.harness.systems.autoplace import placed_case
@@ -76,7 +76,7 @@ class GraphProgram:
 
     `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
     name, that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier
-    run traced it (harness/systems/kept_graph.py). `layout` is the form of the state that it was traced for, unless
+    run traced it (harness/systems/cached_graph.py). `layout` is the form of the state that it was traced for, unless
     that is not known; `artifact` is what it was read from, where a process without ranks had made it.
     """
 

@@ -1,7 +1,7 @@
 """The key under which a graph is kept: everything that decides what tracing and the passes make of a case.
 
 Of a case tracing is shown `traced_part` alone, so that what the key leaves out cannot matter. The rest is what the
-process is made of (harness/program/sources.py), its versions, flags and switches, and the environment variables that
+process is made of (harness/runtime/sources.py), its versions, flags and switches, and the environment variables that
 numeric libraries read.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 from bitproof.harness.capture.environment import environment_of_keys
 from bitproof.harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
 from bitproof.harness.machine.determinism import read_switches
-from bitproof.harness.program.kept import keep, read_kept
-from bitproof.harness.program.sources import Installation, Later
+from bitproof.harness.runtime.disk_cache import keep, read_kept
+from bitproof.harness.runtime.sources import Installation, Later
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def step_part(case: Case) -> Case:
 def shelf_of(
     case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0]
 ) -> Shelf | None:
-    """Where a system's graph of a case for the CPU is kept; None for one that is not: see `systems.kept_graph`."""
+    """Where a system's graph of a case for the CPU is kept; None for one that is not: see `systems.cached_graph`."""
     is_plain = (
         system != PRECOMPILED
         and case.pipeline.overlap_costs is None

@@ -66,7 +66,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bitproof.harness.case import PREPARED
 from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import UsageError
-from bitproof.harness.program.search_path import search_path
+from bitproof.harness.runtime.search_path import search_path
 from bitproof.harness.user_code import plugins
 from bitproof.harness.user_code.missing import missing_package
 from bitproof.harness.user_code.user_file import loading, names_in, run_file

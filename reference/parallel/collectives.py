@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bitproof.harness.torch_compat import flat_collectives, group_named, is_watched
 from bitproof.reference.parallel.rank_order_group import RankOrderGroup
-from bitproof.reference.parallel.told_group import ToldGroup
+from bitproof.reference.parallel.reporting_group import ToldGroup
 
 _ops = torch.ops._c10d_functional
 

@@ -28,8 +28,8 @@ from bitproof.harness.shared_memory import Board, SharedMemory
 from bitproof.harness.torch_compat import group_named, register_group, set_timeout, unregister_group
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
 from bitproof.reference.parallel.rank_order_group import RankOrderGroup
+from bitproof.reference.parallel.reporting_group import ToldGroup
 from bitproof.reference.parallel.shared_memory_group import SharedMemoryGroup
-from bitproof.reference.parallel.told_group import ToldGroup
 
 FSDP = "fsdp"
 EXPERT_FSDP = "efsdp"

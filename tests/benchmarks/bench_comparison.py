@@ -31,13 +31,13 @@ from tabulate import tabulate
 
 from bitproof.builtin_cases import all_cases
 from bitproof.harness.capture.recorder import Recorder
-from bitproof.harness.capture.store import warm_up
+from bitproof.harness.capture.recording_files import warm_up
 from bitproof.harness.case import Case
 from bitproof.harness.case.select import select
 from bitproof.harness.compare.verdict import compare
-from bitproof.harness.execute import answers, worker
-from bitproof.harness.execute.answers import Answerer
 from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.host import answerer, worker
+from bitproof.harness.execute.host.answerer import Answerer
 from bitproof.harness.execute.requests import Request, RunRequest
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.machine.devices import Placement
@@ -208,13 +208,13 @@ def measure_control(case: Case, desk: InProcess) -> list[dict[str, Any]]:
 @contextmanager
 def silence() -> Iterator[None]:
     """Ranks that record nothing, and a host that joins nothing."""
-    before = worker.Recorder, worker.write_part, answers.join_recording
+    before = worker.Recorder, worker.write_part, answerer.join_recording
     worker.Recorder, worker.write_part = Silence, lambda path, rows: None
-    answers.join_recording = lambda *arguments: None
+    answerer.join_recording = lambda *arguments: None
     try:
         yield
     finally:
-        worker.Recorder, worker.write_part, answers.join_recording = before
+        worker.Recorder, worker.write_part, answerer.join_recording = before
 
 
 def _keep_standard_input_open() -> None:

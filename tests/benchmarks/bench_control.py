@@ -22,7 +22,7 @@ from typing import Any
 from tabulate import tabulate
 
 from bitproof.builtin_cases import all_cases
-from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Case
 from bitproof.harness.case.select import select
 from bitproof.harness.compare.verdict import Comparison, compare

@@ -25,7 +25,7 @@ from bitproof.harness.graph.passes.chunk import chunk
 from bitproof.harness.graph.passes.clean_up import clean_up
 from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
 from bitproof.harness.graph.pipeline import run_pipeline
-from bitproof.harness.graph.trace import JointGraph, trace_joint_step
+from bitproof.harness.graph.tracing.trace import JointGraph, trace_joint_step
 from bitproof.reference import models
 from bitproof.reference.loss import cross_entropy
 from bitproof.reference.models.deepseek_v3 import FLAVORS

@@ -153,7 +153,7 @@ def make_ours() -> Callable[[str, str], Seconds]:
     torch.set_num_threads(1)
 
     clock = _Clock()
-    for module in ("bitproof.harness.graph.trace", "bitproof.harness.graph.pipeline"):
+    for module in ("bitproof.harness.graph.tracing.trace", "bitproof.harness.graph.pipeline"):
         logging.getLogger(module).setLevel(logging.DEBUG)
         logging.getLogger(module).addHandler(clock)
 

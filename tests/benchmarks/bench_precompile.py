@@ -91,7 +91,7 @@ def _since(began: tuple[float, float]) -> list[float]:
 def _set_up(case: Any) -> Any:
     import torch
 
-    from bitproof.harness.execute.worker import preload
+    from bitproof.harness.execute.host.worker import preload
     from bitproof.harness.machine.determinism import set_determinism
 
     preload()

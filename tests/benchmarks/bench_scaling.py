@@ -33,7 +33,7 @@ DEPTHS = (4, 8, 16, 32, 61)
 BUDGET_SECONDS = 360
 BUDGET_GIB = 8
 BUDGET_GROWTH = 1.3
-LOGGERS = ("bitproof.harness.graph.trace", "bitproof.harness.graph.pipeline")
+LOGGERS = ("bitproof.harness.graph.tracing.trace", "bitproof.harness.graph.pipeline")
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def example() -> Certificate:
     """The certificate that tests corrupt."""
     from bitproof.harness.prove.certify import certificate_of
     from tests.harness.certificate.test_check import W, X, parts, whole
-    from tests.harness.prove.graphs import compare
+    from tests.harness.prove.toy_graphs import compare
 
     return certificate_of("example", compare(parts, whole, W, X))
 

@@ -30,14 +30,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 
 from bitproof.builtin_cases import CASES
-from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Case, Model, Parallelism
 from bitproof.harness.case.case_file import case_text, read_case
 from bitproof.harness.certificate.check import check
 from bitproof.harness.certificate.errors import RejectedError
 from bitproof.harness.certificate.files import read_certificate
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.history.store import add_runs, read_nights
+from bitproof.harness.history.database import add_runs, read_nights
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.precompile import file
 from bitproof.harness.precompile.artifact import precompile, read_program

@@ -28,12 +28,12 @@ from bitproof.harness.certificate.data import Graph
 from bitproof.harness.cli.faults import DEFAULT_CASES
 from bitproof.harness.commands.faults import choose, homes
 from bitproof.harness.disturb.faults import Entry, Site
-from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.disturb.mutate import strike
 from bitproof.harness.errors import UsageError
-from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.prove.answers import PROVED, REFUSED, prove_graphs
 from bitproof.harness.prove.explain import Shown
-from bitproof.harness.prove.export import RefusedError, export_graph
+from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.prove import of_the_reference, traced_reference
 from bitproof.harness.systems.graph import step_graph
 from tests.small import small

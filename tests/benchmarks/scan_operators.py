@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.prove import admitted
+from bitproof.harness.prove.graphs import admitted
 from tests.harness.prove.scan import Scanned, scan
 from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded
 

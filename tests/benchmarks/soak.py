@@ -37,8 +37,8 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case, Model, Parallelism
 from bitproof.harness.execute import launch
 from bitproof.harness.options import RunOptions
-from bitproof.harness.program.kept import default_folder
 from bitproof.harness.records import CaseResult, Event, Verdict
+from bitproof.harness.runtime.disk_cache import default_folder
 
 MAX_GROWTH = 4.0
 """MiB."""

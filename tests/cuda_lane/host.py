@@ -1,4 +1,4 @@
-"""The host of a run in the CUDA lane: `bitproof/harness/program/start.py`, but programs are traced for CUDA.
+"""The host of a run in the CUDA lane: `bitproof/harness/runtime/start.py`, but programs are traced for CUDA.
 
 1. torch is told of the stand-in for CUDA before anything imports it.
 2. A step is traced for each device index in BITPROOF_LANE_DEVICES, once for cases in a row that share it, and goes
@@ -73,16 +73,16 @@ def main() -> None:
     from tests.cuda_lane import stand_in
 
     stand_in.load()
-    from bitproof.harness.execute import runs
+    from bitproof.harness.execute.host import runners
     from tests.cuda_lane import operators, tracer
     from tests.cuda_lane.references import taken_once
 
     operators.install()
-    runs.trace_step = lambda case, system, enter: tracer.trace_all(case)
-    runs.finish_program = finish_for_cuda()
-    runs.run_ranks = taken_once(runs.run_ranks, note_reference)
+    runners.trace_step = lambda case, system, enter: tracer.trace_all(case)
+    runners.finish_program = finish_for_cuda()
+    runners.run_ranks = taken_once(runners.run_ranks, note_reference)
     sys.path.pop(0)
-    runpy.run_path(str(ROOT / "bitproof" / "harness" / "program" / "start.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "bitproof" / "harness" / "runtime" / "start.py"), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -121,8 +121,8 @@ def compile_one(name: str, capability: int, device: int) -> Compiled:
 
     operators.install()
     pretend(capability)
-    from bitproof.harness.execute.programs import prepare_program
-    from bitproof.harness.graph.options import GraphOptions
+    from bitproof.harness.execute.host.programs import prepare_program
+    from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.machine.determinism import set_determinism
     from tests.small import small
 

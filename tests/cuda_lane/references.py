@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.execute.accounts import End
-from bitproof.harness.execute.programs import needs_program
+from bitproof.harness.execute.host.programs import needs_program
 from bitproof.harness.execute.requests import RunRequest, Seats
+from bitproof.harness.execute.status_messages import End
 from tests.cuda_lane.selection import SHARED, TAKEN, reference_of
 
 

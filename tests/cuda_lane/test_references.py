@@ -9,9 +9,9 @@ import pytest
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case
-from bitproof.harness.execute.accounts import End
 from bitproof.harness.execute.failures import Failure
 from bitproof.harness.execute.requests import RunRequest, Seats
+from bitproof.harness.execute.status_messages import End
 from bitproof.harness.machine.devices import Placement
 from tests.cuda_lane.references import taken_once
 from tests.cuda_lane.selection import SHARED, TAKEN

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.capture.recording_files import join_parts, read_recording, sha256_of_manifest, write_part
 from bitproof.harness.capture.selection import ALL
-from bitproof.harness.capture.store import join_parts, read_recording, sha256_of_manifest, write_part
 from bitproof.harness.capture.values import open_values_of, write_values
 from bitproof.harness.case import Case
 from bitproof.harness.records import Key, Manifest

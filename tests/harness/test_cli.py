@@ -17,10 +17,10 @@ from bitproof.harness.commands.doctor import Torch
 from bitproof.harness.compare.outcome import result_of_error
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import Stress
-from bitproof.harness.program.kept import default_folder
 from bitproof.harness.records import CaseResult, Report, Verdict
 from bitproof.harness.report.text import replay_command
 from bitproof.harness.report.write import prepare_run_dir, write_run
+from bitproof.harness.runtime.disk_cache import default_folder
 from tests.distributions import install
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 
 from bitproof.harness.changes import Changes
 from bitproof.harness.options import Effort, RunOptions, Stress
-from bitproof.harness.program.kept import default_folder
+from bitproof.harness.runtime.disk_cache import default_folder
 from bitproof.harness.settings import made, told, words
 
 KEEPS = RunOptions(kept_graphs=default_folder())

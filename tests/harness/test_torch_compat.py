@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bitproof.harness import torch_compat
-from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.torch_compat import open_dim, symbolic_graph, untested_release
 
 ROOT = Path(__file__).parent.parent.parent
@@ -21,7 +21,7 @@ SOURCES = [path for top in ("harness", "reference", "cases") for path in sorted(
 COMPAT = tuple(ROOT / "harness" / f"{name}.py" for name in ("torch_compat", "torch_inductor"))
 NAMES_IN_GRAPHS = ROOT / "harness" / "operators" / "rows.py"
 """It names what graphs of others call, and calls none of it."""
-STANDALONE = ROOT / "harness" / "localize" / "standalone" / "main.py"
+STANDALONE = ROOT / "harness" / "localize" / "standalone" / "template.py"
 """Copied into files that stand alone, so it imports nothing of ours."""
 
 OF_PYTHON = {"_replace", "_asdict", "_fields", "os._exit", "sys._getframe"}

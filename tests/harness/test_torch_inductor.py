@@ -23,7 +23,7 @@ def test_what_a_compiled_graph_needs_besides_its_code_is_named() -> None:
 COMPILE = """
 import sys, torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from bitproof.harness.graph.backends import compile_for
+from bitproof.harness.graph.backend.backends import compile_for
 from bitproof.harness.precompile import compiled
 from pathlib import Path
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Site, row
+from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.graph_editor import Surgeon
 
 CHUNK_PASS = "torchtitan #3325, the chunking pass for expert overlap, and its contract in #3434"
 ATTEND = "_scaled_dot_product_flash_attention_for_cpu"

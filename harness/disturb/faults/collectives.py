@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.faults.entry import EXPERTS, FLOAT32, Need, Site, ranks, row, steps
+from bitproof.harness.disturb.entry import EXPERTS, FLOAT32, Need, Site, ranks, row, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitproof.harness.disturb.faults.entry import Entry
-    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
+    from bitproof.harness.disturb.entry import Entry
+    from bitproof.harness.disturb.graph_editor import Call, Surgeon
 
 SQUARE = Need(
     lambda case: case.parallelism.ep > 1 and case.parallelism.ep == case.parallelism.expert_fsdp,

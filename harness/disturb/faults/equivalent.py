@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.faults.entry import BFLOAT16, CHUNKED, EXPERTS, Site, ranks, row
+from bitproof.harness.disturb.entry import BFLOAT16, CHUNKED, EXPERTS, Site, ranks, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
-    from bitproof.harness.disturb.faults.tamper import TamperedCall
+    from bitproof.harness.disturb.graph_editor import Call, Surgeon
+    from bitproof.harness.disturb.tamper import TamperedCall
 
 EXACT = "ours: exact arithmetic, element by element"
 

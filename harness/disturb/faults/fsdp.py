@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults.entry import BUCKETS, FLOAT32, Site, ranks, row
+from bitproof.harness.disturb.entry import BUCKETS, FLOAT32, Site, ranks, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, Surgeon
 
 
 def _alike_parts(g: Surgeon, split: Call) -> list[tuple[Call, Call]]:

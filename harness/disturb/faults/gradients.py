@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults.entry import CHUNKED, EXPERTS, Need, Site, ranks, row, steps
+from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, Need, Site, ranks, row, steps
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, Surgeon
 
 REDUCED_APART = Need(
     lambda case: case.chunking is not None and not case.chunking.early_grad_accumulation and not case.pipeline.bucket,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults.entry import Need, Site, row
+from bitproof.harness.disturb.entry import Need, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.graph_editor import Surgeon
 
 ATTENDS = Need(lambda case: case.model.family == "deepseek_v3" and case.model.attention == "sdpa", "latent attention")
 REUSE = "pytorch #108811: memory that is written while it is still to be read"

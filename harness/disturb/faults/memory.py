@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults.entry import CHUNKED, EXPERTS, OFFLOADS, RECOMPUTES, Site, row
+from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, OFFLOADS, RECOMPUTES, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, Surgeon
 
 RELOAD = "reload"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.faults.entry import CHUNKED, EXPERTS, FLOAT32, Need, Site, ranks, row, steps
+from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, FLOAT32, Need, Site, ranks, row, steps
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Call, Surgeon
-    from bitproof.harness.disturb.faults.tamper import TamperedCall
+    from bitproof.harness.disturb.graph_editor import Call, Surgeon
+    from bitproof.harness.disturb.tamper import TamperedCall
 
 EXPERT_RANKS = Need(lambda case: case.parallelism.ep > 1, "expert parallelism")
 MANY_ROWS = Need(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.faults.entry import BFLOAT16, EXPERTS, FLOAT32, SDPA, Site, row
+from bitproof.harness.disturb.entry import BFLOAT16, EXPERTS, FLOAT32, SDPA, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.graph_editor import Surgeon
 
 ATTEND = "_scaled_dot_product_flash_attention_for_cpu"
 NORM = r".*norm"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.faults.entry import row, steps
+from bitproof.harness.disturb.entry import row, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitproof.harness.disturb.faults.entry import Entry, Need, TamperCall
-    from bitproof.harness.disturb.faults.tamper import TamperedCall
+    from bitproof.harness.disturb.entry import Entry, Need, TamperCall
+    from bitproof.harness.disturb.tamper import TamperedCall
 
 OPERATOR = "_fused_adamw_"
 PARAMETERS, GRADIENTS, FIRST, SECOND, STEPS = "self", "grads", "exp_avgs", "exp_avg_sqs", "state_steps"

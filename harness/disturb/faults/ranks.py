@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults.entry import EXPERTS, Site, ranks, row, steps
+from bitproof.harness.disturb.entry import EXPERTS, Site, ranks, row, steps
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.graph_editor import Surgeon
 
 SILENT = "ours: silent data corruption of one device; Meta, arXiv:2102.11245"
 NUDGED = ("clone", "add_", "fill_", "index_put_", "copy_", "view", "index", "select")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults.entry import EXPERTS, Need, Site, row
+from bitproof.harness.disturb.entry import EXPERTS, Need, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults.surgeon import Surgeon
+    from bitproof.harness.disturb.graph_editor import Surgeon
 
 SPLIT = Need(lambda case: case.parallelism.tp > 1, "tensor parallelism")
 PAIRS = Need(lambda case: case.parallelism.tp > 1 and case.parallelism.tp % 2 == 0, "an even number of tensor ranks")

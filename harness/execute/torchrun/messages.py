@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.errors import RankError
-from bitproof.harness.execute.accounts import End
 from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.requests import ARCHIVE, VALUES, RunRequest
-from bitproof.harness.processes import wire
+from bitproof.harness.execute.status_messages import End
+from bitproof.harness.processes import framing
 from bitproof.harness.records import CaseResult
 
 # What a rank leaves: its part of a recording, or of a replay, and what may lie beside it.
@@ -75,7 +75,7 @@ class Account:
 def read_message(text: bytes, *kinds: type) -> Any:
     """A message of somebody who is known. Raises RankError for what is none."""
     try:
-        return wire.read(text, *kinds)
+        return framing.read(text, *kinds)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RankError(
             "a rank said what no rank says", found=str(error), fix="bring all machines to one commit"

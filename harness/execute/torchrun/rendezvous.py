@@ -21,7 +21,7 @@ from bitproof.harness.execute.requests import MadeOf
 from bitproof.harness.execute.torchrun.messages import Farewell, Hello, Welcome, read_message
 from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.store import Store
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 
 _HOST_MARGIN = 15.0
 """How much longer than for a rank to come its host may take to say what it is made of."""
@@ -81,7 +81,7 @@ class Rendezvous:
             self._peers.links.part_with(line, "it is of another run")
             return
         try:
-            hello: Hello = wire.read(json.dumps(said), Hello)
+            hello: Hello = framing.read(json.dumps(said), Hello)
             is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size
             is_one_of_us = is_of_size and hello.rank not in self._peers.lines
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -31,13 +31,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators
+from bitproof.harness.graph.analysis.dependencies import reorder
+from bitproof.harness.graph.analysis.halves import HALF_KEY, Half
+from bitproof.harness.graph.analysis.parameters import chain_to_input, parameters_of
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.dead_code import drop_dead_code
-from bitproof.harness.graph.dependencies import reorder
 from bitproof.harness.graph.groups import GroupTable
-from bitproof.harness.graph.halves import HALF_KEY, Half
 from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, Direction, Origin, origin_of
-from bitproof.harness.graph.parameters import chain_to_input, parameters_of
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, tree_leaves
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule
 
+from bitproof.harness.graph.analysis.parameters import chain_to_input, parameters_of
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.group_objects import collectives_by_object, move_to_own_group
 from bitproof.harness.graph.groups import GATHERS
-from bitproof.harness.graph.parameters import chain_to_input, parameters_of
 
 ALL_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 

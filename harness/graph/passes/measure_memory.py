@@ -24,11 +24,11 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from bitproof.harness.graph import operators
-from bitproof.harness.graph.activations import is_backward
+from bitproof.harness.graph.analysis.saved_activations import is_backward
+from bitproof.harness.graph.analysis.tensor_bytes import MIB, TensorBytes
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.offload_operators import is_host_copy
-from bitproof.harness.graph.tensor_bytes import MIB, TensorBytes
-from bitproof.harness.graph.trace import ChunkSymbol
+from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 Storage = tuple[Node, int]  # the call that makes it, and which of its results it is
 

@@ -25,7 +25,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from bitproof.harness.graph import offload_operators, operators
-from bitproof.harness.graph.activations import (
+from bitproof.harness.graph.analysis.saved_activations import (
     STANDS_FOR_KEY,
     block_starts,
     first_needs,

@@ -29,12 +29,12 @@ from torch.fx import Graph, GraphModule, Node
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators
+from bitproof.harness.graph.analysis.halves import HALF_KEY
+from bitproof.harness.graph.analysis.tensor_bytes import TensorBytes
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.export_joint import SEED_KEY, write_back
-from bitproof.harness.graph.halves import HALF_KEY
 from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS
-from bitproof.harness.graph.tensor_bytes import TensorBytes
+from bitproof.harness.graph.tracing.export_joint import SEED_KEY, write_back
 from bitproof.harness.torch_compat import divided, rename
 
 aten = torch.ops.aten

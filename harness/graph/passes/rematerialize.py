@@ -18,9 +18,15 @@ from __future__ import annotations
 
 from torch.fx import GraphModule
 
-from bitproof.harness.graph.activations import STANDS_FOR_KEY, TAG_KEY, first_needs, is_backward, is_recomputed
+from bitproof.harness.graph.analysis.halves import put_in
+from bitproof.harness.graph.analysis.saved_activations import (
+    STANDS_FOR_KEY,
+    TAG_KEY,
+    first_needs,
+    is_backward,
+    is_recomputed,
+)
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.halves import put_in
 from bitproof.harness.graph.origin import RECOMPUTED_KEY
 from bitproof.harness.torch_compat import rename
 

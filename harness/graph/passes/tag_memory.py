@@ -33,7 +33,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from bitproof.harness.graph import operators
-from bitproof.harness.graph.activations import (
+from bitproof.harness.graph.analysis.halves import put_in
+from bitproof.harness.graph.analysis.saved_activations import (
     TAG_KEY,
     block_of,
     block_starts,
@@ -41,10 +42,9 @@ from bitproof.harness.graph.activations import (
     is_backward,
     is_forward_value,
 )
+from bitproof.harness.graph.analysis.tensor_bytes import MIB, TensorBytes
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.halves import put_in
 from bitproof.harness.graph.origin import META_KEY, origin_of
-from bitproof.harness.graph.tensor_bytes import MIB, TensorBytes
 from bitproof.harness.operators import named
 from bitproof.harness.torch_compat import HigherOrderOperator
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.graph.operators import storage_owners, written_arguments
 from bitproof.harness.graph.origin import origin_of
-from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.graph.writer import CHUNK_KEY
 
 _FEW = 16

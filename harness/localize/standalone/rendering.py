@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from bitproof.harness.graph.operators import group_name, is_collective
-from bitproof.harness.localize.standalone import main, probe
+from bitproof.harness.localize.standalone import probe, template
 from bitproof.harness.localize.standalone.reading import Input, Scene, input_of
 from bitproof.harness.localize.standalone.statements import function_text
 from bitproof.harness.operators import names
@@ -47,14 +47,14 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
     groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
     tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
     tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]
-    parts: list[Callable[..., Any]] = [*_FUNCTIONS, main.tell]
-    compare: Callable[[], int] = main.compare_alone
+    parts: list[Callable[..., Any]] = [*_FUNCTIONS, template.tell]
+    compare: Callable[[], int] = template.compare_alone
     imports, names = _IMPORTS, _NAMES
     if groups or probing:
         tables += ["GROUPS = {", *(f"    {name!r}: {[list(p) for p in parts]}," for name, parts in groups.items()), "}"]
         tables += ["", "", _wrap_group(scene, groups, collectives)]
-        parts.append(main.run_rank)
-        compare = main.compare_together
+        parts.append(template.run_rank)
+        compare = template.compare_together
         imports, names = sorted({*_IMPORTS, *_MORE_IMPORTS}), _MORE_NAMES
     probing_parts = [f"{_PROBE_IMPORTS}\n\nLARGEST = {probe.LARGEST}\nseen = {{}}"] if probing else []
     probing_parts += [inspect.getsource(part) for part in (probe.see, probe.differs_on) if probing]
@@ -81,11 +81,11 @@ def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[N
 
 
 _FUNCTIONS: list[Callable[..., Any]] = [
-    main.make_input,
-    main.compute,
-    main.bytes_of,
-    main.describe_difference,
-    main.differs_on,
+    template.make_input,
+    template.compute,
+    template.bytes_of,
+    template.describe_difference,
+    template.differs_on,
 ]
 _IMPORTS = ["base64", "math", "operator", "os", "sys", "traceback", "zlib"]
 _MORE_IMPORTS = ["multiprocessing", "tempfile"]

@@ -57,7 +57,7 @@ def test_a_number_that_does_not_fit_is_refused():
 @pytest.mark.ranks
 def test_writing_what_ranks_recorded_loads_no_pandas(tmp_path):
     code = (
-        "import sys; from bitproof.harness.capture.store import warm_up, write_part\n"
+        "import sys; from bitproof.harness.capture.recording_files import warm_up, write_part\n"
         "from bitproof.harness.records import Key, Record\n"
         "from pathlib import Path; warm_up()\n"
         "write_part(Path(sys.argv[1]), [(Key(0, 'loss', 'loss', 0), Record('0' * 32, 'float32', (), '0x1p+0'))])\n"

@@ -12,8 +12,8 @@ from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.case_file import case_text, read_case
 from bitproof.harness.compare.same_case import in_todays_form
 from bitproof.harness.machine.devices import Placement
-from bitproof.harness.report import html
 from bitproof.harness.report import json as report_json
+from bitproof.harness.report.html import document
 from tests.harness.reports import result, write_report
 
 
@@ -59,7 +59,7 @@ def test_neither_manifest_nor_report_names_a_model_a_batch_or_data_that_nobody_s
     assert not {"model", "precision", "memory", "pipeline", "optimizer", "chunking"} & manifest.case.keys()
     path = write_report(tmp_path, [result(case)]) / "report.json"
     assert report_json.read(path).cases[0].case == case
-    for text in (path.read_text(), page := html.render(report_json.read(path))):
+    for text in (path.read_text(), page := document.render(report_json.read(path))):
         assert "deepseek" not in text and "pydoc" not in text and "ep 2" not in text
     assert "batch.sequences 6" in page
 

@@ -5,7 +5,7 @@ import pytest
 from bitproof.harness.certificate import calls
 from bitproof.harness.certificate.calls import _overlaps
 from bitproof.harness.certificate.data import Tensor
-from bitproof.harness.prove import operators
+from bitproof.harness.prove import known_operators
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,15 @@ def test_two_indices_of_what_overlaps_mean_one_element(shape, strides, overlaps)
 
 
 def test_the_checkers_own_tables_of_operators_say_what_the_provers_say() -> None:
-    exact = {calls.CAST: "cast", **operators.EXACT}
-    exact |= {name: operators.EXACT[of] for name, of in operators.IN_PLACE.items()}
+    exact = {calls.CAST: "cast", **known_operators.EXACT}
+    exact |= {name: known_operators.EXACT[of] for name, of in known_operators.IN_PLACE.items()}
     assert exact == calls.EXACT
-    assert {*calls.COPIES} == {*operators.COPIES, operators.COPY_INTO}
-    assert {*calls.RESHAPES} == operators.RESHAPES
-    assert calls.SPLIT == operators.SPLIT
-    assert {*calls.WAITS} == {name for name in operators.WAITS if not name.startswith("torch.")}
-    assert {*calls.COLLECTIVES} == operators.COLLECTIVES
-    assert {*calls.UNDERSTOOD} == {*calls.COLLECTIVES, *calls.WAITS, *operators.HIGHER_ORDER}
-    assert calls.UNWRITTEN == operators.UNINITIALIZED
-    assert all(name.startswith(calls.REFUSED) for name in operators.REFUSED | operators.HIGHER_ORDER)
-    assert all(f"{family}.all_reduce.default".startswith(calls.REFUSED) for family in operators.FAMILIES)
+    assert {*calls.COPIES} == {*known_operators.COPIES, known_operators.COPY_INTO}
+    assert {*calls.RESHAPES} == known_operators.RESHAPES
+    assert calls.SPLIT == known_operators.SPLIT
+    assert {*calls.WAITS} == {name for name in known_operators.WAITS if not name.startswith("torch.")}
+    assert {*calls.COLLECTIVES} == known_operators.COLLECTIVES
+    assert {*calls.UNDERSTOOD} == {*calls.COLLECTIVES, *calls.WAITS, *known_operators.HIGHER_ORDER}
+    assert calls.UNWRITTEN == known_operators.UNINITIALIZED
+    assert all(name.startswith(calls.REFUSED) for name in known_operators.REFUSED | known_operators.HIGHER_ORDER)
+    assert all(f"{family}.all_reduce.default".startswith(calls.REFUSED) for family in known_operators.FAMILIES)

@@ -16,8 +16,8 @@ from bitproof.harness.certificate.files import read_certificate
 from bitproof.harness.certificate.rules import RULES, Terms
 from bitproof.harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
-from tests.harness.prove.graphs import aten, c10d, compare, randn
 from tests.harness.prove.test_canonical import copied
+from tests.harness.prove.toy_graphs import aten, c10d, compare, randn
 
 W, X = randn(4, 6), randn(4, 6)
 

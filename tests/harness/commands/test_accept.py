@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bitproof.harness.capture.store import CALLS, read_manifest
+from bitproof.harness.capture.recording_files import CALLS, read_manifest
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main

@@ -11,7 +11,7 @@ from bitproof.harness.certificate.files import FILES, digests_of, sums_of
 from bitproof.harness.cli import main
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
-from tests.harness.prove.graphs import as_data, randn, trace
+from tests.harness.prove.toy_graphs import as_data, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)
 ADD, SUB = (lambda w, x: (w + x, w * x)), (lambda w, x: (w - x, w * x))

@@ -11,7 +11,7 @@ from bitproof.harness.cli import main
 from bitproof.harness.commands import prove as command
 from bitproof.harness.errors import TraceError
 from bitproof.harness.prove.prove import CaseProof
-from tests.harness.prove.graphs import compare, randn
+from tests.harness.prove.toy_graphs import compare, randn
 
 pytestmark = pytest.mark.traces
 

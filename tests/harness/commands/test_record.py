@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.selection import name_value
-from bitproof.harness.capture.store import read_recording
 from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.cli import main
@@ -60,7 +60,7 @@ def test_recordings_of_other_lengths_are_not_comparable_and_say_why(folders):
 
 
 def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_path):
-    from bitproof.harness.capture.store import read_recording, write_recording
+    from bitproof.harness.capture.recording_files import read_recording, write_recording
 
     recording = read_recording(folders / "first")
     key = next(key for key in recording.records if (key.step, key.rank, key.kind) == (1, 1, "grad"))
@@ -76,7 +76,7 @@ def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_pa
 
 def test_a_recording_with_another_kind_of_digests_is_not_comparable_and_says_why(folders, tmp_path):
     from bitproof.harness.capture.digest import ALGORITHM
-    from bitproof.harness.capture.store import read_recording, write_recording
+    from bitproof.harness.capture.recording_files import read_recording, write_recording
 
     recording = read_recording(folders / "again")
     assert recording.manifest.digest == ALGORITHM

@@ -15,7 +15,7 @@ from bitproof.harness.commands import run
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.errors import CaseError, PassError, UsageError
 from bitproof.harness.options import RunOptions, Stress
-from bitproof.harness.prove import ahead
+from bitproof.harness.prove import preflight
 from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Shard, Verdict
 from bitproof.harness.report import json as report_json
 
@@ -297,7 +297,7 @@ def test_with_prove_first_every_case_is_proved_before_any_runs_and_its_proof_is_
             yield ProofOutcome(verdict=verdict, proved=1, not_proved=int(verdict != "PROVED"), unproved=["loss"])
 
     launch_with(run_cases)
-    monkeypatch.setattr(ahead, "prove_ahead", prove_ahead)
+    monkeypatch.setattr(preflight, "prove_ahead", prove_ahead)
     assert run_and_report([FIRST, SECOND], RunOptions(prove_first=True), tmp_path, ["--prove-first"]) == 0
     assert order == ["prove first", "prove second", "run first", "run second"]
     assert "first: PROVED: 1 of 1 outputs\nsecond: NOT PROVED: 1 of 2 outputs\n  may differ in: loss\n" in (
@@ -312,7 +312,7 @@ def test_a_proof_of_the_cpus_step_says_nothing_of_another_device(launch_with, mo
 
     launch_with(run_cases)
     outcome = ProofOutcome(verdict=ProofVerdict.PROVED, proved=1)
-    monkeypatch.setattr(ahead, "prove_ahead", lambda task, log, timeout: iter([outcome]))
+    monkeypatch.setattr(preflight, "prove_ahead", lambda task, log, timeout: iter([outcome]))
     assert run_and_report([FIRST], RunOptions(prove_first=True), tmp_path) == 0
     [result] = only_report(tmp_path).cases
     assert (result.proof.verdict, result.proof.reason) == (

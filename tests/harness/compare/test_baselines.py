@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bitproof.harness.capture.store import read_manifest, read_recording
+from bitproof.harness.capture.recording_files import read_manifest, read_recording
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.commands.record import Target, diff, record
 from bitproof.harness.commands.run import run_and_report
@@ -328,7 +328,7 @@ def test_drift_that_cannot_be_measured_is_still_drift(held):
 def test_a_tensor_that_the_baseline_lacks_makes_it_unverified(tmp_path, held, baselines):
     manifest = read_manifest(only(baselines))
     recording = read_recording(only(baselines))
-    from bitproof.harness.capture.store import write_recording
+    from bitproof.harness.capture.recording_files import write_recording
 
     for key in [key for key in recording.records if key.kind == "buffer"]:
         del recording.records[key]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.capture.recording_files import join_parts, write_part
 from bitproof.harness.capture.selection import ALL
-from bitproof.harness.capture.store import join_parts, write_part
 from bitproof.harness.capture.values import write_values
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.closeness import measure, relative_error, ulp_counts

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from bitproof.harness.capture.recorder import Recorder
-from bitproof.harness.capture.store import read_recording, write_recording
+from bitproof.harness.capture.recording_files import read_recording, write_recording
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.closeness import measure
 from bitproof.harness.compare.verdict import compare, judge

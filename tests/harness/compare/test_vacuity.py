@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.commands.record import diff
 from bitproof.harness.compare.verdict import compare, judge

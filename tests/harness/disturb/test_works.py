@@ -13,11 +13,11 @@ from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitproof.harness.disturb.works import HeldWork, Works, late
-from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.replay import Remains, Replay, write_archive
 from bitproof.harness.localize.noise import NoiseSearch
-from bitproof.harness.localize.replay import Remains, Replay, write_archive
 from bitproof.harness.records import Divergence
-from tests.harness.localize.test_call_log import System, calls_of, layers
+from tests.harness.localize.logs.test_call_log import System, calls_of, layers
 
 WAITS: list[Callable[[Work], Any]] = [
     lambda work: work.wait(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as register_device
 
-START = Path(__file__).parents[3] / "bitproof" / "harness" / "program" / "start.py"
+START = Path(__file__).parents[3] / "bitproof" / "harness" / "runtime" / "start.py"
 
 
 class Device:

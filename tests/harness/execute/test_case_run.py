@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bitproof.harness.evidence import contradiction
+from bitproof.harness.consistency import contradiction
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.transport import open_desk

@@ -15,7 +15,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.execute import lanes
 from bitproof.harness.execute.lanes import Plan, plan_lanes
 from bitproof.harness.execute.launch import run_cases
-from bitproof.harness.machine.room import HOST_BYTES, RANK_BYTES
+from bitproof.harness.machine.capacity import HOST_BYTES, RANK_BYTES
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Verdict
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy

@@ -18,12 +18,12 @@ import pytest
 
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.execute import ranks
-from bitproof.harness.execute.accounts import Done
 from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.host import ranks
+from bitproof.harness.execute.host.runners import run_ranks
 from bitproof.harness.execute.launch import environment, record_system, run_cases
 from bitproof.harness.execute.requests import RunAnswer, Seats
-from bitproof.harness.execute.runs import run_ranks
+from bitproof.harness.execute.status_messages import Done
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Event, Verdict
@@ -462,7 +462,7 @@ def test_a_hung_rank_is_shown_by_its_stack(hanging):
     rank_0, rank_1 = stacks.split("\n\n")
     assert "in all_gather" in rank_0
     assert re.match(r"rank 1, logs/.*rank1\.log:\n  File .*toy_systems\.py\", line \d+ in hang_here\n", rank_1)
-    assert "harness/execute/host.py" not in stacks
+    assert "harness/execute/host/main.py" not in stacks
 
 
 @pytest.fixture

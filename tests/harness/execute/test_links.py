@@ -18,7 +18,7 @@ import pytest
 
 from bitproof.harness.execute import links
 from bitproof.harness.execute.links import Line, Links
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 
 LOOPBACK = "127.0.0.1"
 HEADER = struct.Struct(">8sQQ")
@@ -74,7 +74,7 @@ def test_messages_come_in_order_and_as_they_were(pair: Pair) -> None:
         pair.leader.tell(pair.here, Word(token=str(number), text="x" * (number * 1000)))
     for number in range(50):
         text, files = soon(lambda: pair.other.take(pair.there))
-        assert wire.read(text, Word) == Word(token=str(number), text="x" * (number * 1000))
+        assert framing.read(text, Word) == Word(token=str(number), text="x" * (number * 1000))
         assert files is None
 
 
@@ -88,11 +88,11 @@ def test_files_of_any_size_come_whole(sizes: tuple[int, ...], pair: Pair, tmp_pa
     pair.other.tell(pair.there, Word(token="a"), files)
     pair.other.tell(pair.there, Word(token="b"))
     text, content = soon(lambda: pair.leader.take(pair.here), 60)
-    assert wire.read(text, Word).token == "a"
+    assert framing.read(text, Word).token == "a"
     expected = b"".join(file.read_bytes() for file in files)
     assert (content.read_bytes() if content else b"") == expected
     text, content = soon(lambda: pair.leader.take(pair.here))
-    assert (wire.read(text, Word).token, content) == ("b", None)
+    assert (framing.read(text, Word).token, content) == ("b", None)
 
 
 def test_a_peer_whose_process_ends_is_gone_at_once(pair: Pair) -> None:
@@ -108,7 +108,7 @@ def test_a_peer_that_falls_silent_is_gone_after_a_while_and_not_before(
     """As when its machine loses its power: nobody closes the connection."""
     monkeypatch.setattr(links, "SILENCE", 2.0)
     peer = socket.create_connection((LOOPBACK, leader.listen(LOOPBACK)))
-    text = wire.write(Word(token="t"))
+    text = framing.write(Word(token="t"))
     peer.sendall(HEADER.pack(links._MAGIC, len(text), 0) + text)
     [(line, _)] = soon(leader.newcomers)
     leader.welcome(line, "rank 1")
@@ -197,7 +197,7 @@ def test_many_threads_may_send_at_once(pair: Pair) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = [wire.read(soon(lambda: pair.leader.take(pair.here))[0], Word).token for _ in range(400)]
+    found = [framing.read(soon(lambda: pair.leader.take(pair.here))[0], Word).token for _ in range(400)]
     assert sorted(found) == sorted(str(n) for n in range(4) for _ in range(100))
 
 
@@ -205,4 +205,4 @@ def test_what_waits_is_sent_before_a_process_leaves(pair: Pair) -> None:
     pair.other.tell(pair.there, Word(token="t", text=os.urandom(4_000_000).hex()))
     pair.other.close(10.0)
     text, _ = soon(lambda: pair.leader.take(pair.here))
-    assert len(wire.read(text, Word).text) == 8_000_000
+    assert len(framing.read(text, Word).text) == 8_000_000

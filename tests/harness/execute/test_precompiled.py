@@ -12,15 +12,16 @@ import pytest
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import PRECOMPILED, Case, Parallelism, Pipeline
 from bitproof.harness.errors import ArtifactError, CaseError, RankError, UsageError
-from bitproof.harness.execute import precompiled, runs
-from bitproof.harness.execute.answers import Answerer
+from bitproof.harness.execute import precompiled
+from bitproof.harness.execute.host import runners
+from bitproof.harness.execute.host.answerer import Answerer
 from bitproof.harness.execute.precompiled import PrecompiledStep, check_precompiled
 from bitproof.harness.execute.requests import PrecompileRequest, StepFolder, StepRequest
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.systems import graph as graph_system
+from tests.harness.execute.host.test_runners import runner
 from tests.harness.execute.test_requests import request
-from tests.harness.execute.test_runs import runner
 from tests.small import small
 
 CASE = CASES["precompiled_experts_seq"]
@@ -125,7 +126,7 @@ def test_a_stage_reads_the_step_and_never_traces(tmp_path: Path, monkeypatch: py
     def trace(*arguments: Any) -> None:
         raise AssertionError("nothing is traced")
 
-    monkeypatch.setattr(runs, "read_precompiled", lambda case, device, step, system: f"{system} in {step.path.name}")
+    monkeypatch.setattr(runners, "read_precompiled", lambda case, device, step, system: f"{system} in {step.path.name}")
     step = StepFolder(tmp_path / "step")
     asked = request(tmp_path, timeout=60.0, system="precompiled", precompiled=step, kept_graphs=tmp_path)
     with runner(monkeypatch, trace=trace, prepare=trace) as run:
@@ -142,7 +143,7 @@ def test_a_step_that_is_refused_ends_the_run_and_nothing_is_traced_in_its_place(
     def refuse(*arguments: Any) -> None:
         raise ArtifactError("the precompiled step is damaged")
 
-    monkeypatch.setattr(runs, "read_precompiled", refuse)
+    monkeypatch.setattr(runners, "read_precompiled", refuse)
     asked = request(tmp_path, timeout=60.0, precompiled=StepFolder(tmp_path))
     with runner(monkeypatch) as run, pytest.raises(ArtifactError, match="is damaged"):
         run(asked)

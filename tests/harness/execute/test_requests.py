@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.builtin_cases.chunking import moe_batch, transformer_batch
-from bitproof.harness.execute.accounts import End
 from bitproof.harness.execute.requests import (
     REQUESTS,
     MachineRequest,
@@ -17,8 +16,9 @@ from bitproof.harness.execute.requests import (
     Seats,
     SizesRequest,
 )
-from bitproof.harness.graph.options import GraphOptions
-from bitproof.harness.localize.replay import Replay
+from bitproof.harness.execute.status_messages import End
+from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.localize.logs.replay import Replay
 from bitproof.harness.machine.devices import Placement
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bitproof.harness.case import Batch, Case, Parallelism
-from bitproof.harness.execute.accounts import Done
+from bitproof.harness.execute.status_messages import Done
 from bitproof.harness.execute.stopwatch import (
     Stopwatch,
     counts_flops,

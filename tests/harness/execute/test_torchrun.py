@@ -20,12 +20,12 @@ from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.links import Links
 from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
-from bitproof.harness.execute.torchrun import team as team_module
+from bitproof.harness.execute.torchrun import coordinator as team_module
+from bitproof.harness.execute.torchrun.coordinator import Team
 from bitproof.harness.execute.torchrun.messages import Account, Failed, unpack
-from bitproof.harness.execute.torchrun.team import Team
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
@@ -317,11 +317,11 @@ def test_what_tells_of_an_earlier_run_does_not_count(teams):
     leader = teams(0)
     leader.peers.run_number = 5
     for run, counts in ((4, False), (6, False), (5, True)):
-        leader.peers.take(1, wire.write(Account(run=run, clock=0.0)), None)
+        leader.peers.take(1, framing.write(Account(run=run, clock=0.0)), None)
         assert (1 in leader.peers.accounts) == counts
-    leader.peers.take(2, wire.write(Failed(run=4)), None)
+    leader.peers.take(2, framing.write(Failed(run=4)), None)
     assert leader.peers.failed_at == float("inf")
-    leader.peers.take(2, wire.write(Failed(run=5)), None)
+    leader.peers.take(2, framing.write(Failed(run=5)), None)
     assert leader.peers.failed_at < float("inf")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bitproof.builtin_cases.chunking import transformer_batch
-from bitproof.harness.capture.store import read_recording
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Batch, Case, Model, Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
@@ -21,7 +21,7 @@ from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.transport import open_desk, refuse_torchrun
 from bitproof.harness.options import RunOptions
-from bitproof.harness.program import launched
+from bitproof.harness.runtime import launched
 
 pytestmark = pytest.mark.ranks
 

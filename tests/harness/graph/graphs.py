@@ -23,7 +23,7 @@ from bitproof.harness.graph.origin import Origin
 from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
 from bitproof.harness.graph.stages import OPEN, RESOLVED
 from bitproof.harness.graph.symbols import free_symbols
-from bitproof.harness.graph.trace import ChunkSymbol, JointGraph, trace_joint_step
+from bitproof.harness.graph.tracing.trace import ChunkSymbol, JointGraph, trace_joint_step
 from bitproof.harness.graph.verify import Facts
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.export_joint import export_joint_step
 from bitproof.harness.graph.passes.partition import partition
-from bitproof.harness.graph.trace import JointGraph
+from bitproof.harness.graph.tracing.export_joint import export_joint_step
+from bitproof.harness.graph.tracing.trace import JointGraph
 from tests.harness.graph.graphs import CPU, SEED, D, batch, context_of, mean_square, parameter
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from bitproof.harness.case import Memory
-from bitproof.harness.graph.activations import TAG_KEY
+from bitproof.harness.graph.analysis.saved_activations import TAG_KEY
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.passes.offload import offload
 from bitproof.harness.graph.passes.rematerialize import rematerialize
 from bitproof.harness.graph.passes.tag_memory import tag_memory
 from bitproof.harness.graph.pipeline import PassReport, build_pipeline, run_pipeline
-from bitproof.harness.graph.trace import JointGraph
+from bitproof.harness.graph.tracing.trace import JointGraph
 from tests.harness.graph.graphs import Sketch, context_of
 
 aten = torch.ops.aten

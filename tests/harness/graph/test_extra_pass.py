@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from bitproof.harness.errors import PassError, UsageError
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.extra_pass import ExtraPass, insert, load_pass
-from bitproof.harness.graph.options import PassSpec, parse_pass
+from bitproof.harness.graph.graph_options import PassSpec, parse_pass
 from bitproof.harness.graph.origin import UNKNOWN, origin_of
 from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
 from tests.harness.graph.graphs import (

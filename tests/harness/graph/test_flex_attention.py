@@ -16,11 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bitproof.harness.case import Chunking
 from bitproof.harness.errors import ChunkError, TraceError
-from bitproof.harness.graph.dependencies import dependencies, reorder
+from bitproof.harness.graph.analysis.dependencies import dependencies, reorder
 from bitproof.harness.graph.passes.chunk import chunk
 from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
 from bitproof.harness.graph.symbols import carries
-from bitproof.harness.graph.trace import JointGraph
+from bitproof.harness.graph.tracing.trace import JointGraph
 from bitproof.reference.chunking import chunk_modules
 from bitproof.reference.layers.attention import attend
 from bitproof.reference.layers.document_mask import document_mask

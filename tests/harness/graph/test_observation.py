@@ -22,10 +22,10 @@ from bitproof.harness.graph.observation import (
 )
 from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
 from bitproof.harness.graph.plain import graph_of, plain_of
-from bitproof.harness.graph.trace import trace_joint_step
+from bitproof.harness.graph.tracing.trace import trace_joint_step
 from bitproof.harness.graph.writer import CHUNK_KEY
-from bitproof.reference.activations import Activations
 from bitproof.reference.chunking import chunk_modules
+from bitproof.reference.observed_activations import Activations
 from tests.harness.graph.graphs import CPU, SEED, Applied, D, Layers, batch, context_of, mean_square, parameter
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.stages import OPEN
-from bitproof.harness.graph.trace import ChunkSymbol
+from bitproof.harness.graph.tracing.trace import ChunkSymbol
 from bitproof.harness.graph.verify import Facts
 from tests.harness.graph.graphs import Sketch, verify
 

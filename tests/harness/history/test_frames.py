@@ -6,8 +6,8 @@ import pytest
 
 import bitproof
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.history.database import add_runs
 from bitproof.harness.history.frames import frame_of_run
-from bitproof.harness.history.store import add_runs
 from tests.harness.reports import case, result, write_report
 
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bitproof.harness.errors import UsageError
+from bitproof.harness.history.database import add_runs, read_nights
 from bitproof.harness.history.plot import BAD, GOOD, render_html, render_svg, write_plot
-from bitproof.harness.history.store import add_runs, read_nights
 from bitproof.harness.history.trends import trends_of
 from bitproof.harness.records import Divergence, Throughput, Verdict
 from tests.harness.reports import ENVIRONMENT, case, result, write_report

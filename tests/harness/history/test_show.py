@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from bitproof.harness.cli import main
+from bitproof.harness.history.database import read_nights
 from bitproof.harness.history.show import print_trends
-from bitproof.harness.history.store import read_nights
 from bitproof.harness.history.trends import trends_of
 from bitproof.harness.records import Score, Throughput
 from tests.harness.reports import ENVIRONMENT, case, result, write_report

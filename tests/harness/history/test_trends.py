@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.history.store import Night, Outcome
+from bitproof.harness.history.database import Night, Outcome
 from bitproof.harness.history.trends import changes_of, trends_of
 from bitproof.harness.records import Verdict
 

@@ -1,8 +1,8 @@
 """Defects inside the passes that come with bitproof, and a host whose pipeline has one of them.
 
-    python -P bitproof/harness/program/start.py tests.harness.localize.pass_defects DEFECT ...
+    python -P bitproof/harness/runtime/start.py tests.harness.localize.pass_defects DEFECT ...
 
-is a host, as bitproof.harness.execute.host is.
+is a main, as bitproof.harness.execute.host.main is.
 
 Each is what a pass may well get wrong: nothing is marked, nothing fails, and verification has no objection.
 """
@@ -168,7 +168,7 @@ def hosts_with(name: str) -> Iterator[None]:
     start = subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> Any:
-        if command[3:4] == ["bitproof.harness.execute.host"]:
+        if command[3:4] == ["bitproof.harness.execute.host.main"]:
             command = [*command[:3], "tests.harness.localize.pass_defects", name, *command[4:]]
         return start(command, **options)
 
@@ -178,7 +178,7 @@ def hosts_with(name: str) -> Iterator[None]:
 
 def main() -> None:
     """A host with the defect that the first argument names."""
-    from bitproof.harness.execute import host
+    from bitproof.harness.execute.host import main
 
     install(DEFECTS[sys.argv.pop(1)])
-    host.main()
+    main.main()

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.calls import Call, Place
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""

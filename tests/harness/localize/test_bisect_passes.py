@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from bitproof.harness.capture.store import write_recording
+from bitproof.harness.capture.recording_files import write_recording
 from bitproof.harness.case import Case, Chunking, Memory, Parallelism, Pipeline
 from bitproof.harness.commands.bisect import status_of
 from bitproof.harness.errors import PassError, RankError, RecordingError
-from bitproof.harness.execute.accounts import PreparedGraph
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.requests import RunAnswer, RunRequest
+from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.localize.bisect_passes import Bisector, halve, shared_reference
-from bitproof.harness.localize.replay import Replay, Watch
+from bitproof.harness.localize.logs.replay import Replay, Watch
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (

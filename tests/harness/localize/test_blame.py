@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.culprit import Culprit, call_of
+from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.search import held_as
 from bitproof.harness.records import Key, Manifest, Record, Recording
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.chain import MAX_LINKS, links_of, way_between
-from bitproof.harness.localize.joined_logs import JoinedLogs
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from tests.harness.localize.test_blame import blamed, call
 
 

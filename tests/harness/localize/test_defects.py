@@ -14,9 +14,9 @@ from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.call_log import logged
-from bitproof.harness.localize.calls import Call, calls_from_text, calls_to_text
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.call_log import logged
+from bitproof.harness.localize.logs.calls import Call, calls_from_text, calls_to_text
 from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
 from bitproof.reference.parallel.mesh import Mesh
 from bitproof.reference.step import Trainer, make_eager

@@ -8,11 +8,11 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Pipeline
 from bitproof.harness.compare.verdict import Judgement
 from bitproof.harness.errors import RankError
-from bitproof.harness.localize.calls import Call, Place
 from bitproof.harness.localize.every_call import EveryCall, told_uncompared, why_not
-from bitproof.harness.localize.replay import Remains, archive_of, write_archive
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.replay import Remains, archive_of, write_archive
 from bitproof.harness.records import Key, Record, Recording, Verdict
-from tests.harness.localize.test_strangers import STEP, call
+from tests.harness.localize.test_unmatched_calls import STEP, call
 
 CASE = replace(CASES["moe_seq"], steps=2, parallelism=replace(CASES["moe_seq"].parallelism, world_size=2, ep=1))
 LOSSES = {(step, rank): Key(step, "loss", "loss", rank) for step in range(2) for rank in range(2)}

@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.case import Parallelism
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.call_log import logged
-from bitproof.harness.localize.calls import calls_from_text, calls_to_text
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.call_log import logged
+from bitproof.harness.localize.logs.calls import calls_from_text, calls_to_text
 from bitproof.reference.parallel.mesh import Mesh
 from tests.ranks import on_ranks
 

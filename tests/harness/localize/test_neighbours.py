@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.neighbours import neighbours_of
 from bitproof.harness.records import Neighbour
 from tests.harness.localize.test_blame import blamed, call

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bitproof.harness.errors import RankError
-from bitproof.harness.localize.calls import Call, Place
-from bitproof.harness.localize.replay import Remains, Replay, archive_of, write_archive
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.replay import Remains, Replay, archive_of, write_archive
 from bitproof.harness.localize.search import Search
 from bitproof.harness.records import Divergence, Key, Manifest, Record, Recording
 

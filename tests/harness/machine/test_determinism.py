@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from bitproof.harness.capture.store import read_manifest
+from bitproof.harness.capture.recording_files import read_manifest
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
 from bitproof.harness.errors import PassError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bitproof.harness.graph.trace import trace_fixed_step
+from bitproof.harness.graph.tracing.trace import trace_fixed_step
 from bitproof.harness.placement.build import STATE_BYTES, PlacedLayer, PlacedParameter, PlacementInputs, build
 from bitproof.harness.placement.problem import PlacementProblem, brute_force
 from bitproof.harness.placement.solve import least_bytes, solve

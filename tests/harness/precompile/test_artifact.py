@@ -15,13 +15,13 @@ from torch.fx import Graph, GraphModule
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism, Pipeline
 from bitproof.harness.disturb.faults import CATALOGUE
-from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.disturb.mutate import strike
 from bitproof.harness.errors import ArtifactError, CaseError, TraceError, UsageError
 from bitproof.harness.graph.groups import Group
 from bitproof.harness.precompile import artifact, file, fingerprint
 from bitproof.harness.precompile.artifact import precompile, read_program
-from bitproof.harness.program.sources import Sources
 from bitproof.harness.records import PassReport
+from bitproof.harness.runtime.sources import Sources
 from bitproof.harness.systems import graph as graph_system
 from bitproof.harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash
 from tests.small import small

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bitproof.harness.errors import ArtifactError
-from bitproof.harness.graph import backends
-from bitproof.harness.graph.backends import Compiled, CompiledHalves
-from bitproof.harness.graph.generated_code import hash_generated
+from bitproof.harness.graph.backend import backends
+from bitproof.harness.graph.backend.backends import Compiled, CompiledHalves
+from bitproof.harness.graph.backend.generated_code import hash_generated
 from bitproof.harness.precompile import compiled, file
 from bitproof.harness.precompile.compiled import read, write
 from bitproof.harness.records import PassReport

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import Inlet, send
 
 
@@ -62,7 +62,7 @@ def test_a_message_longer_than_a_pipe_goes_through(ends):
     line = inlet.wait(20)
     thread.join()
     assert line is not None
-    assert wire.read(line, Said) == message
+    assert framing.read(line, Said) == message
 
 
 def test_nobody_reads_any_more(ends):

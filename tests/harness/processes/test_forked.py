@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bitproof.harness.processes import wire
+from bitproof.harness.processes import framing
 from bitproof.harness.processes.forked import Child, ask_for_stacks, fork, fork_asked
 from bitproof.harness.processes.process import close_kept, keep_private
 from bitproof.harness.processes.watching import Watch
@@ -45,7 +45,7 @@ def test_a_body_says_things_and_its_status_is_what_it_returns(tmp_path):
     child = fork(body, log=log)
     line = child.inlet.wait(20)
     assert line is not None
-    assert wire.read(line, Said) == Said("hello")
+    assert framing.read(line, Said) == Said("hello")
     assert ended(child) == 7
     assert log.read_text() == "printed\n"
     assert fork_and_end(lambda send: None) == 0
@@ -83,14 +83,14 @@ def test_one_that_is_asked_hears_requests_until_its_parent_hangs_up():
     def body(send, requests):
         with open(requests, "rb") as lines:
             for line in lines:
-                send(Said(wire.read(line, Said).text.upper()))
+                send(Said(framing.read(line, Said).text.upper()))
 
     child = fork_asked(body)
     for word in ("one", "two"):
         child.tell(Said(word))
         line = child.inlet.wait(20)
         assert line is not None
-        assert wire.read(line, Said) == Said(word.upper())
+        assert framing.read(line, Said) == Said(word.upper())
     child.hang_up()
     assert ended(child) == 0
 
@@ -105,7 +105,7 @@ def test_a_process_has_none_of_the_pipes_of_those_forked_before():
     second = fork(body)
     line = second.inlet.wait(20)
     assert line is not None
-    assert pipe not in wire.read(line, Said).text.split()
+    assert pipe not in framing.read(line, Said).text.split()
     first.kill()
     assert ended(second) == 0
 
@@ -134,7 +134,7 @@ def test_it_ends_with_its_parent():
     child = fork(middle)
     line = child.inlet.wait(20)
     assert line is not None
-    inner = int(wire.read(line, Said).text)
+    inner = int(framing.read(line, Said).text)
     assert ended(child) == -signal.SIGKILL
     limit = time.monotonic() + 10
     while psutil.pid_exists(inner) and psutil.Process(inner).status() != psutil.STATUS_ZOMBIE:
@@ -158,7 +158,7 @@ def test_a_watch_hears_all_of_several_and_what_one_said_last_before_it_died():
     with Watch(children) as watch:
         while not watch.is_over:
             for child, line in watch.look(5):
-                heard[child].append(wire.read(line, Said).text)
+                heard[child].append(framing.read(line, Said).text)
     assert [heard[child] for child in children] == [[f"{n} {count}" for count in range(100)] for n in range(3)]
     assert [child.status for child in children] == [0, 1, -signal.SIGKILL]
     for child in children:

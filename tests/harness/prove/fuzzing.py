@@ -17,10 +17,10 @@ from bitproof.harness.errors import BitproofError
 from bitproof.harness.graph.groups import Group, GroupTable
 from bitproof.harness.prove.answers import OutputAnswer, prove_graphs
 from bitproof.harness.prove.evaluate import run_graph, same_bits
-from bitproof.harness.prove.export import export_graph
+from bitproof.harness.prove.graphs.export import export_graph
 from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced_reference
-from tests.harness.prove.graphs import GROUPS, trace
 from tests.harness.prove.mutants import STEPS, Mutation, copied, inputs, mutate
+from tests.harness.prove.toy_graphs import GROUPS, trace
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from bitproof.harness.torch_compat import LazyGraphModule
-from tests.harness.prove.graphs import aten, c10d
+from tests.harness.prove.toy_graphs import aten, c10d
 
 Mutation = Callable[[GraphModule, random.Random, Node], bool]
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from bitproof.harness.graph.fake_mode import step_fake_mode
 from bitproof.harness.graph.operators import written_names
-from bitproof.harness.prove import operators as known
-from bitproof.harness.prove.admitted import LAYOUTS, ROWS, layout_of
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.prove import known_operators as known
+from bitproof.harness.prove.graphs.admitted import LAYOUTS, ROWS, layout_of
 from bitproof.harness.torch_compat import FakeTensorMode, OpOverload
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -1,5 +1,5 @@
 from bitproof.harness.prove.answers import prove_graphs
-from tests.harness.prove.graphs import as_data, compare, randn, trace
+from tests.harness.prove.toy_graphs import as_data, compare, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bitproof.harness.graph import offload_operators  # noqa: F401
-from bitproof.harness.prove.export import RefusedError
-from tests.harness.prove.graphs import aten, c10d, compare, randn, verdict, verdicts
+from bitproof.harness.prove.graphs.export import RefusedError
+from tests.harness.prove.toy_graphs import aten, c10d, compare, randn, verdict, verdicts
 
 W, X = randn(4, 6), randn(6, 5)
 S = randn(4, 6) * 3

@@ -6,7 +6,7 @@ import torch
 from bitproof.harness.certificate.check import check
 from bitproof.harness.certificate.errors import RejectedError
 from bitproof.harness.prove.certify import certificate_of
-from tests.harness.prove.graphs import compare, randn
+from tests.harness.prove.toy_graphs import compare, randn
 
 W, X = randn(4, 6), randn(4, 6)
 

@@ -15,9 +15,9 @@ import torch
 
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Parallelism
-from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.prove.answers import prove_graphs
-from bitproof.harness.prove.export import RefusedError, export_graph
+from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.prove import traced_reference
 from bitproof.harness.systems.graph import step_graph
 from tests.harness.localize.defects import DEFECTS, Defect, find

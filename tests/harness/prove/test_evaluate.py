@@ -3,7 +3,7 @@ import torch
 
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, collective, laid_out, run_graph, same_bits
-from tests.harness.prove.graphs import GROUPS, PAIRS, as_data, c10d, names_of, randn, trace
+from tests.harness.prove.toy_graphs import GROUPS, PAIRS, as_data, c10d, names_of, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)
 

@@ -1,6 +1,6 @@
 import torch
 
-from tests.harness.prove.graphs import c10d, compare, randn
+from tests.harness.prove.toy_graphs import c10d, compare, randn
 
 W, X = randn(4, 6), randn(4, 6)
 

@@ -11,7 +11,7 @@ from bitproof.harness.case import Parallelism, Precision
 from bitproof.harness.certificate.assumptions import ASSUMPTIONS, assumed
 from bitproof.harness.commands.prove import _lines as command_lines
 from bitproof.harness.errors import PassError
-from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.prove import prove
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.prove import NOT_TRIED, prove_case

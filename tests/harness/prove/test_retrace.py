@@ -10,7 +10,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.prove import retrace
 from bitproof.harness.prove.certify import certificate_of, subject_of
 from bitproof.harness.prove.prove import CaseProof, prove_case
-from tests.harness.prove.graphs import compare, randn
+from tests.harness.prove.toy_graphs import compare, randn
 
 W, X = randn(4, 6), randn(4, 6)
 CASE = Case(name="same", family="test", reference="eager", candidate="graph")

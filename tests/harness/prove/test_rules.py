@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bitproof.harness.prove.rules import RULES
-from tests.harness.prove.graphs import aten, c10d, compare, randn, verdict
+from tests.harness.prove.toy_graphs import aten, c10d, compare, randn, verdict
 
 W, X, Y = randn(4, 6), randn(4, 6), randn(4, 6) * 2
 ONE, OTHER = "PROVED", "NOT PROVED"

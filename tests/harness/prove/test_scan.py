@@ -11,10 +11,10 @@ import signal
 import pytest
 import torch
 
-from bitproof.harness.prove import admitted
+from bitproof.harness.prove.graphs import admitted
 from tests.benchmarks.scan_operators import Notes, narrowed, scan_apart, tell
-from tests.harness.prove.graphs import aten, randn
 from tests.harness.prove.scan import Scanned, scan
+from tests.harness.prove.toy_graphs import aten, randn
 
 pytestmark = pytest.mark.ranks  # it forks a process an operator
 

@@ -6,8 +6,9 @@ import re
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.records import CaseResult, Divergence, Report, Verdict
-from bitproof.harness.report import html, junit, markdown, terminal
+from bitproof.harness.report import junit, markdown, terminal
 from bitproof.harness.report.case_row import row_of
+from bitproof.harness.report.html import document
 from tests.harness.reports import COMPARED, ENVIRONMENT, result
 
 
@@ -35,7 +36,7 @@ def test_every_form_of_a_report_shows_the_row() -> None:
     assert (row.compared, row.mismatched, row.seconds) == (7654, 4321, 12.5)
     assert row.where == "step 3, rank 1, grad layers.0.moe.w1"
     told = "\n".join(terminal.tell_case(report, found))
-    for form in (html.render(report), junit.render(report), markdown.render(report), told):
+    for form in (document.render(report), junit.render(report), markdown.render(report), told):
         plain = re.sub(r"<[^>]*>", "", form) if form.startswith("<!") else form
         assert row.name in plain and row.outcome in plain and row.where in plain
-    assert all(re.search(r"\b7,?654\b", form) for form in (html.render(report), markdown.render(report)))
+    assert all(re.search(r"\b7,?654\b", form) for form in (document.render(report), markdown.render(report)))

@@ -15,10 +15,11 @@ import pytest
 
 from bitproof.harness.cli import main
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.program.output import SafeStream, safe_output, shown
 from bitproof.harness.records import Report
-from bitproof.harness.report import comment, html, junit, markdown, sarif, terminal
+from bitproof.harness.report import comment, junit, markdown, sarif, terminal
 from bitproof.harness.report import json as report_json
+from bitproof.harness.report.html import document
+from bitproof.harness.runtime.output import SafeStream, safe_output, shown
 from tests.harness.report.chromium import find_chromium, running
 from tests.harness.report.conftest import CLOSENESS, DRIFT
 from tests.harness.report.everything import (
@@ -33,7 +34,7 @@ from tests.harness.report.everything import (
     renamed,
     texts_in,
 )
-from tests.harness.report.test_html import Page
+from tests.harness.report.html.test_document import Page
 
 ROOT = Path(__file__).parents[3]
 ALL = "\n".join(HOSTILE)
@@ -126,7 +127,7 @@ def test_markdown_is_dead(hostile):
 
 
 def test_html_has_our_elements_and_attributes_alone(hostile):
-    text = html.render(hostile)
+    text = document.render(hostile)
     check_shown(text)
     page = Page(text)
     assert {tag for tag, _, _ in page.elements} <= ELEMENTS
@@ -226,10 +227,10 @@ def test_every_text_of_every_command_passes_the_gate():
         if found := re.findall(r"\bConsole\(|write_as_it_is|sys\.__std|os\.write\([12],|\.buffer\.write", text):
             around[str(path.relative_to(ROOT))] = sorted(set(found))
     assert around == {
-        "harness/localize/standalone/main.py": ["os.write(1,"],  # stands alone, in a file that shows one difference
+        "harness/localize/standalone/template.py": ["os.write(1,"],  # stands alone, in a file that shows one difference
         "harness/processes/forked.py": ["os.write(2,"],  # made printable, from a process that ends
-        "harness/program/interrupts.py": ["os.write(2,"],  # words of our own, from a signal's handler
-        "harness/program/output.py": ["write_as_it_is"],
+        "harness/runtime/interrupts.py": ["os.write(2,"],  # words of our own, from a signal's handler
+        "harness/runtime/output.py": ["write_as_it_is"],
     }
 
 
@@ -260,7 +261,7 @@ def test_a_browser_loads_and_runs_nothing_of_it(hostile, tmp_path):
     if program is None:
         pytest.skip("no Chromium is installed")
     page = tmp_path / "report.html"
-    page.write_text(html.render(hostile), encoding="utf-8")
+    page.write_text(document.render(hostile), encoding="utf-8")
     with running(program, tmp_path) as browser:
         browser.open(page.as_uri())
         seen = browser.evaluate(

@@ -13,8 +13,8 @@ from bitproof.harness.case import Case
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Report
-from bitproof.harness.report import html
 from bitproof.harness.report import json as report_json
+from bitproof.harness.report.html import document
 from tests.harness.execute.test_launch import toy
 from tests.harness.report.chromium import MISSING, Chromium, find_chromium, running
 from tests.hosts import one_host
@@ -198,7 +198,7 @@ def test_what_is_folded_on_the_screen_is_printed(browser, run):
 @pytest.mark.ranks
 def test_hostile_text_runs_nothing(browser, run, tmp_path):
     hostile = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
-    page = html.render(replace(run.report, cases=[replace(case, error=hostile) for case in run.report.cases]))
+    page = document.render(replace(run.report, cases=[replace(case, error=hostile) for case in run.report.cases]))
     (tmp_path / "report.html").write_text(page)
     browser.open((tmp_path / "report.html").as_uri())
     assert browser.evaluate("document.title").startswith("bitproof ")

@@ -9,7 +9,7 @@ import jsonschema
 
 from bitproof.harness.records import Partition
 from bitproof.harness.report import json as report_json
-from bitproof.harness.report import markdown, wire
+from bitproof.harness.report import markdown, schema
 
 FOUND = Partition(
     by="min_cut",
@@ -33,7 +33,7 @@ def test_a_partition_is_what_a_pass_told_of_it_and_of_no_other():
 
 def test_a_partition_goes_through_report_json_and_fits_the_schema(make_report, make_result):
     text = report_json.render(make_report(make_result("divided", partition=FOUND), make_result("whole")))
-    jsonschema.Draft202012Validator(json.loads(wire.schema_text())).validate(json.loads(text))
+    jsonschema.Draft202012Validator(json.loads(schema.schema_text())).validate(json.loads(text))
     assert json.loads(text)["cases"][0]["partition"] == asdict(FOUND)
     assert [result.partition for result in report_json.parse(text).cases] == [FOUND, None]
 

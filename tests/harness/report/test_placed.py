@@ -9,7 +9,7 @@ import jsonschema
 
 from bitproof.harness.records import Placed, PlacedTensor
 from bitproof.harness.report import json as report_json
-from bitproof.harness.report import markdown, wire
+from bitproof.harness.report import markdown, schema
 
 FOUND = Placed(
     source="solver",
@@ -32,7 +32,7 @@ FOUND = Placed(
 
 def test_placements_go_through_report_json_and_fit_the_schema(make_report, make_result):
     text = report_json.render(make_report(make_result("placed", placed=FOUND), make_result("whole")))
-    jsonschema.Draft202012Validator(json.loads(wire.schema_text())).validate(json.loads(text))
+    jsonschema.Draft202012Validator(json.loads(schema.schema_text())).validate(json.loads(text))
     assert json.loads(text)["cases"][0]["placed"] == asdict(FOUND)
     assert [result.placed for result in report_json.parse(text).cases] == [FOUND, None]
 

@@ -10,8 +10,9 @@ import jsonschema
 import pytest
 
 from bitproof.harness.records import BlamedCall, Divergence, ProofOutcome, ProofVerdict
-from bitproof.harness.report import html, junit, markdown, proofs, terminal, wire
 from bitproof.harness.report import json as report_json
+from bitproof.harness.report import junit, markdown, proofs, schema, terminal
+from bitproof.harness.report.html import document
 
 PROVED = ProofOutcome(verdict=ProofVerdict.PROVED, proved=44, seconds=5.25)
 NOT_PROVED = ProofOutcome(
@@ -64,11 +65,11 @@ def test_what_may_differ_is_told_before_a_case_runs():
 
 def test_every_form_of_the_report_has_the_column_where_a_proof_was_asked_for(make_report, make_result):
     asked = make_report(make_result("good", proof=PROVED), make_result("other"))
-    for text in (printed(asked), markdown.render(asked), html.render(asked)):
+    for text in (printed(asked), markdown.render(asked), document.render(asked)):
         assert "PROVED" in text
         assert "not tried" in text
     unasked = make_report(make_result("good"))
-    for text in (printed(unasked), markdown.render(unasked), html.render(unasked)):
+    for text in (printed(unasked), markdown.render(unasked), document.render(unasked)):
         assert "not tried" not in text
 
 
@@ -81,7 +82,7 @@ def test_a_proved_case_that_differs_is_the_first_line_and_names_call_and_assumpt
     )
     assert printed(report).startswith(line)
     assert markdown.render(report).split("\n\n")[1] == f"## {line}"
-    assert '<p class="loudest" role="alert">bad: PROVED EQUAL' in html.render(report)
+    assert '<p class="loudest" role="alert">bad: PROVED EQUAL' in document.render(report)
     assert f'message="{line}; DIFFERENT (grad, param), expected EQUAL; first at step 0' in junit.render(report)
 
 
@@ -117,6 +118,6 @@ def test_what_no_proof_is_about_belies_none(belied, make_result):
 def test_a_report_with_proofs_is_read_back_and_fits_the_schema(make_report, make_result, belied):
     report = make_report(make_result("good", proof=PROVED), belied(), make_result("other", proof=NOT_PROVED))
     text = report_json.render(report)
-    jsonschema.Draft202012Validator(json.loads(wire.schema_text())).validate(json.loads(text))
+    jsonschema.Draft202012Validator(json.loads(schema.schema_text())).validate(json.loads(text))
     found = report_json.parse(text)
     assert [result.proof for result in found.cases] == [PROVED, PROVED, NOT_PROVED]

@@ -8,7 +8,7 @@ import pytest
 
 from bitproof.harness.records import FormulaRow, Report, Sensitivity, SensitivityRow, UnseenCall, by_direction, wilson
 from bitproof.harness.report import json, sensitivity, text
-from bitproof.harness.report.html import render as html
+from bitproof.harness.report.html.document import render as html
 from bitproof.harness.report.markdown import render as markdown
 from tests.harness.reports import case
 from tests.harness.reports import result as result_of

@@ -16,13 +16,13 @@ from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.case import Parallelism
 from bitproof.harness.errors import PassError, RecordingError
 from bitproof.harness.graph.groups import GroupTable
-from bitproof.harness.graph.trace import StepGraph
+from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.records import Key, Manifest, Record, Recording
 from bitproof.harness.sensitivity import measure
-from bitproof.harness.sensitivity.bits import is_safe
 from bitproof.harness.sensitivity.examine import Examiner
 from bitproof.harness.sensitivity.measure import Steps, refuse_hidden_state, why_not
+from bitproof.harness.sensitivity.perturb import is_safe
 from bitproof.harness.sensitivity.program import BUFFER
 from bitproof.harness.systems.graph import group_table, make_graph_system, prepare
 from bitproof.reference.parallel.mesh import Mesh

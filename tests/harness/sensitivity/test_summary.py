@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.harness.localize.calls import Place
+from bitproof.harness.localize.logs.calls import Place
 from bitproof.harness.sensitivity.examine import Finding
 from bitproof.harness.sensitivity.summary import summed_up
 from tests.harness.sensitivity.toy import by_name, product, program_of

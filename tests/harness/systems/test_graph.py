@@ -19,8 +19,8 @@ from bitproof.builtin_cases import CASES, chunking, models, overlap, process_gro
 from bitproof.harness.case import Batch, Case, Chunking, Parallelism, Pipeline
 from bitproof.harness.errors import CaseError, ChunkError, UsageError
 from bitproof.harness.execute.launch import run_cases
-from bitproof.harness.graph.backends import Compiled
-from bitproof.harness.graph.options import GraphOptions
+from bitproof.harness.graph.backend.backends import Compiled
+from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.options import RunOptions
 from bitproof.harness.systems import graph as graph_step

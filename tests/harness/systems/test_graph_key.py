@@ -28,7 +28,7 @@ from bitproof.harness.case import (
     Precision,
 )
 from bitproof.harness.machine.determinism import read_switches
-from bitproof.harness.program.sources import Installation, Sources
+from bitproof.harness.runtime.sources import Installation, Sources
 from bitproof.harness.systems import graph_key
 from bitproof.harness.systems.graph_key import shelf_of, traced_part
 

@@ -14,7 +14,7 @@ import torch
 from bitproof.builtin_cases import joint
 from bitproof.harness.case import JOINT, Case, Memory, Parallelism
 from bitproof.harness.disturb.faults import CATALOGUE
-from bitproof.harness.disturb.faults.strike import strike
+from bitproof.harness.disturb.mutate import strike
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.passes.partition import partition
 from bitproof.harness.systems.graph import GraphProgram, prepare, trace

@@ -12,7 +12,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import bitproof
 from bitproof.harness.errors import RecordingError, UsageError
-from bitproof.harness.localize.call_log import logged
+from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.systems.user_system import UserSystem
 
 DATA = torch.ones(4, 3)

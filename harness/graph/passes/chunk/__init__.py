@@ -43,8 +43,8 @@ from torch.fx.node import map_arg
 
 from bitproof.harness.errors import ChunkError
 from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.analysis.mixing import refuse_mixing
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.mixing import refuse_mixing
 from bitproof.harness.graph.origin import Origin, calls_of, origin_of
 from bitproof.harness.graph.passes.chunk import refusals
 from bitproof.harness.graph.passes.chunk.gradients import gradient_outputs, reduction_tail

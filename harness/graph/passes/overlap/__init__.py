@@ -37,8 +37,8 @@ from torch.fx import GraphModule, Node
 from bitproof.harness.case import Chunking
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators
+from bitproof.harness.graph.analysis.dependencies import dependencies, reorder
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.dependencies import dependencies, reorder
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
 from bitproof.harness.graph.passes.overlap.timeline import Timeline, is_all_to_all, simulate

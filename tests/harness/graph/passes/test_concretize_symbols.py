@@ -16,7 +16,7 @@ from bitproof.harness.errors import PassError
 from bitproof.harness.graph.passes.chunk import chunk
 from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
 from bitproof.harness.graph.symbols import graph_carries
-from bitproof.harness.graph.trace import Guard
+from bitproof.harness.graph.tracing.trace import Guard
 from tests.harness.graph.graphs import (
     Applied,
     D,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bitproof.harness.errors import PassError
-from bitproof.harness.graph.halves import HALF_KEY
+from bitproof.harness.graph.analysis.halves import HALF_KEY
 from bitproof.harness.graph.origin import RECOMPUTED_KEY
 from bitproof.harness.graph.passes.partition import partition
 from tests.harness.graph.graphs import (

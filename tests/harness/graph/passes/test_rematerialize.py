@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.functional import dropout
 
-from bitproof.harness.graph.activations import TAG_KEY, is_backward
+from bitproof.harness.graph.analysis.saved_activations import TAG_KEY, is_backward
 from bitproof.harness.graph.origin import RECOMPUTED_KEY
 from bitproof.harness.graph.passes.rematerialize import rematerialize
-from bitproof.harness.graph.trace import JointGraph
+from bitproof.harness.graph.tracing.trace import JointGraph
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.records import PassReport
 from tests.harness.graph.graphs import (

@@ -15,8 +15,8 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.case import Chunking, Parallelism, Pipeline
 from bitproof.harness.errors import PassError
+from bitproof.harness.graph.analysis.dependencies import dependencies
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.dependencies import dependencies
 from bitproof.harness.graph.passes.overlap import find_places, overlap, schedule
 from bitproof.harness.graph.passes.overlap.costs import Cost, CostLine, CostModel, node_costs
 from bitproof.harness.graph.passes.overlap.timeline import simulate

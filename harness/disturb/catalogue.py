@@ -1,0 +1,46 @@
+"""All rows of the catalogue, by name, one module a family. Loads no torch."""
+
+from __future__ import annotations
+
+from bitproof.harness.disturb.entry import Entry
+from bitproof.harness.disturb.faults import (
+    chunking,
+    collectives,
+    equivalent,
+    fsdp,
+    gradients,
+    hygiene,
+    memory,
+    moe,
+    numerics,
+    optimizer,
+    ranks,
+    tensor,
+)
+
+FAMILIES = (
+    chunking,
+    gradients,
+    moe,
+    collectives,
+    numerics,
+    memory,
+    fsdp,
+    optimizer,
+    hygiene,
+    ranks,
+    tensor,
+    equivalent,
+)
+
+
+def collect() -> dict[str, Entry]:
+    """Every row, in the order in which its family's module has it."""
+    rows: dict[str, Entry] = {}
+    for row in (value for family in FAMILIES for value in vars(family).values() if isinstance(value, Entry)):
+        assert row.name not in rows, f"two rows are named {row.name}"
+        rows[row.name] = row
+    return rows
+
+
+CATALOGUE = collect()

@@ -1,0 +1,199 @@
+"""A row of the catalogue: one defect, or one rewrite that is none, and all that is known of it. Loads no torch.
+
+It is a function under `@row`, in the module of its family: its name, with hyphens, is the row's, and the first line of
+its docstring says what is wrong.
+
+A fault strikes in one of three ways, and a row has exactly one of them:
+
+    edit     the candidate's finished graph is changed, before ranks are forked, as a wrong pass would leave it
+    call     calls of some operators do something else, on every system that is not compiled
+    order    sums over ranks are taken in another order, as `sum-order` has it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
+
+from bitproof.harness.case import PREPARED, Case, Kind
+from bitproof.harness.disturb.kinds import Fault
+
+if TYPE_CHECKING:
+    from bitproof.harness.disturb.graph_editor import Surgeon
+    from bitproof.harness.disturb.tamper import TamperedCall
+
+Family = Literal[
+    "chunking",
+    "gradients",
+    "moe",
+    "collectives",
+    "numerics",
+    "memory",
+    "fsdp",
+    "optimizer",
+    "hygiene",
+    "ranks",
+    "tensor",
+    "equivalent",
+]
+
+ANY = "*"
+"""In a site, what the row does not tell: it depends on the system or on the case."""
+
+
+class Site(NamedTuple):
+    """A place that blame may name: a module ("" the root, None no owner), a direction, a chunk, an operator.
+
+    `ANY` stands for what a row cannot know. `operator` is without its overload.
+    """
+
+    module: str | None
+    direction: str | None
+    chunk: int | str | None
+    operator: str
+
+    def is_at(self, module: str | None, direction: str | None) -> bool:
+        """Whether module and direction are this place's."""
+        return self.module in (ANY, module) and self.direction in (ANY, direction)
+
+    def is_of(self, operator: str) -> bool:
+        """Whether the operator, with or without its overload, is this place's."""
+        return self.operator in (ANY, operator.partition(".")[0])
+
+
+class Need(NamedTuple):
+    """A condition on cases, and what an error says is expected."""
+
+    holds: Callable[[Case], bool]
+    says: str
+
+
+CHUNKED = Need(lambda case: case.chunking is not None, "a case that chunks")
+BLOCKS = Need(lambda case: case.chunking is not None and case.chunking.modules == "layers.*", "whole blocks in chunks")
+EXPERTS = Need(lambda case: case.model.family != "llama3", "a model with experts")
+BUCKETS = Need(lambda case: case.pipeline.bucket, "a case that buckets its collectives")
+RECOMPUTES = Need(lambda case: case.memory.policy != "none", "a memory policy that recomputes")
+OFFLOADS = Need(lambda case: case.memory.policy == "offload", "the memory policy offload")
+SDPA = Need(lambda case: case.model.attention == "sdpa", "attention by SDPA")
+POSITIONS = Need(lambda case: case.batch.data == "adversarial", "rows with positions of their own")
+FLOAT32 = Need(lambda case: case.precision.compute == "float32", "a step computed in float32")
+BFLOAT16 = Need(lambda case: case.precision.compute == "bfloat16", "a step computed in bfloat16")
+
+
+def ranks(number: int) -> Need:
+    """At least so many ranks."""
+    return Need(lambda case: case.parallelism.world_size >= number, f"{number} ranks or more")
+
+
+def steps(number: int) -> Need:
+    """At least so many steps."""
+    return Need(lambda case: case.steps >= number, f"{number} steps or more")
+
+
+GRAPH = Need(lambda case: case.candidate in PREPARED, "the candidate graph, joint, autoplace or precompiled")
+PLAIN = Need(lambda case: case.pipeline.backend == "fx", "a graph that runs as it is: a backend has compiled others")
+
+Edit = Callable[["Surgeon"], "list[Site]"]
+TamperCall = Callable[["TamperedCall"], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row. `says` is what is wrong, in a sentence; `source` is who met it, or why it is thinkable.
+
+    `needs` is what a case must have for the fault to strike, `sees` what it must have besides for anybody to see it:
+    where it lacks that, inputs or roundings hide the fault. `kinds` are those of which the first record that differs
+    may be. `sites` are the places that blame may name; an edit, which knows the nodes it touched, returns its own.
+    `operators` are the operators whose calls are tampered with. `rank` is the one rank that is wrong: -1 for the last,
+    None for all. `is_fault` is false for a rewrite that keeps every bit.
+    """
+
+    name: str
+    says: str
+    source: str
+    family: Family = "chunking"
+    edit: Edit | None = None
+    call: TamperCall | None = None
+    operators: tuple[str, ...] = ()
+    order: str | None = None
+    needs: tuple[Need, ...] = ()
+    sees: tuple[Need, ...] = ()
+    kinds: tuple[Kind, ...] = ("loss", "grad")
+    sites: tuple[Site, ...] = ()
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        ways = [way for way in (self.edit, self.call, self.order) if way is not None]
+        assert len(ways) == 1, f"{self.name} strikes in {len(ways)} ways"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether a run with it must not be EQUAL."""
+        return self.family != "equivalent"
+
+    @property
+    def all_needs(self) -> tuple[Need, ...]:
+        """What a case needs for the fault to strike."""
+        return (GRAPH, PLAIN, *self.needs) if self.edit else self.needs
+
+    def unmet(self, case: Case) -> list[str]:
+        """What a case lacks for the fault to strike, in words; nothing where it applies."""
+        return [need.says for need in self.all_needs if not need.holds(case)]
+
+    def hidden(self, case: Case) -> list[str]:
+        """What a case lacks for the fault to be seen, in words; nothing where it should be."""
+        return [need.says for need in self.sees if not need.holds(case)]
+
+    def rank_of(self, world_size: int) -> int | None:
+        """The one rank that is wrong, None where all are."""
+        return None if self.rank is None else self.rank % world_size
+
+
+def row(
+    source: str,
+    *,
+    operators: tuple[str, ...] = (),
+    order: str | None = None,
+    needs: tuple[Need, ...] = (),
+    sees: tuple[Need, ...] = (),
+    kinds: tuple[Kind, ...] = ("loss", "grad"),
+    sites: tuple[Site, ...] = (),
+    rank: int | None = None,
+) -> Callable[[Callable[..., Any]], Entry]:
+    """Make a function a row: it edits a graph, or with `operators` stands in for their calls in the update.
+
+    With an `order` only its name and docstring count.
+    """
+
+    def entry_of(function: Callable[..., Any]) -> Entry:
+        says = (function.__doc__ or "").partition("\n")[0]
+        return Entry(
+            name=function.__name__.replace("_", "-"),
+            says=says.removesuffix("."),
+            source=source,
+            family=cast(Family, function.__module__.rpartition(".")[2]),
+            edit=function if not operators and order is None else None,
+            call=function if operators else None,
+            operators=operators,
+            order=order,
+            needs=needs,
+            sees=sees,
+            kinds=kinds,
+            sites=sites or tuple(Site(None, "update", None, operator) for operator in operators),
+            rank=rank,
+        )
+
+    return entry_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Fault):
+    """A fault of the catalogue, by its name."""
+
+    kind: ClassVar[str] = "named"
+    name: str
+    step: int = 0
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,274 @@
+"""Finding nodes of a finished graph and changing them, as the edits of the catalogue do.
+
+What an edit makes says nothing of where it belongs, as what a wrong pass makes says nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from bitproof.harness.case import Case
+from bitproof.harness.disturb.entry import Site
+from bitproof.harness.disturb.faults import kernels
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.observation import Show
+from bitproof.harness.graph.operators import is_collective, is_wait, operator_name
+from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
+from bitproof.harness.graph.writer import CHUNK_KEY
+
+Call = Any
+"""A node. Edits take its arguments apart, of which no type tells what an operator takes."""
+
+Where = Callable[[Call], bool]
+
+
+class NoPlaceError(UsageError):
+    """The graph has nothing of the kind that a fault strikes."""
+
+
+class Surgeon:
+    """A copy of a case's finished graph, under the knife, as a rank has it: on all the same, in what is no fault."""
+
+    def __init__(self, graph: Graph, case: Case, rank: int = 0) -> None:
+        self.graph = graph
+        self.case = case
+        self.rank = rank
+        self.ranks = case.parallelism.world_size
+        self._stand_ins: dict[Node, Node] = {}
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every call, in order."""
+        return [node for node in self.graph.nodes if node.op == "call_function"]
+
+    def all(
+        self,
+        name: str | None = None,
+        at: str = ".*",
+        direction: str = "forward",
+        chunk: int | None = None,
+        where: Where = lambda node: True,
+    ) -> list[Call]:
+        """Calls of an operator in modules whose names match `at`, "" for nodes without an owner.
+
+        Without a chunk, those of chunk 1 where there are any, and else those that run once. Raises NoPlaceError where
+        there is none.
+        """
+        found = [
+            node
+            for node in self.calls
+            if name in (None, operator_name(node))
+            and origin_of(node).direction == direction
+            and re.fullmatch(at, origin_of(node).module or "")
+            and chunk in (None, node.meta.get(CHUNK_KEY))
+            and where(node)
+        ]
+        last = [node for node in found if node.meta.get(CHUNK_KEY) == 1]
+        found = last if chunk is None and last else found
+        if not found:
+            raise NoPlaceError(
+                f"there is nothing to strike in case {self.case.name}",
+                expected=f"a graph with a call of {name or 'some operator'} in {direction}, in a module {at}"
+                + (f", chunk {chunk}" if chunk is not None else ""),
+            )
+        return found
+
+    def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
+        """The turn-th of `all`; the last of them where there are fewer."""
+        found = self.all(name, at, **options)
+        return found[min(turn, len(found) - 1)]
+
+    def require(self, found: Sequence[Any], what: str) -> Any:
+        """The first of what was looked for. Raises NoPlaceError, which says what, where there is none."""
+        if not found:
+            raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
+        return found[0]
+
+    def twin(self, node: Node) -> Call:
+        """The call that does for the other chunk what a node does for its own, of the same shape."""
+        ends = {0: "chunk0", 1: "chunk1"}
+        mine = node.meta.get(CHUNK_KEY)
+        if mine in ends and ends[mine] in node.name:
+            name = node.name.replace(ends[mine], ends[1 - mine])
+            twins = [other for other in self.calls if other.name == name]
+            if twins and not self._follows(twins[0], node):
+                return twins[0]
+        raise NoPlaceError(f"node {node.name} of case {self.case.name} has no twin in the other chunk before it")
+
+    def _follows(self, node: Node, other: Node) -> bool:
+        order = {found: index for index, found in enumerate(self.graph.nodes)}
+        return order[node] > order[other]
+
+    def op(self, name: str) -> Any:
+        """An operator by its name: aten.neg.default."""
+        found: Any = torch.ops
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
+        """Let all readers of a node read what `target` makes of it, and of further arguments."""
+        with self.graph.inserting_after(node):
+            made = self._make(target, (node, *args), options)
+        node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+        self._stand_ins[node] = made
+        return made
+
+    def before(self, node: Node, read: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
+        """Let a node read what `target` makes of `read`."""
+        with self.graph.inserting_before(node):
+            made = self._make(target, (read, *args), options)
+        node.replace_input_with(read, made)
+        return made
+
+    def instead(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
+        """Another call in a node's place, of arguments of its own."""
+        with self.graph.inserting_before(node):
+            made = self._make(target, args, options)
+        node.replace_all_uses_with(made)
+        self._stand_ins[node] = made
+        self.graph.erase_node(node)
+        return made
+
+    def make_before(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
+        """A call that nobody reads yet, before a node."""
+        with self.graph.inserting_before(node):
+            return self._make(target, args, options)
+
+    def _make(self, target: str | Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Node:
+        function = self.op(target) if isinstance(target, str) else target
+        made = self.graph.call_function(function, args, options)
+        made.meta[META_KEY] = UNKNOWN
+        return made
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        """A function of `kernels`."""
+        found: Callable[..., Any] = getattr(kernels, name)
+        return found
+
+    def dtype(self, name: str) -> torch.dtype:
+        """A dtype by its name."""
+        found = getattr(torch, name)
+        assert isinstance(found, torch.dtype)
+        return found
+
+    def bypass(self, node: Node, source: Node) -> None:
+        """Leave a node out: its readers read `source`."""
+        node.replace_all_uses_with(source)
+        self._stand_ins[node] = source
+        self.graph.erase_node(node)
+
+    def still_there(self, shows: Sequence[Show]) -> list[Show]:
+        """Calls that look, each at what stands in its nodes' place by now; those whose nodes are gone are left out."""
+
+        def now(node: Node) -> Node:
+            while node in self._stand_ins:
+                node = self._stand_ins[node]
+            return node
+
+        nodes = set(self.graph.nodes)
+        found = [(name, [now(part) for part in parts], dim, piece) for name, parts, dim, piece in shows]
+        return [show for show in found if nodes.issuperset(show[1])]
+
+    def value(self, node: Any) -> Any:
+        """What a node computes, as a fake tensor; None for what is none."""
+        value = node.meta.get("val") if isinstance(node, Node) else None
+        return value if isinstance(value, Tensor) else None
+
+    def is_floating(self, node: Any) -> bool:
+        """Whether a node computes a tensor of floating-point numbers."""
+        value = self.value(node)
+        return value is not None and value.is_floating_point()
+
+    def alike(self, one: Node, other: Node) -> bool:
+        """Whether two nodes compute tensors of one shape and dtype, whatever these depend on."""
+        values = self.value(one), self.value(other)
+        return all(x is not None for x in values) and (
+            (str(values[0].shape), values[0].dtype) == (str(values[1].shape), values[1].dtype)
+        )
+
+    @property
+    def outputs(self) -> list[Call]:
+        """What the graph returns: the loss, then gradients in the order of the parameters."""
+        returned: Any = self.graph.output_node().args[0]
+        return list(returned)
+
+    @property
+    def gradients(self) -> list[Call]:
+        """What the graph returns as gradients, in the order of the parameters."""
+        return self.outputs[1:]
+
+    def sums_of_chunks(self) -> list[Call]:
+        """Gradients that are sums of both chunks' own."""
+        return [
+            node
+            for node in dict.fromkeys(self.gradients)
+            if node.op == "call_function"
+            and operator_name(node) == "add"
+            and [x.meta.get(CHUNK_KEY) for x in node.all_input_nodes] in ([0, 1], [1, 0])
+        ]
+
+    def joins(self, direction: str = "forward") -> list[Call]:
+        """Calls that join both chunks' outputs."""
+        return [
+            node
+            for node in self.calls
+            if operator_name(node) == "cat"
+            and [x.meta.get(CHUNK_KEY) for x in node.all_input_nodes] == [0, 1]
+            and origin_of(node).direction == direction
+        ]
+
+    def halves(self, chunk: int, direction: str = "forward") -> list[Call]:
+        """Calls that take a chunk's half of a floating-point tensor."""
+        return [
+            node
+            for node in self.calls
+            if operator_name(node) == "slice"
+            and node.meta.get(CHUNK_KEY) == chunk
+            and node.all_input_nodes[0].meta.get(CHUNK_KEY) is None
+            and origin_of(node).direction == direction
+            and self.is_floating(node)
+        ]
+
+    def launches(self, name: str, direction: str = "forward", at: str = ".*") -> list[Call]:
+        """Collectives of a name."""
+        return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
+
+    def wait_of(self, launch: Node) -> Call:
+        """The wait for a collective of one tensor."""
+        return next(user for user in launch.users if is_wait(user))
+
+    def recomputed(self, name: str | None = None) -> list[Call]:
+        """Calls with which backward repeats forward's."""
+        return [node for node in self.calls if node.meta.get(RECOMPUTED_KEY) and name in (None, operator_name(node))]
+
+    def site(self, node: Node, *operators: str) -> Site:
+        """A node's own place, or that of another operator there."""
+        origin = origin_of(node)
+        name = operators[0] if operators else "getitem" if node.target is operator.getitem else operator_name(node)
+        return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
+
+    def sites(self, node: Node, *operators: str) -> list[Site]:
+        """A node's own place, with its own operator, and with others that an edit puts there.
+
+        What an edit makes says nothing of where it belongs, so the place of what it reads is as good.
+        """
+        places = [node, *(read for read in node.all_input_nodes[:1] if read.op == "call_function")]
+        return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
+
+    def readers(self, node: Node) -> list[Site]:
+        """The places of those that read a node, through views too."""
+        return [self.site(user) for user in node.users if user.op == "call_function"]
+
+    def chunk_root(self, node: Node, *operators: str) -> list[Site]:
+        """Operators in the chunked module that a node lies in, where the eager chunks are split and joined."""
+        chunking, origin = self.case.chunking, origin_of(node)
+        root = chunking.root_of(origin.module) if chunking and origin.module else None
+        return [Site(root, origin.direction, node.meta.get(CHUNK_KEY), name) for name in operators] if root else []

@@ -1,0 +1,158 @@
+"""What a fault does on one rank while that takes its steps, and whether it did it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.disturb.catalogue import CATALOGUE
+from bitproof.harness.disturb.entry import Entry, Named
+from bitproof.harness.disturb.faults.clock import NOW
+from bitproof.harness.disturb.kinds import Fault, FlipBit, SumOrder
+from bitproof.harness.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    Gradients = tuple[torch.Tensor, dict[str, torch.Tensor]]
+    GradientFunction = Callable[[Any], Gradients]
+    Observe = Callable[..., None]
+
+
+class Injector:
+    """Applies a fault on one rank, and knows whether it fired."""
+
+    def __init__(self, fault: Fault | None, rank: int, world_size: int = 1) -> None:
+        self.fault = fault if fault is not None and fault.is_on(rank) else None
+        self.entry: Entry | None = CATALOGUE[fault.name] if isinstance(fault, Named) else None
+        self.step = -1
+        self.fired = self.entry is not None and self._is_silent_here(rank, world_size)
+        self._shown: list[str] = []
+        self._turns: Any = None
+        NOW.rank, NOW.world_size, NOW.step = rank, world_size, -1
+        NOW.memory.clear()
+
+    def _is_silent_here(self, rank: int, world_size: int) -> bool:
+        """Whether nothing is to be told of this rank: the fault struck the graph, or strikes another rank alone."""
+        assert self.entry is not None
+        return self.entry.edit is not None or self.entry.rank_of(world_size) not in (None, rank)
+
+    @property
+    def sum_order(self) -> str | None:
+        """The order in which sums over ranks are to be taken, None for their own."""
+        if isinstance(self.fault, SumOrder):
+            return self.fault.order
+        return self.entry.order if self.entry else None
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Where the system takes its steps."""
+        if self.entry is None or self.entry.call is None:
+            yield
+            return
+        from bitproof.harness.disturb.tamper import tampered
+
+        with tampered(self.entry, NOW, self.fire) as self._turns:
+            yield
+
+    def unseen(self, observe: Observe) -> Observe:
+        """`observe`, whose own calls no fault of calls may touch."""
+        if self.entry is None or self.entry.call is None:
+            return observe
+        from bitproof.harness.disturb.tamper import untampered
+
+        return untampered(observe)
+
+    def begin_step(self, step: int) -> None:
+        """Strike when this is the step; a fault of values waits for the gradients."""
+        self.step = NOW.step = step
+        if self._turns is not None:
+            self._turns.clear()
+        waits = isinstance(self.fault, (FlipBit, SumOrder, Named))
+        if self.fault is not None and self.fault.step == step and not waits:
+            self.fired = True
+            self.fault.strike()
+
+    def fire(self) -> None:
+        """Know that the fault fired, of one that strikes elsewhere than here."""
+        self.fired = True
+
+    def wrap(self, function: GradientFunction) -> GradientFunction:
+        """The same function, but for the flipped bit."""
+
+        def faulty(inputs: Any) -> Gradients:
+            loss, gradients = function(inputs)
+            if isinstance(self.fault, FlipBit) and self.fault.step == self.step:
+                gradients = gradients | {self.fault.grad: flip_bit(self.fault, gradients)}
+                self.fired = True
+            return loss, gradients
+
+        return faulty
+
+    def tamper(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Flip the bit in the named gradient itself as a system shows it, for one whose function cannot be wrapped."""
+        if not isinstance(self.fault, FlipBit) or self.fault.step != self.step or kind != "grad":
+            return
+        self._shown.append(name)
+        if name == self.fault.grad:
+            from bitproof.harness.capture.digest import plain
+
+            local = plain(tensor)
+            local.copy_(flip_bit(self.fault, {name: local}))
+            self.fired = True
+
+    def ignore(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Leave what a system shows as it is: its gradient function was wrapped."""
+
+    def check_fired(self) -> None:
+        """Raise UsageError when the fault should have fired by now and did not."""
+        if self.fault is None or self.fault.step > self.step or self.fired:
+            return
+        if self.entry is not None and self.entry.call is not None:
+            raise UsageError(
+                f"fault {self.fault} never fired",
+                expected=f"a system that calls {' or '.join(self.entry.operators)} as the fault has it",
+                fix="choose another case or fault: see `bitproof faults --list`",
+            )
+        if self.sum_order is not None:
+            raise UsageError(
+                f"fault {self.fault} never fired",
+                expected="a system that adds floating-point numbers of three ranks or more, over the mesh's groups",
+                fix="choose a case with more ranks; a system that makes its own process groups adds as those do",
+            )
+        if isinstance(self.fault, FlipBit) and self._shown:
+            raise _no_such_gradient(self.fault, self._shown)
+        raise UsageError(
+            f"fault {self.fault} never fired",
+            expected="a system whose gradient function the fault can wrap",
+            fix="give the system a method wrap_gradients(wrap) that wraps the function that computes its gradients",
+        )
+
+
+def flip_bit(fault: FlipBit, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A copy of the named gradient with one bit flipped. Raises UsageError when there is no such bit."""
+    import torch
+
+    if fault.grad not in gradients:
+        raise _no_such_gradient(fault, list(gradients))
+    gradient = gradients[fault.grad].detach().clone(memory_format=torch.contiguous_format)
+    bits = gradient.element_size() * 8
+    if fault.element >= gradient.numel() or fault.bit >= bits:
+        raise UsageError(
+            f"fault {fault} lies outside the gradient",
+            expected=f"element in 0..{gradient.numel() - 1} and bit in 0..{bits - 1}",
+            found=f"element={fault.element}, bit={fault.bit}",
+        )
+    # Little-endian: byte b of an element holds its bits 8b to 8b + 7.
+    octets = gradient.view(-1).view(torch.uint8)
+    octets[fault.element * gradient.element_size() + fault.bit // 8] ^= 1 << (fault.bit % 8)
+    return gradient
+
+
+def _no_such_gradient(fault: FlipBit, names: list[str]) -> UsageError:
+    close = difflib.get_close_matches(fault.grad, names, n=3) or names[:3]
+    return UsageError(
+        f"fault {fault} names no gradient", expected=f"a gradient such as {', '.join(close)}", found=fault.grad
+    )

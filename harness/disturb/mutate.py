@@ -1,0 +1,61 @@
+"""Put a row's edit into a finished graph: a copy of it, struck, and what is known of where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.fx import Graph, GraphModule
+
+from bitproof.harness.case import Case
+from bitproof.harness.disturb.entry import Entry, Site
+from bitproof.harness.disturb.graph_editor import NoPlaceError, Surgeon
+from bitproof.harness.errors import PassError, UsageError
+from bitproof.harness.graph.observation import put_in, take_out
+from bitproof.harness.graph.verify import verify_order
+
+
+class Struck(NamedTuple):
+    """A graph with a fault in it, and the places that blame may name."""
+
+    module: GraphModule
+    sites: list[Site]
+
+
+def strike(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Struck:
+    """A copy of a rank's finished graph, changed as the entry says; `module` stays as it is.
+
+    All ranks of a run have rank 0's.
+
+    Raises UsageError where the graph has nothing of the kind that the fault strikes.
+    """
+    assert entry.edit is not None, "only edits change graphs"
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    graph.output_node().meta.update(module.graph.output_node().meta)
+    try:
+        surgeon = Surgeon(graph, case, rank)
+        looking = take_out(graph)  # what looks at a node is none of its readers
+        before = str(graph)
+        sites = entry.edit(surgeon)
+        changed = str(graph) != before
+        put_in(graph, surgeon.still_there(looking))
+        verify_order(graph)
+    except NoPlaceError as error:
+        raise UsageError(
+            f"fault {entry.name} never fired: {error.what}",
+            expected=error.expected,
+            fix="choose another case: see `bitproof faults --list`",
+        ) from error
+    except PassError as error:
+        raise UsageError(
+            f"fault {entry.name} cannot be struck into the graph of case {case.name}",
+            expected="a graph in which the calls that it exchanges stand as our tracer records them",
+            found=f"{error.what}: {error.found}",
+            fix="choose another case: see `bitproof faults --list`",
+        ) from error
+    if not changed:
+        raise UsageError(
+            f"fault {entry.name} never fired: in the graph of case {case.name} it would change nothing",
+            fix="choose another case: see `bitproof faults --list`",
+        )
+    return Struck(GraphModule(module, graph), sites)

@@ -1,0 +1,86 @@
+"""Read what `--inject` takes, and refuse what a case can never reach. Loads no torch."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+from bitproof.harness.case import Case
+from bitproof.harness.disturb.catalogue import CATALOGUE
+from bitproof.harness.disturb.entry import Named
+from bitproof.harness.disturb.kinds import FAULTS, Fault, RankFault
+from bitproof.harness.errors import UsageError
+
+
+def known_faults() -> str:
+    """Every fault with its fields, optional ones in brackets, and where the others stand."""
+    kinds = "; ".join(f"{kind}:{_syntax(fault)}" for kind, fault in FAULTS.items())
+    return f"{kinds}; or a name of the catalogue, which `bitproof faults --list` shows"
+
+
+def parse_fault(text: str) -> Fault:
+    """Read `kind:field=value,...`, or a name of the catalogue.
+
+    Raises UsageError for an unknown kind, name or field, or a value of the wrong type.
+    """
+    kind, colon, rest = text.partition(":")
+    if not colon and kind in CATALOGUE:
+        return Named(name=kind)
+    if kind not in FAULTS:
+        raise UsageError(f"unknown fault {kind!r}", expected=known_faults(), fix=_nearest(kind))
+    fault = FAULTS[kind]
+    types = {f.name: f.type for f in fields(fault)}
+    values: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        name, equals, value = item.partition("=")
+        if name not in types or not equals or not value or name in values:
+            raise UsageError(f"fault {kind} does not understand {item!r}", expected=f"{kind}:{_syntax(fault)}")
+        values[name] = value if types[name] == "str" else _natural(kind, item, value)
+    if missing := [name for name in _required(fault) if name not in values]:
+        raise UsageError(
+            f"fault {kind} lacks {', '.join(missing)}", expected=f"{kind}:{_syntax(fault)}", found=repr(text)
+        )
+    return fault(**values)
+
+
+def check_fault(fault: Fault, case: Case) -> None:
+    """Refuse a fault that this case can never reach. Raises UsageError."""
+    if fault.step >= case.steps:
+        raise UsageError(
+            f"fault {fault} never fires in case {case.name}",
+            expected=f"step in 0..{case.steps - 1}",
+            found=f"step={fault.step}",
+        )
+    world_size = case.parallelism.world_size
+    if isinstance(fault, RankFault) and fault.rank >= world_size:
+        raise UsageError(
+            f"fault {fault} never fires in case {case.name}",
+            expected=f"rank in 0..{world_size - 1}",
+            found=f"rank={fault.rank}",
+        )
+    if isinstance(fault, Named) and (unmet := CATALOGUE[fault.name].unmet(case)):
+        raise UsageError(f"fault {fault} cannot strike in case {case.name}", expected="; ".join(unmet))
+
+
+def _nearest(name: str) -> str | None:
+    close = difflib.get_close_matches(name, [*CATALOGUE, *FAULTS], n=3)
+    return f"did you mean {' or '.join(close)}?" if close else None
+
+
+def _natural(kind: str, item: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit():
+        raise UsageError(f"fault {kind} does not understand {item!r}", expected="an integer of 0 or more")
+    return int(value)
+
+
+def _required(fault: type[Fault]) -> list[str]:
+    return [f.name for f in fields(fault) if f.default is f.default_factory]
+
+
+def _syntax(fault: type[Fault]) -> str:
+    required = _required(fault)
+    written = {"str": "NAME", "int": "N"}
+    return ",".join(
+        f"{f.name}={written[str(f.type)]}" if f.name in required else f"[{f.name}={f.default}]" for f in fields(fault)
+    )

@@ -1,0 +1,86 @@
+"""Calls of some operators that do something else than they should, on whatever system makes them.
+
+A mode below autograd sees each call, as `stress` does. Blame's recorder is entered after it, so it sees a call's own
+inputs and what the tampered call gave: just as if the kernel were wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from bitproof.harness.disturb.entry import Entry
+from bitproof.harness.disturb.faults.clock import Clock
+from bitproof.harness.graph.operators import name_of
+from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, schema_of
+
+
+@dataclass
+class TamperedCall:
+    """One call of an operator that a fault asked for: the `turn`-th of it in its step, from 0."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    turn: int
+    clock: Clock
+    fire: Callable[[], None]
+
+    def run(self) -> Any:
+        """The call as it was made."""
+        return self.function(*self.args, **self.kwargs)
+
+    def with_(this, **changes: Any) -> Any:  # noqa: N805 (an argument of an operator may be named self)
+        """The call with other arguments, by name; the fault has fired."""
+        this.fire()
+        names = [argument.name for argument in schema_of(this.function).arguments]
+        args = [changes.pop(name, value) for name, value in zip(names, this.args, strict=False)]
+        return this.function(*args, **{**this.kwargs, **changes})
+
+    def given(self, name: str) -> Any:
+        """An argument by name, None where it was left out."""
+        names = [argument.name for argument in schema_of(self.function).arguments]
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name)
+
+
+@contextmanager
+def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Iterator[Counter[str]]:
+    """Have the entry's operators do what it says while in this context. Yields how often each was called this step.
+
+    The caller clears the counts where a step begins.
+    """
+    turns: Counter[str] = Counter()
+    if entry is None or entry.call is None:
+        yield turns
+        return
+    wanted, tamper = frozenset(entry.operators), entry.call
+
+    class Tampering(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = name_of(function)
+            if name not in wanted:
+                return function(*args, **kwargs or {})
+            turns[name] += 1
+            return tamper(TamperedCall(function, args, kwargs or {}, turns[name] - 1, clock, fire))
+
+    with Tampering():
+        yield turns
+
+
+def untampered(observe: Callable[..., None]) -> Callable[..., None]:
+    """`observe`, whose own calls are none of the system's."""
+
+    def observed(*args: Any) -> None:
+        with disable_current_modes():
+            observe(*args)
+
+    return observed

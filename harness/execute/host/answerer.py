@@ -1,0 +1,331 @@
+"""Answers every kind of request, one method each: in a host, and so for every one of torchrun's ranks.
+
+What takes no process of its own is done here; runs are forked, from here or from a stage (`execute/host/runners.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar, assert_never, cast
+
+from bitproof.harness.capture.made_of import facts_of_process
+from bitproof.harness.capture.manifest import build_manifest
+from bitproof.harness.capture.recording_files import join_parts
+from bitproof.harness.compare.bits import ComparedBits
+from bitproof.harness.compare.chunked import agreed_by_ranks
+from bitproof.harness.errors import RankError, RecordingError
+from bitproof.harness.execute.host.models import model_sizes
+from bitproof.harness.execute.host.programs import precompile_step, read_precompiled, write_standalone
+from bitproof.harness.execute.host.runners import Runner
+from bitproof.harness.execute.host.stage import Place, Send, Stage
+from bitproof.harness.execute.requests import (
+    ARCHIVE,
+    VALUES,
+    AnyRequest,
+    BitsRequest,
+    ClosenessRequest,
+    DriftAnswer,
+    DriftRequest,
+    Machine,
+    MachineRequest,
+    MadeOf,
+    MadeOfRequest,
+    PlaceAnswer,
+    PlaceRequest,
+    PrecompileAnswer,
+    PrecompileRequest,
+    Request,
+    RunAnswer,
+    RunRequest,
+    RunSeconds,
+    SeatedRunRequest,
+    Seats,
+    SizesAnswer,
+    SizesRequest,
+    StandaloneAnswer,
+    StandaloneRequest,
+    StepAnswer,
+    StepRequest,
+)
+from bitproof.harness.execute.status_messages import Done, End, PreparedGraph
+from bitproof.harness.execute.stopwatch import throughput_of
+from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.localize.logs.replay import archive_of, read_value
+from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
+from bitproof.harness.machine.gpus import num_gpus
+from bitproof.harness.operators.crossings import crossed
+from bitproof.harness.options import OnEvent
+from bitproof.harness.records import Closeness, GraphIdentity, PassSettings
+from bitproof.harness.runtime.sources import Installation
+
+A = TypeVar("A")
+
+_PLACEMENT = "placement_sha256"
+"""What a system says of how parameters lie, in its part of the manifest."""
+
+
+class Answerer:
+    """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when nobody waits any more.
+
+    `made_of` is what this process is made of, where graphs may be kept for other processes that are made of the same.
+    """
+
+    def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
+        self._send = send
+        self._hangup = hangup
+        self._runner = Runner(send, hangup, made_of)
+
+    def answer(self, request: Request[A]) -> A:
+        """One request's answer. Raises what goes wrong."""
+        return cast(A, self._answer(cast(AnyRequest, request)))
+
+    def close(self) -> None:
+        """End what still waits for further runs."""
+        self._runner.close()
+
+    def _answer(self, request: AnyRequest) -> object:
+        match request:
+            case MachineRequest():
+                return Machine(gpus=num_gpus())
+            case MadeOfRequest():
+                return MadeOf(facts=facts_of_process())
+            case RunRequest():
+                return self._run(request)
+            case SeatedRunRequest():
+                return self._runner.run(request.run, request.seats)
+            case BitsRequest():
+                return compare_bits(request)
+            case ClosenessRequest():
+                return measure_closeness(request)
+            case DriftRequest():
+                return find_drift(request)
+            case SizesRequest():
+                return SizesAnswer(sizes=model_sizes(request.case))
+            case StandaloneRequest():
+                return self._write_standalone(request)
+            case PrecompileRequest():
+                return self._precompile(request)
+            case StepRequest():
+                return self._read_step(request)
+            case PlaceRequest():
+                return self._place(request)
+        assert_never(request)
+
+    def _run(self, request: RunRequest) -> RunAnswer:
+        """A run all of whose ranks start here."""
+        part = str(request.work / "parts" / "rank{rank}.parquet")
+        num_ranks = request.case.parallelism.world_size
+        seats = Seats(ranks=tuple(range(num_ranks)), part=part, store=str(request.work / "store"))
+        try:
+            end = self._runner.run(request, seats)
+            if error := end.error(request.system, request.case_timeout):
+                raise error
+            return finish_run(request, [end], [Path(part.format(rank=rank)) for rank in seats.ranks])
+        finally:
+            shutil.rmtree(request.work, ignore_errors=True)
+
+    def _write_standalone(self, request: StandaloneRequest) -> StandaloneAnswer:
+        """Both graphs are traced for it, with the candidate's extra passes: that takes a stage."""
+
+        def answer(asked: AnyRequest, send: Send, hangup: int) -> StandaloneAnswer:
+            options = GraphOptions(extra_passes=request.extra_passes)
+            written = write_standalone(request.case, options, request.step, request.head)
+            return StandaloneAnswer(text=written.text, num_calls=written.num_calls, printed=written.printed)
+
+        stage = Stage(answer)
+        try:
+            return stage.ask(request, self._send, what="the file", hangup=self._hangup)
+        finally:
+            stage.close()
+
+    def _precompile(self, request: PrecompileRequest) -> PrecompileAnswer:
+        """Tracing and passes are no work for a host: that takes a stage."""
+
+        def answer(asked: AnyRequest, send: Send, hangup: int) -> PrecompileAnswer:
+            return precompile_step(request, lambda place: send(Place(place)))
+
+        stage = Stage(answer)
+        try:
+            what = f"the precompiled step of {request.case.name}"
+            limit = request.timeout
+            return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
+        finally:
+            stage.close()
+
+    def _read_step(self, request: StepRequest) -> StepAnswer:
+        """A graph is made of what is read, and code that was compiled may run: that takes a stage."""
+
+        def answer(asked: AnyRequest, send: Send, hangup: int) -> StepAnswer:
+            import torch
+
+            set_determinism(request.case.seed)
+            found = read_precompiled(request.case, torch.device(request.device), request.step, request.system)
+            return StepAnswer(artifact=found.artifact)
+
+        stage = Stage(answer)
+        try:
+            what, limit = "the precompiled step", request.timeout
+            return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
+        finally:
+            stage.close()
+
+    def _place(self, request: PlaceRequest) -> PlaceAnswer:
+        """The model is traced for it: that takes a stage."""
+
+        def answer(asked: AnyRequest, send: Send, hangup: int) -> PlaceAnswer:
+            from bitproof.harness.systems.autoplace import place
+
+            set_determinism(request.case.seed)
+            plan, placed = place(request.case)
+            return PlaceAnswer(plan=plan, placed=placed)
+
+        stage = Stage(answer, log=request.logs / "placements.log")
+        try:
+            return stage.ask(
+                request,
+                self._send,
+                what="the plan",
+                timeout=request.timeout,
+                case_timeout=request.timeout,
+                hangup=self._hangup,
+            )
+        finally:
+            stage.close()
+
+
+def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAnswer:
+    """Make of what ranks left the recording or the replay that was requested, and tell of the run.
+
+    `ends` are good ones, of all places where ranks ran; together their ranks are in order, as `parts` are, the files
+    that each left. Raises RankError when places prepared other graphs.
+    """
+    for rank, end in enumerate(ends):
+        if end.graph and ends[0].graph and end.graph.code_hash != ends[0].graph.code_hash:
+            raise RankError(
+                f"rank {rank} prepared another graph than rank 0",
+                rank=rank,
+                found=f"code hash {end.graph.code_hash}, not {ends[0].graph.code_hash}",
+            )
+    graph, done = ends[0].graph, [account for end in ends for account in end.done]
+    refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
+    if request.replay is None:
+        values = [part.with_suffix(VALUES) for part in parts if request.values_to_keep]
+        join_recording(request, graph, done, parts, values)
+        if request.watch is not None:
+            keep_archives(request.watch.folder, [part.with_suffix(ARCHIVE) for part in parts])
+    else:
+        keep_archives(request.out, parts)
+    stuck = map(str, crossed({rank: account.turns for rank, account in enumerate(done) if account.turns}))
+    races = [*(graph.races if graph else ()), *(race for rank in done for race in rank.races), *stuck]
+    return RunAnswer(
+        graph=graph,
+        peak_mib=max((rank.peak_mib for rank in done if rank.peak_mib is not None), default=None),
+        kept=next((rank.kept for rank in done if rank.kept), None),
+        switches_changed=tuple(tell_changes(first_changed([rank.switches for rank in done]))),
+        races=tuple(dict.fromkeys(races)),
+        seconds=RunSeconds(
+            prepare=max(end.prepare_seconds for end in ends),
+            start_ranks=max(end.start_seconds for end in ends),
+            steps=max(rank.seconds for rank in done),
+            record=max(rank.record_seconds for rank in done),
+        ),
+        throughput=throughput_of(request.case, request.system, request.placement.device, done),
+    )
+
+
+def refuse_other_placements(hashes: Sequence[object]) -> None:
+    """Raise RankError where a rank's parameters lie otherwise than rank 0's: then no sum over ranks means anything."""
+    for rank, found in enumerate(hashes):
+        if found != hashes[0]:
+            raise RankError(
+                f"rank {rank} placed parameters otherwise than rank 0",
+                rank=rank,
+                expected=f"{_PLACEMENT} {hashes[0]}",
+                found=str(found),
+            )
+
+
+def join_recording(
+    request: RunRequest,
+    graph: PreparedGraph | None,
+    done: list[Done],
+    parts: list[Path],
+    values: list[Path],
+) -> None:
+    """Make one recording of the ranks' parts and, if kept, their values.
+
+    `done` are the ranks' accounts of their end, in rank order. Raises RecordingError when names were declared that
+    appeared on no rank: such a rule is stale, and may hide a gap.
+    """
+    by_rank = [rank.unused_names for rank in done]
+    unused = [name for name in by_rank[0] if all(name in names for names in by_rank)]
+    if unused:
+        raise RecordingError(
+            f"names that system {request.system} declares never appeared",
+            expected="each rule to translate a name that some rank shows",
+            found=", ".join(map(repr, unused)),
+            fix="take the rules out, or mend them",
+        )
+    manifest = build_manifest(
+        request.case,
+        request.system,
+        request.arm,
+        request.placement,
+        determinism=done[0].determinism,
+        switches=first_changed([rank.switches for rank in done]),
+        graph=_decisive(graph) if graph else None,
+        fault=request.inject,
+        systems=[rank.system for rank in done],
+        stress=dataclasses.asdict(request.stress) if request.stress else None,
+        values=request.values_to_keep,
+        gpus=[rank.gpu for rank in done],
+        gpu_environments=[rank.gpu_environment for rank in done],
+        chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done]),
+        alone=[rank for rank, account in enumerate(done) if account.is_alone],
+        compiled=[rank.compiled for rank in done],
+        unshown=list(dict.fromkeys(told for rank in done for told in rank.unshown)),
+    )
+    join_parts(request.out, manifest, parts, values)
+
+
+def _decisive(graph: PreparedGraph) -> GraphIdentity:
+    """What decides a graph's bits. No times, no counts."""
+    passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
+    return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
+
+
+def keep_archives(folder: Path, archives: list[Path]) -> None:
+    """Put what a replay left behind, rank by rank, into its folder."""
+    folder.mkdir(parents=True)
+    for rank, file in enumerate(archives):
+        shutil.copyfile(file, archive_of(folder, rank))
+
+
+def measure_closeness(request: ClosenessRequest) -> Closeness:
+    """How close the values of two recordings are."""
+    from bitproof.harness.compare.closeness import measure
+
+    return measure(request.reference, request.candidate, request.bound, step=request.step)
+
+
+def find_drift(request: DriftRequest) -> DriftAnswer:
+    """The tensors in which two recordings differ, as `harness.compare.drift` tells them."""
+    from bitproof.harness.compare.drift import measure_drift
+
+    return DriftAnswer(drift=measure_drift(request.reference, request.candidate))
+
+
+def compare_bits(request: BitsRequest) -> ComparedBits:
+    """How two values differ that the replays of both systems left under `name`: None for other dtypes or shapes."""
+    from bitproof.harness.capture.digest import digest
+    from bitproof.harness.compare.bits import bit_difference, tensor_type
+
+    reference, candidate = (read_value(file, request.name) for file in (request.reference, request.candidate))
+    same_type = tensor_type(reference) == tensor_type(candidate)
+    return ComparedBits(
+        difference=bit_difference(reference, candidate) if same_type else None,
+        digests=(digest(reference), digest(candidate)),
+    )

@@ -1,0 +1,119 @@
+"""The host, `python -m bitproof.harness.execute.host.main`: it imports torch, and all others are forked from it.
+
+It never runs autograd, never traces, never loads a user's code and never touches a device, so that whatever is forked
+from it finds torch as it was imported: ranks, and stages, which make programs (`host/runners.py`, `host/stage.py`).
+
+It reads a request a line (`execute/requests.py`) from standard input and answers through a pipe of its own, so that a
+stray print of a library cannot damage an answer. What comes before the answer, or the problem, is events.
+
+It ends when standard input does, and, on Linux, when the process that started it dies. Then it ends all that was
+started below it, in whatever session, and, where nobody else is left to do so, removes the temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.capture.recording_files import warm_up
+from bitproof.harness.execute.failures import Problem
+from bitproof.harness.execute.host.answerer import Answerer
+from bitproof.harness.execute.host.worker import preload
+from bitproof.harness.execute.requests import REQUESTS, Request
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.processes import framing
+from bitproof.harness.processes.channel import send
+from bitproof.harness.processes.process import adopt_orphans, die_with_parent, end_children, keep_private
+from bitproof.harness.runtime.sources import installation
+
+_LAST_MOMENT = 0.3  # seconds
+_NEW_OBJECTS = 50_000
+"""How many more there are before Python looks for garbage. By default 700: then a step does nothing else for 3 to 5 %
+of its time, since what it holds until backward is so many objects, and none of it is garbage."""
+
+
+def main() -> None:
+    """Answer requests until standard input ends, or the parent; then leave nothing."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("answers", type=int, help="file descriptor to answer through")
+    parser.add_argument("--parent", type=int, help="pid of a parent to end with")
+    parser.add_argument(
+        "--signalled", action="store_true", help="have the kernel tell of the end of the parent's thread"
+    )
+    parser.add_argument("--temporary", type=Path, help="folder to remove where the parent cannot")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        if options.signalled:  # the end of input alone may never come: whoever the parent forked holds our input too
+            die_with_parent(options.parent, signal.SIGTERM)
+        serve(options)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_children(but=set())
+        if options.temporary and options.parent and _is_gone(options.parent):
+            shutil.rmtree(options.temporary, ignore_errors=True)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Import what ranks need, then answer line by line."""
+    adopt_orphans()
+    os.set_inheritable(options.answers, False)
+    keep_private(options.answers)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.WARNING)
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("bitproof").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+
+    def answer_with(message: Any) -> None:
+        send(options.answers, message)
+
+    preload()
+
+    set_determinism(0)  # imports 800 modules of torch, 0.7 s; forked ranks find them there
+    warm_up()
+    made_of = installation()  # here, where what is loaded depends on nothing that was asked for
+    gc.freeze()  # no process that is forked from here looks for garbage among what was imported
+    gc.set_threshold(_NEW_OBJECTS)
+    gc.enable()
+
+    answerer = Answerer(answer_with, hangup=0, made_of=made_of)
+    try:
+        for line in sys.stdin:
+            request: Request[Any] = framing.read(line, *REQUESTS)
+            try:
+                answer = answerer.answer(request)
+            except Exception as error:
+                traceback.print_exc()
+                answer_with(Problem.of(error, request.about))
+            else:
+                answer_with(answer)
+    finally:
+        answerer.close()
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _is_gone(parent: int) -> bool:
+    """Whether the parent has ended, or does so now: its end of our input closes a moment before."""
+    limit = time.monotonic() + _LAST_MOMENT
+    while os.getppid() == parent and time.monotonic() < limit:
+        time.sleep(0.01)
+    return os.getppid() != parent
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What is made of a case's graph: a rank's program, one with a fault in it, one on disk, a file that fails alone.
+
+Loads torch only where it is asked for something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.case import GRAPH, PRECOMPILED, PREPARED, Case
+from bitproof.harness.disturb.faults import CATALOGUE, Fault, Named
+from bitproof.harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder
+from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.machine.determinism import set_determinism
+
+if TYPE_CHECKING:
+    import torch
+
+    from bitproof.harness.graph.groups import Partition
+    from bitproof.harness.localize.standalone import Written
+
+
+def needs_program(system: str) -> bool:
+    """Whether a system runs a prepared graph."""
+    return system in PREPARED
+
+
+def prepare_program(
+    case: Case,
+    device: torch.device,
+    options: GraphOptions,
+    enter: Callable[[str], None] = lambda place: None,
+    *,
+    system: str = GRAPH,
+) -> Any:
+    """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to.
+
+    Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
+    """
+    import torch
+
+    from bitproof.harness.systems.graph import prepare
+
+    assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
+    assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
+
+    return prepare(case, device, options, enter, system)
+
+
+def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
+    """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
+    return options if rank == 0 else replace(options, dump_dir=None)
+
+
+def struck(program: Any, fault: Fault | None, case: Case) -> Any:
+    """The program with a fault of the catalogue in its graph, as a pass of its own; the program where it has none.
+
+    Raises UsageError where the graph has nothing of the kind that the fault strikes.
+    """
+    entry = CATALOGUE[fault.name] if isinstance(fault, Named) else None
+    if entry is None or entry.edit is None or program is None:
+        return program
+    from bitproof.harness.systems.graph import strike_program
+
+    return strike_program(program, entry, case)
+
+
+def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
+    """The program of a precompiled step. Nothing is traced, no pass runs. Raises ArtifactError for one to refuse."""
+    from bitproof.harness.precompile.artifact import read_program
+
+    return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
+
+
+def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
+    """Precompile a case's step. Raises what `harness.precompile.artifact.precompile` does."""
+    import torch
+
+    from bitproof.harness.precompile.artifact import precompile
+
+    set_determinism(request.case.seed)
+    device = torch.device(request.device)
+    made = precompile(request.case, _made_as(request.system), device, request.out, request.inject, enter)
+    return PrecompileAnswer(**made._asdict())
+
+
+def _made_as(system: str) -> str:
+    """The system whose tracer made a precompiled step."""
+    return GRAPH if system == PRECOMPILED else system
+
+
+def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
+    """A file that shows by itself what differs between the case's two systems; see `localize.standalone`.
+
+    Options are the candidate's. Raises NoFileError where there can be none.
+    """
+    import torch
+
+    from bitproof.harness.localize.standalone import Scene, Side, write_standalone
+    from bitproof.harness.systems.graph import rank_order_group_source, read_inputs, step_graph
+
+    tokens = read_inputs(case, step)
+    sides: dict[str, Side] = {}
+    partitions: dict[str, Partition] = {}
+    for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
+        set_determinism(case.seed)
+        graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)
+        sides[role] = Side.of(graph, list(tokens[0]))
+        partitions |= groups.partitions()
+    scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
+    return write_standalone(scene)

@@ -1,0 +1,285 @@
+"""Fork a run's ranks, or those of them that run here, watch them, and end them all when one fails or time is up.
+
+A rank tells its steps and its end through a pipe of its own. The watcher never waits on a rank that
+may hang: it reads pipes, reaps exits, and keeps the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitproof.harness.execute.failures import (
+    Failure,
+    blame,
+    failure_of_exception,
+    failure_of_exit,
+    failure_of_garbage,
+    log_name,
+    stack_of,
+)
+from bitproof.harness.execute.host.worker import Job, run_rank
+from bitproof.harness.execute.profile import profiled
+from bitproof.harness.execute.requests import Seats
+from bitproof.harness.execute.status_messages import (
+    ACCOUNTS,
+    Account,
+    Done,
+    End,
+    Prepared,
+    PreparedGraph,
+    Ready,
+    StepBegan,
+    StepsEnded,
+)
+from bitproof.harness.options import OnEvent
+from bitproof.harness.processes import framing
+from bitproof.harness.processes.forked import Child, Send, ask_for_stacks, fork
+from bitproof.harness.processes.process import children, end_children, keep_to_one_core
+from bitproof.harness.processes.watching import Watch
+from bitproof.harness.records import Event
+from bitproof.harness.runtime.launched import FORKED
+from bitproof.harness.shared_memory import Board, SharedMemory
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+GRACE_SECONDS = 0.5
+SECONDARY_GRACE_SECONDS = 3.0
+_POLL_SECONDS = 0.2
+_NUM_STACKS = 4
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Rank:
+    """One forked rank, as the watcher sees it."""
+
+    rank: int
+    process: Child
+    log: Path
+    place: str = "at its start"
+    step: int = -1
+    graph: PreparedGraph | None = None
+    done: Done | None = None
+    exited: bool = False
+    failure: Failure | None = None
+
+
+@dataclass
+class Ranks:
+    """The ranks of one run that have their seats here."""
+
+    job: Job
+    seats: Seats
+    log_of: Callable[[int], Path]
+    on_event: OnEvent
+    ranks: list[Rank] = field(default_factory=list)
+    ready: int = 0
+    start_seconds: float = 0.0
+    memory: SharedMemory | None = None
+    board: Board | None = None
+    port: int = 0
+
+    def run(self, hangup: int | None = None) -> End:
+        """Fork the ranks and watch them to their end; none is alive afterwards, whatever happens.
+
+        Raises SystemExit when the file descriptor `hangup` hangs up: then nobody waits for the result.
+        """
+        began, others = time.monotonic(), children()
+        if self.seats.server is None:  # a FileStore waits forever for a folder that is not there
+            Path(self.seats.store).parent.mkdir(parents=True, exist_ok=True)
+            self.port = _free_port()
+        self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
+        if self.job.placement.in_memory:
+            self.memory = SharedMemory(self.job.case.parallelism.world_size)
+        self.board = Board(self.job.case.parallelism.world_size)
+        try:
+            for rank in self.seats.ranks:
+                self.ranks.append(self._fork(rank))
+            return self._watch(began, hangup)
+        finally:
+            processes = [rank.process for rank in self.ranks]
+            for process in processes:
+                process.begin_to_end()
+            for process in processes:
+                process.kill()
+            end_children(but=others)  # what a system started, and left to us
+            if self.memory is not None:
+                self.memory.close()
+            self.board.close()
+
+    def _fork(self, rank: int) -> Rank:
+        def live(tell: Send) -> int:
+            os.environ.update(_environment_of(rank, self.job.case.parallelism.world_size, self.seats, self.port))
+            if self.seats.server is None:  # where others serve the store, they also say which cores a rank may have
+                keep_to_one_core(rank, self.job.case.parallelism.world_size)
+            return _run_reporting(self.job, rank, self.seats, tell, self.memory, self.board)
+
+        log = self.log_of(rank)
+        return Rank(rank, fork(live, log=log), log)
+
+    def _watch(self, began: float, hangup: int | None) -> End:
+        deadline = began + self.job.timeout
+        rank_of = {rank.process: rank for rank in self.ranks}
+        with Watch([*rank_of], hangup) as watch:
+            while not all(rank.exited for rank in self.ranks):
+                for process, line in watch.look(_POLL_SECONDS):
+                    self._hear(rank_of[process], line, began)
+                self._note_exits()
+                limit = self._limit_of_grace()
+                if limit is not None and time.monotonic() >= limit:
+                    break
+                if limit is None and time.monotonic() >= deadline:
+                    return self._hang()
+        if failures := self._failures():
+            failure = blame(failures)
+            rank = next(rank for rank in self.ranks if rank.rank == failure.rank)
+            return End(failure=failure, place=rank.place, log=log_name(rank.log))
+        done = [rank.done for rank in self.ranks if rank.done is not None]
+        return End(done=done, graph=self.ranks[0].graph, start_seconds=self.start_seconds)
+
+    def _hear(self, rank: Rank, line: bytes, began: float) -> None:
+        try:
+            account = framing.read(line, *ACCOUNTS)
+        except ValueError as error:  # whatever a system does to descriptors, a rank's account is its own
+            rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
+        else:
+            self._take(rank, account, began)
+
+    def _take(self, rank: Rank, account: Account, began: float) -> None:
+        match account:
+            case Prepared(graph=graph):
+                rank.graph = graph
+                self._check_one_graph(rank)
+            case Ready():
+                self.ready += 1
+                self.start_seconds = time.monotonic() - began
+            case StepBegan(step=step):
+                rank.step, rank.place = step, f"at step {step}"
+                if rank.rank == 0:
+                    self.on_event(Event(event="step", step=step, steps=self.job.steps))
+            case StepsEnded():
+                rank.place = "at the end"
+            case Done():
+                rank.done = account
+            case Failure():
+                rank.failure = rank.failure or account
+
+    def _check_one_graph(self, rank: Rank) -> None:
+        """Ranks that run different graphs compute different things, or wait for each other forever."""
+        hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
+        first = next(iter(hashes), rank.rank)
+        if rank.rank in hashes and hashes[rank.rank] != hashes[first]:
+            rank.failure = Failure(
+                rank=rank.rank,
+                time=time.monotonic(),
+                what=f"prepared another graph than rank {first}",
+                found=f"code hash {hashes[rank.rank]}, not {hashes[first]}",
+            )
+
+    def _note_exits(self) -> None:
+        for rank in self.ranks:
+            status = rank.process.status  # of one that was reaped, and so has told all
+            if rank.exited or status is None:
+                continue
+            rank.exited = True
+            if rank.failure is None and (status != 0 or rank.done is None):
+                rank.failure = failure_of_exit(rank.rank, status, rank.log)
+
+    def _failures(self) -> list[Failure]:
+        return [rank.failure for rank in self.ranks if rank.failure is not None]
+
+    def _limit_of_grace(self) -> float | None:
+        """Until when other ranks may still show that they failed first; None while nobody failed."""
+        failures = self._failures()
+        if not failures:
+            return None
+        grace = SECONDARY_GRACE_SECONDS if all(failure.secondary for failure in failures) else GRACE_SECONDS
+        return min(failure.time for failure in failures) + grace
+
+    def _hang(self) -> End:
+        """Ask every rank that lags for its stack, and tell, with the collective that it launched or waits for."""
+        unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
+        unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
+        ask_for_stacks([rank.process.pid for rank in unfinished])
+        last = min(rank.step for rank in unfinished)
+        lagging = [rank for rank in unfinished if rank.step == last]
+        stacks = [
+            f"rank {rank.rank}, {log_name(rank.log)}:\n"
+            f"{self._collective_of(rank)}{stack_of(rank.log, _run_reporting.__name__)}"
+            for rank in lagging[:_NUM_STACKS]
+        ]
+        if left := lagging[_NUM_STACKS:]:
+            told = [f"rank {rank.rank}:\n{self._collective_of(rank)}".rstrip() for rank in left]
+            stacks.append("\n".join([f"and {len(left)} more ranks, in their logs", *told]))
+        return End(unfinished={rank.rank: rank.place for rank in unfinished}, stacks="\n\n".join(stacks))
+
+    def _collective_of(self, rank: Rank) -> str:
+        """A line that says how far a rank is with collectives of the named groups; "" where it came to none."""
+        assert self.board is not None, "it was made before ranks were forked"
+        last = self.board.read(rank.rank)
+        return f"  {last}\n" if last else ""
+
+
+def _environment_of(rank: int, world_size: int, seats: Seats, port: int) -> dict[str, str]:
+    """What trainers read of who and how many they are, as torchrun says it; and that this is a rank of ours.
+
+    The group that `init_process_group` would make by these is there before a trainer is made. One who wants a store at
+    MASTER_ADDR and MASTER_PORT finds the port free, or, on ranks that others started, what those said.
+    """
+    told = {
+        FORKED: str(rank),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank if seats.local_rank is None else seats.local_rank),
+    }
+    if seats.server is None:
+        one_machine = {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
+        return told | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    host, number = seats.server
+    many = os.environ.get("LOCAL_WORLD_SIZE", str(world_size))
+    return told | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
+
+
+def _free_port() -> int:
+    """A port of this machine alone that nobody uses now."""
+    with socket.create_server((_LOOPBACK, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _run_reporting(
+    job: Job,
+    rank: int,
+    seats: Seats,
+    tell: Callable[[Account | Failure], None],
+    memory: SharedMemory | None,
+    board: Board | None,
+) -> int:
+    try:
+        with profiled(job.profile_of(rank)):
+            run_rank(job, rank, _open_store(seats, job), tell, memory, board)
+    except BaseException as error:
+        failure = failure_of_exception(rank, error)
+        print(failure.details, file=sys.stderr, flush=True)
+        tell(failure)
+        return 1
+    return 0
+
+
+def _open_store(seats: Seats, job: Job) -> Store:
+    """Where a run's ranks find each other, opened by a rank for itself."""
+    from torch.distributed import FileStore, PrefixStore, TCPStore
+
+    if seats.server is None:
+        return FileStore(seats.store, job.case.parallelism.world_size)
+    host, port = seats.server
+    patience = timedelta(seconds=job.collective_timeout)
+    return PrefixStore(seats.store, TCPStore(host, port, is_master=False, timeout=patience))

@@ -1,0 +1,359 @@
+"""Have the ranks of one run forked: by this process, or where they need a program by the stage that makes it.
+
+Ranks forked here descend from a process that never traced and never loaded a user's code. A stage traces a step once;
+from it a process is forked that runs the passes and forks the ranks. The stage is kept for all programs of its step:
+the case's own, prefixes of its passes, those with a user's pass. It begins while ranks of the run before still take
+their steps: a graph does not depend on when it is made, and tracing keeps one core busy. Where a user's pass takes
+part, every run has a finishing process of its own, made when its turn comes, so that no control and no replay inherits
+what the pass did elsewhere than in the graph.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bitproof.harness.disturb.faults import CATALOGUE, Named, parse_fault
+from bitproof.harness.errors import RankError, UsageError
+from bitproof.harness.execute.host.kernels import make_kernels
+from bitproof.harness.execute.host.models import check_model
+from bitproof.harness.execute.host.programs import needs_program, options_of_rank, read_precompiled, struck
+from bitproof.harness.execute.host.ranks import Ranks
+from bitproof.harness.execute.host.stage import Place, Send, Stage
+from bitproof.harness.execute.host.worker import Job
+from bitproof.harness.execute.preloaded import preload
+from bitproof.harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
+from bitproof.harness.execute.status_messages import End
+from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.options import OnEvent
+from bitproof.harness.processes.process import num_cores
+from bitproof.harness.records import Event
+from bitproof.harness.runtime.sources import Installation
+from bitproof.harness.systems.graph_key import Shelf, shelf_of, step_part
+from bitproof.harness.systems.registry import BUILT_IN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bitproof.harness.case import Case
+    from bitproof.harness.graph.graph_options import GraphOptions
+    from bitproof.harness.systems.graph import GraphProgram, TracedStep
+
+
+class Runner:
+    """Runs what is requested, and keeps the last stage. `hangup` is a descriptor that hangs up when nobody waits."""
+
+    def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
+        self._send = send
+        self._made_of = made_of
+        self._hangup = hangup
+        self._stage: Stage | None = None
+        self._staged: RunRequest | None = None
+        self._is_ahead = False
+
+    def run(self, request: RunRequest, seats: Seats) -> End:
+        """Run what is requested on the ranks that have seats here.
+
+        Raises what goes wrong before ranks start; how they end is the answer.
+        """
+        preload(request.case.preload)
+        in_stage = _is_staged(request)
+        self._leave(request)
+        if not in_stage:
+            make_kernels(request)  # before a stage is forked, whose ranks find them there, too
+            self._begin_later(request, seats)
+            return run_ranks(request, seats, self._send, self._hangup, shelf=shelf_of_run(request, self._made_of))
+        stage = self._stage or self._begin(request)
+        self._is_ahead = False
+        try:
+            end = stage.ask(
+                SeatedRunRequest(run=request, seats=seats, asked_at=time.monotonic()),
+                self._send,
+                what=f"the program of {request.system}",
+                timeout=request.timeout,
+                case_timeout=request.case_timeout,
+                hangup=self._hangup,
+            )
+        except UsageError:  # the call was wrong, and the program is as it was
+            raise
+        except BaseException:
+            self.close()
+            raise
+        return end
+
+    def close(self) -> None:
+        """End the stage, if there is one, and free what it holds."""
+        if self._stage is not None and self._is_ahead:  # it is busy with what nobody wants any more
+            self._stage.kill()
+        elif self._stage is not None:
+            self._stage.close()
+        self._stage = self._staged = None
+
+    def _begin(self, request: RunRequest) -> Stage:
+        tracer = Tracer(self._made_of)
+        self._stage = Stage(tracer.answer, log=request.trace_log, end=tracer.end)
+        self._staged = request
+        return self._stage
+
+    def _begin_later(self, request: RunRequest, seats: Seats) -> None:
+        """Have the next run's program made from now on, where a core may be free; a user's pass awaits its turn."""
+        later = request.later
+        if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
+            return
+        self._is_ahead = True
+        self._begin(later).tell(SeatedRunRequest(run=later, seats=seats, is_ahead=True))
+
+    def _leave(self, request: RunRequest) -> None:
+        """End the stage of another step. Other programs of the same step, such as prefixes of its passes, share it."""
+        last = self._staged
+        if last is None:
+            return
+        is_other_system = needs_program(request.system) and request.system != last.system
+        is_other_system |= request.precompiled != last.precompiled and needs_program(request.system)
+        if is_other_system or step_part(last.case) != step_part(request.case):
+            self.close()
+
+
+def _is_staged(request: RunRequest) -> bool:
+    """Whether a stage makes the program. On CUDA every rank does: a context would not survive a fork."""
+    return needs_program(request.system) and request.placement.device != "cuda"
+
+
+class Tracer:
+    """What a stage does: trace a step at the first request, then have a process forked from it finish each program.
+
+    In that one the passes run, a user's too, and from it the program's ranks are forked. It is kept for the program's
+    other runs, unless a user's pass took part. No pass runs here: what was traced serves every program of the step.
+    """
+
+    def __init__(self, made_of: Installation | None = None) -> None:
+        self._made_of = made_of
+        self._traced: TracedStep | None = None
+        self._refusal: BaseException | None = None
+        self._finishing: Stage | None = None
+        self._program = ""
+
+    def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
+        """The end of one run; nothing where the program is to be made ahead of it."""
+        assert isinstance(request, SeatedRunRequest), "a runner asks for nothing else"
+        if request.is_ahead:
+            try:
+                self._begin_ahead(request, send)
+            except BaseException as error:  # whoever asks for the run is told
+                self._refusal = error
+            return None
+        if self._refusal is not None:
+            raise self._refusal
+        run = request.run
+        finishing = self._stage_for(run, send)
+        now = time.monotonic()
+        spent = now - (request.asked_at or now)
+        send(Place(""))  # the other process is watched from here
+        asked = replace(request, run=replace(run, timeout=max(0.0, run.timeout - spent)), asked_at=now)
+        try:
+            end = finishing.ask(
+                asked,
+                send,
+                what=f"the program of {run.system}",
+                timeout=asked.run.timeout,
+                case_timeout=run.case_timeout,
+                hangup=hangup,
+            )
+        except UsageError:  # the call was wrong, and the program is as it was
+            raise
+        except RankError:  # it hangs, or is gone: nothing is left to wait for
+            finishing.kill()
+            self._finishing = None
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        if run.runs_user_code:
+            self._leave()
+        return replace(end, prepare_seconds=end.prepare_seconds + spent)
+
+    def end(self) -> None:
+        """End the other process."""
+        self._leave()
+
+    def _begin_ahead(self, request: SeatedRunRequest, send: Send) -> None:
+        if request.run.runs_user_code:  # no pass of a user's runs before its turn comes
+            self._trace(request.run, send)
+        else:
+            self._stage_for(request.run, send).tell(request)
+
+    def _stage_for(self, run: RunRequest, send: Send) -> Stage:
+        if self._finishing is None or self._program != run.program:
+            self._leave()
+            shelf = shelf_of_run(run, self._made_of)
+            program = _read(shelf) if run.precompiled is None else _read_precompiled(run, run.precompiled)
+            if program is None:
+                self._trace(run, send)
+            finisher = Finisher(self._traced, program, shelf)
+            self._finishing = Stage(finisher.answer, log=run.trace_log, end=finisher.end, adds_to_log=True)
+            self._program = run.program
+        return self._finishing
+
+    def _trace(self, run: RunRequest, send: Send) -> None:
+        if self._traced is None:
+            send(Event(event="prepare"))
+            set_determinism(run.case.seed)
+            self._traced = trace_step(run.case, run.system, lambda place: send(Place(place)))
+            gc.freeze()
+
+    def _leave(self) -> None:
+        if self._finishing is not None:
+            self._finishing.close()
+            self._finishing = None
+
+
+class Finisher:
+    """What a process does that a stage forked: run the passes at the first request, then the program at each."""
+
+    def __init__(self, traced: TracedStep | None, program: GraphProgram | None, shelf: Shelf | None) -> None:
+        self._traced = traced
+        self._program = program
+        self._shelf = shelf
+        self._refusal: BaseException | None = None
+
+    def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
+        """The end of one run; nothing where the program is to be made ahead of it."""
+        assert isinstance(request, SeatedRunRequest), "a stage asks for nothing else"
+        run, seats = request.run, request.seats
+        if request.is_ahead:
+            try:
+                self._program = self._made(run, seats, send)
+            except BaseException as error:  # whoever asks for the run is told
+                self._refusal = error
+            return None
+        if self._refusal is not None:
+            raise self._refusal
+        began = time.monotonic()
+        self._program = self._made(run, seats, send)
+        program = struck(self._program, parse_fault(run.inject) if run.inject else None, run.case)
+        _find_races(program, run.case)
+        send(Place(""))
+        return run_ranks(run, seats, send, hangup, program, time.monotonic() - began)
+
+    def end(self) -> None:
+        """Let go of the program."""
+        self._program = None
+
+    def _made(self, run: RunRequest, seats: Seats, send: Send) -> GraphProgram:
+        if self._program is not None:
+            return self._program
+        assert self._traced is not None, "a stage traces where it read no program"
+        set_determinism(run.case.seed)
+        options = options_of_rank(run.graph_options, seats.ranks[0])
+        program = finish_program(self._traced, run.case, options, lambda place: send(Place(place)))
+        if self._shelf is not None:
+            from bitproof.harness.systems.cached_graph import keep_program
+
+            keep_program(self._shelf, program)
+        send(Event(event="prepared"))
+        return program
+
+
+def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedStep:
+    """Trace the case's training step for a system, before any pass.
+
+    Switches are set before: by them torch chooses operators.
+    """
+    import torch
+
+    from bitproof.harness.systems.graph import trace
+
+    return trace(case, torch.device("cpu"), enter, system)
+
+
+def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
+    """Run the graph passes over what was traced: once in a process, as they write into it."""
+    import torch
+
+    from bitproof.harness.systems.graph import finish
+
+    return finish(traced, case, torch.device("cpu"), options, enter)
+
+
+def _read(shelf: Shelf | None) -> GraphProgram | None:
+    if shelf is None:
+        return None
+    from bitproof.harness.systems.cached_graph import read_program
+
+    return read_program(shelf)
+
+
+def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
+    """The program that the run is told to read: one that cannot be read ends the run, for nothing is traced instead."""
+    import torch
+
+    set_determinism(run.case.seed)
+    found: GraphProgram = read_precompiled(run.case, torch.device("cpu"), step, run.system)
+    return found
+
+
+def shelf_of_run(run: RunRequest, made_of: Installation | None) -> Shelf | None:
+    """Where what a run finds out of its case is kept; nothing that others' code or a GPU had a part in is."""
+    is_ours = run.placement.device == "cpu" and not run.runs_user_code and run.system in BUILT_IN
+    if run.precompiled is not None:
+        return None
+    is_read = is_ours and run.graph_options.dump_dir is None and not _edits_the_graph(run.inject)
+    return shelf_of(run.case, run.kept_graphs, made_of, run.system) if is_read else None
+
+
+def _edits_the_graph(inject: str | None) -> bool:
+    """Whether a fault is struck into the graph: its place is found by shapes and dtypes, which no kept graph has."""
+    fault = parse_fault(inject) if inject else None
+    return isinstance(fault, Named) and CATALOGUE[fault.name].edit is not None
+
+
+def run_ranks(
+    request: RunRequest,
+    seats: Seats,
+    send: OnEvent,
+    hangup: int | None,
+    program: GraphProgram | None = None,
+    prepare_seconds: float = 0.0,
+    shelf: Shelf | None = None,
+) -> End:
+    """Fork the ranks that have seats here from this very process, and watch them to their end.
+
+    Raises CaseError for a model that ranks cannot share.
+    """
+    check_model(request.case, request.system)
+    job = Job(
+        case=request.case,
+        system=request.system,
+        placement=request.placement,
+        part=seats.part,
+        timeout=max(0.0, request.timeout - prepare_seconds),
+        case_timeout=request.case_timeout,
+        collective_timeout=request.timeout + 60,
+        fault=parse_fault(request.inject) if request.inject else None,
+        replay=request.replay,
+        watch=request.watch.replay if request.watch else None,
+        program=program,
+        graph_options=request.graph_options,
+        local_rank=seats.local_rank,
+        stress=request.stress,
+        names=request.names,
+        values=request.values_to_keep,
+        is_first=request.is_first,
+        profile=request.profile,
+        shelf=shelf,
+        precompiled=request.precompiled,
+        is_alone=seats.server is None,
+    )
+    send(Event(event="start"))
+    end = Ranks(job, seats, request.log_of, send).run(hangup)
+    return replace(end, prepare_seconds=prepare_seconds)
+
+
+def _find_races(program: object, case: Case) -> None:
+    """Have a graph's races found here, once, before ranks are forked, and not by each of them."""
+    from bitproof.harness.systems.graph import GraphProgram
+
+    if isinstance(program, GraphProgram):
+        program.hazards(case)

@@ -1,0 +1,171 @@
+"""A forked process for what may not happen in the host: tracing, which runs autograd, and other people's passes.
+
+Autograd starts threads where torch knows of devices, and a process that is forked from one with such threads cannot
+run backward. A pass may change whatever the process has. So the host, from which references, controls and later cases
+are forked, does neither: it asks a stage, by a JSON request a line, and hears events and one answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute.failures import Problem, log_name, stack_of, tail, tell_exit
+from bitproof.harness.execute.requests import REQUESTS, AnyRequest, Request
+from bitproof.harness.options import OnEvent
+from bitproof.harness.processes import framing
+from bitproof.harness.processes.forked import ask_for_stacks, fork_asked
+from bitproof.harness.processes.process import adopt_orphans
+from bitproof.harness.processes.watching import Watch
+from bitproof.harness.records import Event
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage is, in words such as "in pass chunk"; "" once it watches its own time."""
+
+    place: str
+
+
+Send = Callable[[Event | Place], None]
+Answer = Callable[[AnyRequest, Send, int], Any]
+"""Answers a request; it is given what to send events with, and a descriptor that hangs up when nobody listens.
+
+None is no answer: nobody waits for one.
+"""
+
+# After the time is up, how long a stage that watches its ranks may take to say where they were.
+_MARGIN = 5.0
+_POLL_SECONDS = 0.2
+_END_SECONDS = 2.0
+
+
+class Stage:
+    """One forked process, as the one that forked it sees it. `log` takes its output, else that stays where it goes.
+
+    With `adds_to_log` it writes behind what the log has.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        log: Path | None = None,
+        end: Callable[[], None] = lambda: None,
+        adds_to_log: bool = False,
+    ) -> None:
+        """Fork. In there `answer` is called for each request, and `end` after the last."""
+
+        def live(to_parent: Callable[[Any], None], requests: int) -> None:
+            adopt_orphans()
+            _answer_all(answer, requests, to_parent)
+            end()
+            gc.collect()  # what has files of its own removes them
+
+        self._child = fork_asked(live, log=log, adds=adds_to_log)
+        self._log = log
+        self._place = ""
+
+    def ask(
+        self,
+        request: Request[A],
+        send: OnEvent,
+        *,
+        what: str,
+        timeout: float = float("inf"),
+        case_timeout: float = float("inf"),
+        hangup: int | None = None,
+    ) -> A:
+        """Have a request answered within `timeout` seconds, what is left of `case_timeout`; events go to `send`.
+
+        Raises the BitproofError that is answered, and RankError, naming `what` and where the stage was, when the stage
+        ends or is late; SystemExit when the descriptor `hangup` hangs up: then nobody waits for the answer.
+        """
+        began, self._place = time.monotonic(), "at its start"
+        self.tell(request)
+        child = self._child
+        with Watch([child], hangup) as watch:
+            while True:
+                for _, line in watch.look(_POLL_SECONDS):
+                    match self._read(line, what, Event, Place, Problem, request.answer):
+                        case Event() as event:
+                            send(event)
+                        case Place(place):
+                            self._place = place
+                        case Problem() as problem:
+                            raise problem.error()
+                        case answer:
+                            return cast(A, answer)
+                if child.inlet.is_over:  # a pass may close what it likes, too: one that cannot answer is at its end
+                    child.wait(_POLL_SECONDS)
+                    child.kill()
+                if child.status is not None:
+                    raise self._crash(what)
+                if time.monotonic() >= began + timeout + (0.0 if self._place else _MARGIN):
+                    raise self._silence(what, case_timeout)
+
+    def tell(self, request: Request[Any]) -> None:
+        """Send a request, and wait for nothing."""
+        self._child.tell(request)
+
+    def close(self) -> None:
+        """Let the stage end by itself for a moment, then kill it, and with it, on Linux, the ranks that it forked."""
+        self._child.hang_up()
+        self._child.wait(_END_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the stage now. Harmless when done before."""
+        self._child.kill()
+
+    def _read(self, line: bytes, what: str, *kinds: type) -> Any:
+        try:
+            return framing.read(line, *kinds)
+        except ValueError as error:  # a pass found the pipe
+            raise RankError(
+                f"the process that makes {what} wrote into bitproof's own pipe, {self._place or 'while its ranks ran'}",
+                found=str(error),
+                where=log_name(self._log) if self._log else None,
+            ) from None
+
+    def _crash(self, what: str) -> RankError:
+        assert self._child.status is not None, "it has ended"
+        return RankError(
+            f"the process that makes {what} {tell_exit(self._child.status)}, {self._place or 'while its ranks ran'}",
+            where=log_name(self._log) if self._log else None,
+            traceback=(tail(self._log) or None) if self._log else None,
+        )
+
+    def _silence(self, what: str, case_timeout: float) -> RankError:
+        """Ask the stage for its stack, and tell."""
+        ask_for_stacks([self._child.pid])
+        return RankError(
+            f"{what} was not finished: the case ran longer than {case_timeout:g} s",
+            expected="the step to be traced, and every pass to finish",
+            found=f"the passes had not finished: {self._place}" if self._place else "its ranks ran, and ended too late",
+            where=log_name(self._log) if self._log else None,
+            fix="see below where it was; if it was only slow, give a longer --timeout",
+            traceback=stack_of(self._log, _answer_all.__name__) if self._log else None,
+        )
+
+
+def _answer_all(answer: Answer, requests: int, to_parent: Callable[[Any], None]) -> None:
+    with open(requests, "rb", closefd=False) as lines:
+        for line in lines:
+            request: AnyRequest = framing.read(line, *REQUESTS)
+            try:
+                found = answer(request, to_parent, requests)
+            except BaseException as error:  # a pass may raise whatever it likes, SystemExit included
+                traceback.print_exc()
+                to_parent(Problem.of(error, request.about))
+            else:
+                if found is not None:
+                    to_parent(found)

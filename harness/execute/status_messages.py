@@ -1,0 +1,171 @@
+"""What ranks tell of themselves while they run, and how a run ended on those of one place. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute.failures import Failure, error_of_failure, error_of_hang
+from bitproof.harness.operators.crossings import RankTurn
+from bitproof.harness.records import Artifact, MachineFacts, PassReport, Switch, TorchCompile
+
+if TYPE_CHECKING:
+    from bitproof.harness.case import Case
+    from bitproof.harness.systems.graph import GraphProgram
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedGraph:
+    """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
+
+    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` say
+    where nothing orders two of its calls that use one memory. Of its `calls`, the values of
+    `calls_uncompared` stand in no record.
+    """
+
+    code_hash: str
+    generated_hash: str | None = None
+    passes: list[PassReport] = field(default_factory=list)
+    trace_seconds: float = 0.0
+    is_kept: bool = False
+    artifact: Artifact | None = None
+    races: list[str] = field(default_factory=list)
+    calls: int = 0
+    calls_uncompared: int = 0
+
+    @property
+    def was_kept(self) -> bool | None:
+        """What the report says of it: None of a graph that was not traced for want of a kept one."""
+        return None if self.artifact else self.is_kept
+
+    @property
+    def compiled(self) -> list[str]:
+        """How much of it a backend compiled, in words; of one that was partitioned, by half."""
+        facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
+        halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
+        return [
+            f"{half}{found['backend']} compiled {_tell_compiled(found)}"
+            for half, found in halves.items()
+            if "nodes_compiled" in found
+        ]
+
+    @staticmethod
+    def of(program: GraphProgram | None, case: Case) -> PreparedGraph | None:
+        """What is told of a program; None when there is none."""
+        if program is None:
+            return None
+        from bitproof.harness.graph.analysis.uncompared import count_uncompared
+
+        uncompared, calls = count_uncompared(program.module)
+        return PreparedGraph(
+            code_hash=program.code_hash,
+            generated_hash=program.generated_hash,
+            passes=program.passes,
+            trace_seconds=program.trace_seconds,
+            is_kept=program.is_kept,
+            artifact=program.artifact,
+            races=program.hazards(case),
+            calls=calls,
+            calls_uncompared=uncompared,
+        )
+
+
+def _tell_compiled(found: Mapping[str, Any]) -> str:
+    """What a backend's facts say of one graph."""
+    nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
+    return f"the whole graph, {nodes:,} nodes" if regions is None else f"{regions} regions, {nodes:,} nodes in all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A rank has its program; `graph` is None where the system runs none."""
+
+    graph: PreparedGraph | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A rank has joined its groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBegan:
+    """A rank begins a step; steps count from 0."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsEnded:
+    """A rank has taken its steps, and writes what it recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A rank's own account of a good end.
+
+    `step_seconds` are those of each step without what recording took, `flops` the first's operations where they were
+    counted; `peak_mib` is of its device's memory, None on a CPU, and `process_mib` of its process; `determinism` is
+    what was set and `switches` what was read, by when; `system` is what the system says of itself; `gpu` is what CUDA
+    and its libraries are here,
+    `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
+    of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
+    was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
+    are independent; `compiled` is what torch.compile made of its code; `races` are those of the graph that a system of
+    a user's shows, and `turns` the collectives that it launches and waits for; `unshown` is the state that the system
+    keeps, and steps have changed, and no record has.
+    """
+
+    seconds: float = 0.0
+    record_seconds: float = 0.0
+    step_seconds: tuple[float, ...] = ()
+    flops: int | None = None
+    process_mib: float = 0.0
+    peak_mib: float | None = None
+    determinism: dict[str, Switch] = field(default_factory=dict)
+    switches: dict[str, dict[str, Switch]] = field(default_factory=dict)
+    system: dict[str, Any] = field(default_factory=dict)
+    gpu: MachineFacts | None = None
+    gpu_environment: dict[str, str] = field(default_factory=dict)
+    chunked: dict[str, int] | None = None
+    unused_names: tuple[str, ...] = ()
+    kept: str | None = None
+    is_alone: bool = False
+    compiled: TorchCompile | None = None
+    races: tuple[str, ...] = ()
+    unshown: tuple[str, ...] = ()
+    turns: tuple[RankTurn, ...] = ()
+
+
+Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure
+"""What a rank tells those who watch it."""
+
+ACCOUNTS: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a run ended on the ranks that ran here.
+
+    After a good end `done` has each rank's own account, in rank order, and `graph` is what all say of their program.
+    Otherwise `failure` is the one to blame, with that rank's `place` and `log`, or `unfinished` says where ranks were
+    that outlasted the time, and `stacks` what they did.
+    """
+
+    done: list[Done] = field(default_factory=list)
+    graph: PreparedGraph | None = None
+    prepare_seconds: float = 0.0
+    start_seconds: float = 0.0
+    failure: Failure | None = None
+    place: str = ""
+    log: str = ""
+    unfinished: dict[int, str] = field(default_factory=dict)
+    stacks: str = ""
+
+    def error(self, system: str, timeout: float) -> RankError | None:
+        """The error that names the rank to blame, None after a good end. `timeout` is the case's, in seconds."""
+        if self.failure is not None:
+            return error_of_failure(self.failure, system, self.place, self.log)
+        return error_of_hang(system, timeout, self.unfinished, self.stacks) if self.unfinished else None

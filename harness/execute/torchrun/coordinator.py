@@ -1,0 +1,368 @@
+"""One rank among those that torchrun made, and what it does with the others: whole runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from bitproof.harness.capture.made_of import Facts
+from bitproof.harness.case import Case
+from bitproof.harness.errors import BitproofError, CaseError, RankError
+from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
+from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
+from bitproof.harness.execute.requests import (
+    MachineRequest,
+    MadeOfRequest,
+    Request,
+    RunAnswer,
+    RunRequest,
+    SeatedRunRequest,
+    Seats,
+)
+from bitproof.harness.execute.status_messages import End
+from bitproof.harness.execute.torchrun.messages import FILES, Account, Farewell, Hello, Message, unpack
+from bitproof.harness.execute.torchrun.peers import Peers
+from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
+from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.machine.devices import Placement, place
+from bitproof.harness.options import OnEvent
+from bitproof.harness.records import CaseResult
+from bitproof.harness.runtime import interrupts
+from bitproof.harness.runtime.launched import do_not_wait_for_rank_0
+from bitproof.harness.runtime.search_path import search_path
+
+if TYPE_CHECKING:
+    from bitproof.harness.options import RunOptions
+
+# After a case's time is up, how long a host may take to say how its rank failed, and rank 0 waits for the others.
+_HOST_MARGIN = 15.0
+_MARGIN = 30.0
+_START_SECONDS = 300.0
+_LAST_WORDS = 10.0
+
+A = TypeVar("A")
+
+
+def check_world_size(cases: Sequence[Case]) -> None:
+    """Raise CaseError when a case has another world size than torchrun."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    for case in cases:
+        if case.parallelism.world_size != world_size:
+            raise CaseError(
+                f"case {case.name} does not fit the ranks that torchrun started",
+                expected=f"{case.parallelism.world_size} ranks",
+                found=f"WORLD_SIZE={world_size}",
+                fix=f"start {case.parallelism.world_size} ranks, or give --world-size {world_size}",
+            )
+
+
+@contextmanager
+def open_team(run_dir: Path, options: RunOptions) -> Iterator[Team]:
+    """Rank 0's desk, at which all ranks answer. They are told when the block ends, and of an error that ends it."""
+    with _joined(run_dir, options) as team:
+        problem = None
+        try:
+            yield team
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            problem = Problem.of(error, "rank 0")
+            raise
+        finally:
+            team.peers.tell_all(Farewell(problem=problem))
+
+
+def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
+    """Any other rank's part: do what rank 0 asks until it is done. Yields its results, raises what ended it."""
+    with _joined(run_dir, options) as team:
+        while True:
+            match team.hear():
+                case RunRequest() as request:
+                    team.run(request)
+                case CaseResult() as result:
+                    yield result
+                case Farewell(problem=problem):
+                    team.peers.is_told = True
+                    if problem is not None:
+                        raise problem.error()
+                    return
+
+
+@contextmanager
+def _joined(run_dir: Path, options: RunOptions) -> Iterator[Team]:
+    os.environ.update(ENVIRONMENT)  # as the hosts have it: a manifest tells it
+    sys.path[:] = search_path()
+    with tempfile.TemporaryDirectory(prefix="bitproof-", ignore_cleanup_errors=True) as work:
+        team = Team(Path(run_dir), options, Path(work), int(os.environ["RANK"]))
+        problem = None
+        try:
+            team.join()
+            yield team
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            problem = Problem.of(error, f"rank {team.rank}")
+            if team.rank and not team.peers.is_told:
+                do_not_wait_for_rank_0()  # it is gone, or this rank was interrupted
+                is_speaker = os.environ.get("LOCAL_RANK", "0") == "0"  # one of each machine tells what rank 0 cannot
+                if is_speaker and isinstance(error, BitproofError):
+                    print(error, file=sys.stderr, flush=True)
+            raise
+        finally:
+            with interrupts.held():
+                team.close(problem)
+
+
+class Team:
+    """One rank among torchrun's. Rank 0's is the desk at which its cases ask, as a session's is elsewhere."""
+
+    def __init__(self, run_dir: Path, options: RunOptions, work: Path, rank: int) -> None:
+        self.run_dir = run_dir
+        self.options = options
+        self.work = work
+        self.rank = rank
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self._local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        self.peers = Peers(rank, self.world_size, work)
+        self._num_gpus: int | None = None
+        self._own_dir = self._first_dir = run_dir.resolve()
+        self._host = self._start_host()
+
+    def close(self, problem: Problem | None = None) -> None:
+        """End the host and all that it started, and leave. `problem` is why, for rank 0."""
+        self._host.kill()
+        if self.rank and (line := self.peers.lines.get(0)) is not None:
+            self.peers.links.tell(line, Farewell(problem=problem))
+        self.peers.close(_LAST_WORDS if self.rank == 0 or problem is not None else 1.0)
+
+    def join(self) -> None:
+        """Come together with all other ranks, within the time that a case has.
+
+        Raises RankError, naming them, where some do not come, and CaseError where some are made of other things.
+        """
+        rendezvous = Rendezvous(self.peers, self.options.timeout, self._facts)
+        hello = Hello(token="", rank=self.rank, world_size=self.world_size, node=_node(), run_dir=str(self._own_dir))
+        if self.rank:
+            welcome = rendezvous.come(hello)
+            self._first_dir, self._own_dir = welcome.run_dir, welcome.own_dir
+            return
+        self._rendezvous = rendezvous  # it may serve the store
+        try:
+            rendezvous.call_roll(hello)
+        except BaseException as error:
+            self.peers.tell_all(Farewell(problem=Problem.of(error, "rank 0")))
+            raise
+
+    def place(self, case: Case) -> Placement:
+        """Where this machine's ranks run. Raises CaseError when it asks for GPUs that are not there."""
+        if self._num_gpus is None and self.options.device != "cpu":
+            with suppress(RankError):  # a host that cannot start says so again, as each case's result
+                self._num_gpus = self._ask_host(MachineRequest(), _START_SECONDS).gpus
+        if self.options.collectives == "shared":
+            raise CaseError(
+                "the ranks that torchrun made do not share memory, and may be on several machines",
+                expected="collectives over gloo or NCCL",
+                found="--collectives shared",
+                fix="leave --collectives out, or run without torchrun",
+            )
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", case.parallelism.world_size))
+        asked = None if self.options.collectives == "auto" else self.options.collectives
+        return place(self.options.device, local, self._num_gpus or 0, asked, share_gpus=self.options.share_gpus)
+
+    def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
+        """Rank 0: have all ranks run a system, or its own host do what takes no ranks. Raises what went wrong."""
+        if isinstance(request, RunRequest):
+            return cast(A, self._run_all(request, on_event))
+        return self._ask_host(request, timeout, on_event)
+
+    def announce(self, result: CaseResult) -> None:
+        """Rank 0: tell all ranks what a case came to."""
+        self.peers.tell_all(result)
+
+    def hear(self) -> Message:
+        """Any other rank: what rank 0 tells next. Raises RankError when there is no rank 0 any more."""
+        while True:
+            self.peers.listen()
+            if self.peers.heard:
+                return self.peers.heard.pop(0)
+            self.peers.refuse_lost("while it waited for what to do")
+            self.peers.links.wait(0.2)
+
+    def run(self, request: RunRequest) -> None:
+        """Any other rank: its part of a run, and how it ended, for rank 0."""
+        account, files = self._run(self._localized(request))
+        self.peers.links.tell(self.peers.lines[0], account, files)
+
+    def _run_all(self, request: RunRequest, on_event: OnEvent) -> RunAnswer:
+        from bitproof.harness.execute.host.answerer import finish_run
+
+        if self.peers.lost is not None:
+            raise self.peers.lost
+        self.peers.listen()
+        when = f"before {request.system} ran"
+        self.peers.refuse_lost(when)
+        self.peers.accounts.clear()
+        self.peers.tell_all(request)
+        answers = self._gather(self._run(request, on_event), request)
+        parts = [self.work / f"part{rank}" for rank in range(len(answers))]
+        for suffix in FILES:
+            own = (self.work / "part").with_suffix(suffix)
+            parts[0].with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's
+            if own.exists():
+                own.replace(parts[0].with_suffix(suffix))
+        for part, (account, content) in zip(parts[1:], answers[1:], strict=True):
+            unpack(account, content, part)
+        return finish_run(request, [account.end for account, _ in answers if account.end is not None], parts)
+
+    def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
+        """This rank's run: its account, and its files. Never raises BitproofError: an error is an account too."""
+        number = self.peers.begin_run()
+        files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
+        for file in files:
+            file.unlink(missing_ok=True)
+        seats = Seats(
+            ranks=(self.rank,),
+            part=str(files[0]),
+            store=f"bitproof/{self.peers.token}/{number}",
+            server=(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
+            local_rank=self._local_rank,
+        )
+        account = Account(run=number, clock=time.time() - time.monotonic())
+        try:
+            seated = SeatedRunRequest(run=request, seats=seats)
+            end = self._host.ask(seated, request.timeout + _HOST_MARGIN, on_event, self.peers.is_abandoned)
+        except Abandoned:
+            self._host = self._start_host()
+            if (ended := self.peers.launcher.ended()) is not None:
+                return replace(account, problem=Problem.of(ended, request.system)), []
+            end = End(failure=_ended_for_a_peer(self.rank), place="while it waited for other ranks")
+        except Exception as error:
+            self.peers.tell_failed()
+            if isinstance(error, HostLost):
+                self._host, error = self._start_host(), error.error
+            return replace(account, problem=Problem.of(error, request.system)), []
+        if not end.done:
+            self.peers.tell_failed()
+        if end.log and self._own_dir != self._first_dir:
+            end = replace(end, log=f"{socket.gethostname()}:{self._own_dir / end.log}")
+        present = [file for file in files if file.exists()]
+        sizes = tuple(file.stat().st_size if file.exists() else 0 for file in files)
+        return replace(account, end=end, num_bytes=sizes), present
+
+    def _localized(self, request: RunRequest) -> RunRequest:
+        """A request of rank 0's, whose paths are of its machine, with this machine's.
+
+        Of a machine that is not rank 0's the profile is not taken: it would have to be on rank 0's clock.
+        """
+        if self._own_dir == self._first_dir:
+            return request
+        logs = self._own_dir / "logs"
+        if request.logs.is_relative_to(self._first_dir):
+            logs = self._own_dir / request.logs.relative_to(self._first_dir)
+        return replace(
+            request,
+            logs=logs,
+            work=self.work / "run",
+            profile=None,
+            kept_graphs=self.options.kept_graphs if request.kept_graphs else None,
+            later=self._localized(request.later) if request.later else None,
+        )
+
+    def _ask_host(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
+        """This rank's own host answers; one that was lost is replaced."""
+        try:
+            return self._host.ask(request, timeout, on_event)
+        except HostLost as lost:
+            self._host = self._start_host()
+            raise lost.error from lost
+
+    def _facts(self, is_gone: Callable[[], bool]) -> Facts | None:
+        """What this rank is made of, by its host; None once `is_gone` says that nobody waits for it any more."""
+        try:
+            return self._host.ask(MadeOfRequest(), _START_SECONDS, lambda event: None, is_gone).facts
+        except Abandoned:
+            self._host = self._start_host()
+            return None
+        except HostLost as lost:
+            self._host = self._start_host()
+            raise lost.error from lost
+
+    def _start_host(self) -> HostProcess:
+        log = self._own_dir / "logs" / ("host.log" if self.rank == 0 else f"host{self.rank}.log")
+        return HostProcess(log, temporary=self.work, verbose=self.options.verbose, is_alone=False)
+
+    def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
+        """Every rank's account, each with a good end, and its files' bytes in one, in rank order.
+
+        Raises the error of the rank to blame, and RankError when a rank says nothing in time, or is gone.
+        """
+        is_bad = own[0].end is None or not own[0].end.done
+        limit = time.monotonic() + (_MARGIN if is_bad else run.timeout + _MARGIN)
+        waited_for = set(range(1, self.world_size))
+        while True:
+            self.peers.listen()
+            waited_for -= self.peers.accounts.keys()
+            if not waited_for:
+                break
+            self.peers.launcher_must_live()
+            if waited_for & self.peers.gone().keys():
+                break
+            is_late = time.monotonic() > limit
+            if is_late and not any(self.peers.lines[rank].is_within_message for rank in waited_for):
+                break
+            self.peers.links.wait(0.2)
+        answers = [(own[0], None), *(self.peers.accounts[rank] for rank in sorted(self.peers.accounts))]
+        accounts = [account for account, _ in answers]
+        if waited_for & self.peers.gone().keys() and not any(_failed_by_itself(account) for account in accounts):
+            self.peers.note_failed()
+            self.peers.refuse_lost(f"while {run.system} ran")
+        problem = next((account.problem for account in accounts if account.problem), None)
+        silent = sorted(waited_for)
+        error = problem.error() if problem else _error_of(accounts, run, silent)
+        if error is not None:
+            self.peers.lost = error if silent else None
+            raise error
+        return answers
+
+
+def _node() -> str:
+    """A name for this rank's machine, equal on all its ranks: torchrun counts its agents, and else its host's name."""
+    return f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
+
+
+def _ended_for_a_peer(rank: int) -> Failure:
+    what = "was ended, as it still waited for a rank that had failed"
+    return Failure(rank=rank, time=time.monotonic(), what=what, secondary=True)
+
+
+def _failed_by_itself(account: Account) -> bool:
+    """Whether a rank has a failure to tell that no other rank's end explains."""
+    failure = account.end.failure if account.end else None
+    return account.problem is not None or (failure is not None and not failure.secondary)
+
+
+def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
+    """What to tell of ranks that failed, or that were late, or that said nothing at all; None when all ended well."""
+    ends = [account.end for account in accounts if account.end is not None]
+    by_failure = {
+        replace(account.end.failure, time=account.end.failure.time + account.clock): account.end
+        for account in accounts
+        if account.end is not None and account.end.failure is not None
+    }
+    first = blame(by_failure) if by_failure else None
+    late = [end for end in ends if end.unfinished]
+    if first is not None and (not first.secondary or not (late or silent)):
+        return by_failure[first].error(run.system, run.case_timeout)
+    if late or silent:
+        places = {rank: place for end in late for rank, place in end.unfinished.items()}
+        stacks = "\n\n".join(end.stacks for end in late)
+        return error_of_hang(run.system, run.case_timeout, places | dict.fromkeys(silent, "silent"), stacks)
+    return None

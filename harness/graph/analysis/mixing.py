@@ -1,0 +1,233 @@
+"""Whether a module mixes what chunks hold apart: told from dataflow, operator by operator.
+
+A module may run in chunks when each of its elements along the chunked dim is computed from itself alone. So for
+each value of its forward it is followed which dim holds the chunked elements (see mixing_rules.py), through
+flattening and back, through a sort of rows by expert and its inverse, through an all-to-all and its return:
+
+1. What a chosen module reads of others holds the rows along its chunked dim.
+2. A call that mixes rows (a reduction, a softmax or a running sum along them, a product of which the rows are
+   summed over or stand on both sides, a pick, a shift, a sort) has a mixed result, and so has what reads it.
+3. A call of a nested graph is followed through that graph.
+4. A value that is mixed, or whose rows lie in another order, must not leave the module along the chunked dim.
+
+A mixed value that stays inside is nobody's business: how many rows each expert gets decides where rows go, and
+counts go into buffers. Backward follows forward: what forward does not mix, its derivative does not.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.analysis.mixing_rules import Rows, RuleCall, rule_of
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.tracing.trace import trace_forward
+from bitproof.harness.operators import named
+from bitproof.harness.torch_compat import disable_current_modes
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A value of which some element is computed from several rows, first by the call `cause`."""
+
+    cause: Node
+
+
+State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
+
+
+def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
+    """Raise ChunkError, naming the call, for the first chunked module whose result mixes rows along `dim`.
+
+    `nodes` stand in topological order; `roots` says which chosen module each belongs to.
+    """
+    follower = _Follower(roots, symbol)
+    for node in nodes:
+        if roots.get(node) and origin_of(node).direction == "forward":
+            follower.follow(node)
+            follower.refuse_at_border(node, dim)
+
+
+class MixingCheck:
+    """Refuses, in eager, a module that mixes what its chunks hold apart: before its first chunk runs.
+
+    Its forward is traced with the chunked dim left open, and judged as the chunk pass judges the traced step. Of
+    modules that are built alike the first one stands for all.
+    """
+
+    def __init__(self, dim: str, chunk_dim: int) -> None:
+        self.dim = dim
+        self.chunk_dim = chunk_dim
+        self._seen: set[tuple[type, ...]] = set()
+
+    def __call__(self, name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        """Judge the module `name` by what its `forward` does with `arguments`. Raises ChunkError and TraceError."""
+        built = tuple(type(part) for part in module.modules())
+        if built in self._seen:
+            return
+        self._seen.add(built)
+        with disable_current_modes():  # a log of the step's calls has none of these
+            graph, symbol = trace_forward(name, module, forward, arguments, chunk_dim=self.chunk_dim)
+        nodes = list(graph.graph.nodes)
+        roots = {node: name if node.op == "call_function" else None for node in nodes}
+        refuse_mixing(nodes, roots, symbol, self.dim)
+
+
+class _Follower:
+    def __init__(self, roots: Mapping[Node, str | None], symbol: sympy.Symbol) -> None:
+        self.roots = roots
+        self.symbol = symbol
+        self.owners = operators.storage_owners(roots)
+        self.states: dict[Node, State] = {}
+        self.permutations: dict[Node, tuple[Node, bool]] = {}
+
+    def follow(self, node: Node) -> None:
+        """Find out where a call's rows are."""
+        state = self._result(node)
+        self.states[node] = state
+        for written in operators.written_arguments(node):
+            self._write(written, state)
+        self._note_permutation(node)
+
+    def refuse_at_border(self, node: Node, dim: str) -> None:
+        """Refuse to hand on, along the chunked dim, what is mixed or in another order."""
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol) or not self._is_live_out(node):
+            return
+        state = self.states[node]
+        if isinstance(state, Mixed):
+            raise _refusal(node, self.roots[node], state.cause, dim, "computes an element from several of them")
+        if isinstance(state, Rows) and state.order:
+            sort = next((x[1] for x in state.order if x[0] == "sort"), node)
+            raise _refusal(node, self.roots[node], sort, dim, "leaves them in another order")
+
+    def _is_live_out(self, node: Node) -> bool:
+        return any(
+            user.op == "output" or (origin_of(user).direction == "forward" and self.roots.get(user) != self.roots[node])
+            for user in node.users
+            if not isinstance(user.meta.get("val"), symbols.SYMBOLIC_SCALARS)
+        )
+
+    def _state(self, node: Node, reader: Node) -> State:
+        """What a call reads; another module's result holds the rows along its chunked dim."""
+        if node in self.states and self.roots[node] == self.roots[reader]:
+            return self.states[node]
+        value = node.meta.get("val")
+        dim = symbols.chunk_dim(value, self.symbol) if isinstance(value, Tensor) else None
+        return None if dim is None else Rows(dim)
+
+    def _result(self, node: Node) -> State:
+        name = operators.operator_name(node)
+        rule = rule_of(node)
+        if rule is None and (nested := operators.nested_call(node)):
+            return self._nested(node, *nested)
+        states = {x: self._state(x, node) for x in _elements(node, name)}
+        if name.startswith(("index", "_index")) and any(isinstance(state, Rows) for state in states.values()):
+            states = {x: state for x, state in states.items() if x not in self.permutations}
+        if node.target is operator.getitem:
+            whole = states[node.args[0]]  # type: ignore[index]
+            return whole[node.args[1]] if isinstance(whole, tuple) else whole  # type: ignore[index]
+        for state in states.values():
+            if isinstance(state, Mixed):
+                return state
+        rows = {x: state for x, state in states.items() if isinstance(state, Rows)}
+        if not rows:
+            return self._made(node, name)
+        found = rule(RuleCall(node, self.symbol, rows, self.permutations)) if rule else None
+        return Mixed(node) if found is None else found
+
+    def _nested(self, node: Node, nested: GraphModule, operands: list[Any]) -> State:
+        """What a higher-order operator hands back: followed through the graph that it calls, call by call."""
+        inner = _Follower(dict.fromkeys(nested.graph.nodes, self.roots[node]), self.symbol)
+        placeholders = [x for x in nested.graph.nodes if x.op == "placeholder"]
+        pairs = [(x, given) for x, given in zip(placeholders, operands, strict=True) if isinstance(given, Node)]
+        for placeholder, given in pairs:
+            inner.states[placeholder] = self._state(given, node)
+            if given in self.permutations:
+                inner.permutations[placeholder] = self.permutations[given]
+        read = dict(inner.states)
+        for call in nested.graph.nodes:
+            if call.op == "call_function":
+                inner.follow(call)
+            elif call.op == "get_attr" and symbols.carries(call.meta.get("val"), self.symbol):
+                inner.states[call] = Mixed(node)  # rows that no operand brought: nobody knows from where
+        for placeholder, given in pairs:
+            if inner.states[placeholder] != read[placeholder]:
+                self._write(given, inner.states[placeholder])
+        [results] = next(x for x in nested.graph.nodes if x.op == "output").args
+        if isinstance(results, (tuple, list)):
+            return tuple(inner.states.get(x) if isinstance(x, Node) else None for x in results)  # type: ignore[misc]
+        return inner.states.get(results) if isinstance(results, Node) else None
+
+    def _made(self, node: Node, name: str) -> State:
+        """What is computed from no row: the same in every chunk, but for places that are counted."""
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
+            return None
+        if named(name).counts_places:
+            return Mixed(node)
+        dim = symbols.chunk_dim(value, self.symbol)
+        return None if dim is None else Rows(dim)
+
+    def _write(self, written: Node, state: State) -> None:
+        """A write into what the module made itself changes what that holds; buffers are chains of their own."""
+        if written not in self.states:
+            return
+        self.states[written] = state
+        if isinstance(state, Mixed):
+            owner = self.owners[written]
+            self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
+
+    def _note_permutation(self, node: Node) -> None:
+        """A sort along the only dim gives a permutation; the sort of a permutation is its inverse."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, Node):
+            return
+        name = operators.operator_name(node)
+        if node.target is operator.getitem and node.args[1] == 1 and operators.operator_name(source) == "sort":
+            source = source.args[0]
+        elif (named(name).is_identity or named(name).copies) and source in self.permutations:
+            self.permutations[node] = self.permutations[source]
+            return
+        elif name != "argsort":
+            return
+        if isinstance(source, Node) and source.meta["val"].dim() == 1:
+            base, is_inverse = self.permutations.get(source, (node, True))
+            self.permutations[node] = base, not is_inverse
+
+
+def _elements(node: Node, name: str) -> list[Node]:
+    """The arguments of which a call's elements are computed; the indices of a permutation are none of them."""
+    row = named(name)
+    if row.reads_layout and row.rows is None:
+        return []
+    if row.num_elements is not None:
+        return [x for x in node.args[: row.num_elements] if isinstance(x, Node)]
+    if name == "index":
+        return [x for x in (node.args[0], *node.args[1]) if isinstance(x, Node)]  # type: ignore[misc]
+    return node.all_input_nodes
+
+
+def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str) -> ChunkError:
+    rows = "positions of the sequence" if dim == "seq" else "rows of the batch"
+    call = operators.operator_name(cause)
+    shapes = ", ".join(str(list(map(str, x.meta["val"].shape))) for x in cause.all_input_nodes if _is_tensor(x))
+    return ChunkError(
+        f"cannot chunk {root} along {dim}: {call} `{cause.name}` {what}",
+        expected=f"a module that treats the {rows} independently",
+        found=f"{call} of {shapes or 'no tensor'}, which reaches its result `{live_out.name}`",
+        where=symbols.source_of(cause),
+        fix="choose modules that treat each token alone, such as layers.*.moe, or chunk along the other dim",
+    )
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)

@@ -1,0 +1,77 @@
+"""Activations: what backward needs of forward's values, and when; what the memory passes agree on.
+
+An activation is a forward value that backward reads, or that recomputing another activation reads. Each
+carries a tag in its metadata: it is saved, recomputed, or kept in host memory meanwhile. Parameters,
+inputs and sizes are none: they are there anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.fx import Graph, Node
+
+from bitproof.harness.case import root_of
+from bitproof.harness.graph.analysis.halves import half_of
+from bitproof.harness.graph.origin import origin_of
+
+Tag = Literal["save", "recompute", "offload"]
+
+TAG_KEY = "memory"
+"""Where an activation's metadata holds its tag."""
+
+STANDS_FOR_KEY = "stands_for"
+"""Where a value that backward reads in place of an activation names it."""
+
+
+def is_backward(node: Node) -> bool:
+    """Whether a call belongs to backward, or runs in it."""
+    return node.op == "call_function" and half_of(node) == "backward"
+
+
+def is_forward_value(node: Node) -> bool:
+    """Whether a forward call gives a tensor, or several."""
+    value = node.meta.get("val")
+    is_tensors = isinstance(value, (torch.Tensor, tuple, list))
+    return node.op == "call_function" and is_tensors and half_of(node) == "forward"
+
+
+def tag_of(node: Node) -> Tag | None:
+    """An activation's tag; None where there is none."""
+    return node.meta.get(TAG_KEY)
+
+
+def is_recomputed(node: Node) -> bool:
+    """Whether an activation is tagged so."""
+    return tag_of(node) == "recompute"
+
+
+def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:
+    """The backward call that first needs each activation, where `recomputed` says which ones are computed again."""
+    needs: dict[Node, Node] = {}
+    for reader in filter(is_backward, graph.nodes):
+        waiting = list(reader.all_input_nodes)
+        while waiting:
+            node = waiting.pop()
+            if is_forward_value(node) and node not in needs:
+                needs[node] = reader
+                if recomputed(node):
+                    waiting += node.all_input_nodes
+    return needs
+
+
+def block_of(node: Node, blocks: str) -> str | None:
+    """The block whose module a call belongs to: the one matching the pattern `blocks`, such as layers.*."""
+    module = origin_of(node).module
+    return root_of(blocks, module) if module and node.op == "call_function" else None
+
+
+def block_starts(graph: Graph, blocks: str, of: Callable[[Node], bool]) -> list[Node]:
+    """The first call of each block, among the calls for which `of` holds, in order."""
+    starts: dict[Any, Node] = {}
+    for node in graph.nodes:
+        if of(node) and (block := block_of(node, blocks)) is not None:
+            starts.setdefault(block, node)
+    return list(starts.values())

@@ -1,0 +1,69 @@
+"""How many bytes a value's storage takes, with numbers for the sizes that stay open in the graph.
+
+The chunk symbol counts as the case's number. How many rows an all-to-all sends to and receives from each
+rank, or how many a split gives to each part, depends on data: it is estimated as if routing were balanced,
+an equal share of the rows that go in. Any other size that depends on data has no number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, Node
+
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.tracing.trace import ChunkSymbol
+
+MIB = 2**20
+
+
+class TensorBytes:
+    """The sizes of one graph's values."""
+
+    def __init__(self, graph: Graph, chunk_symbol: ChunkSymbol) -> None:
+        self._symbols: dict[sympy.Basic, sympy.Basic] = {chunk_symbol.symbol: sympy.Integer(chunk_symbol.hint)}
+        self._numbers: dict[Any, int | None] = {}
+        for node in graph.nodes:
+            if operators.operator_name(node) == "all_to_all_single":
+                self._balance(node.args[0], *node.args[1:3])
+                self._deliver(node)
+            elif node.target is torch.ops.aten.split_with_sizes.default:
+                self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
+
+    def of(self, value: torch.Tensor) -> int | None:
+        """Bytes from the first to the last element; None where a size has no number."""
+        sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
+        extent = 1
+        for size, stride in zip(sizes, strides, strict=True):
+            if size is None or stride is None:
+                return None
+            extent += (size - 1) * stride
+        return extent * value.element_size() if 0 not in sizes else 0
+
+    def _balance(self, rows: Any, *splits: Any, dim: Any = 0) -> None:
+        num_rows = self._number(rows.meta["val"].shape[dim])
+        for sizes in splits:
+            for size in sizes:
+                symbol = symbols.expression(size.meta["val"]) if isinstance(size, Node) else None
+                if isinstance(symbol, sympy.Symbol) and symbol not in self._symbols and num_rows is not None:
+                    self._symbols[symbol] = sympy.Rational(num_rows, len(sizes))
+
+    def _deliver(self, exchange: Node) -> None:
+        """What an all-to-all delivers is as much as it sends: a symbol that stands for the other ranks' rows too."""
+        expression = symbols.expression(exchange.meta["val"].shape[0])
+        num_rows = self._number(exchange.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
+        if num_rows is not None and (rest := symbols.remainder(expression, self._symbols, num_rows)):
+            self._symbols |= rest
+
+    def _number(self, size: Any) -> int | None:
+        expression = symbols.expression(size)
+        if isinstance(expression, int):
+            return expression
+        if self._numbers.get(expression) is None:  # what has no number yet may get one
+            # Only the symbols at hand: sympy sorts all that it is given, every time.
+            known = {symbol: self._symbols[symbol] for symbol in expression.free_symbols if symbol in self._symbols}
+            is_known = len(known) == len(expression.free_symbols)
+            self._numbers[expression] = int(expression.subs(known)) if is_known else None
+        return self._numbers[expression]

@@ -1,0 +1,1 @@
+"""A finished graph made to run: as it is, or compiled."""

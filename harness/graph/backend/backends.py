@@ -1,0 +1,332 @@
+"""What runs the finished graph, where it does not run as it is: Inductor, on the whole graph or on regions.
+
+    inductor           the whole graph compiled, operators fused
+    regional_inductor  regions compiled, each for itself; the rest runs as it is. A region is an attention operator,
+                       SDPA's or FlexAttention's, or what a module of the case's choice computes
+
+Needs:    a graph without the chunk symbol; the size of every process group that it names.
+Promises: groups stay names and writes into inputs stay writes, so one compiled step serves all ranks of a
+          machine. Its files live in a temporary folder that goes with it, and nothing compiled before is read.
+Refuses:  a machine that cannot compile (MachineError) and a graph that Inductor cannot compile, or in which
+          there is nothing to compile (PassError). A step never runs uncompiled instead.
+
+A graph that was partitioned is compiled as two, forward and backward, each as a whole or by its regions.
+
+For the whole graph:
+1. Write it again in the operators that Inductor lowers, in-place writes as copies at its end.
+2. Compile it, its process groups known by name and size: the ranks that form them are not there yet.
+For regions:
+1. Mark the nodes of each region (regions.py says which those of a module are).
+2. Have each region cut out, compiled, and called where it stood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from bitproof.harness.errors import BitproofError, MachineError, PassError
+from bitproof.harness.graph.analysis.halves import divide, run_halves
+from bitproof.harness.graph.backend.compiled_regions import marked_by
+from bitproof.harness.graph.backend.generated_code import hash_generated
+from bitproof.harness.graph.operators import attends, attends_backward
+from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS
+from bitproof.harness.machine.compiler import compiler_problem
+from bitproof.harness.torch_compat import (
+    HigherOrderOperator,
+    group_of_size,
+    register_group,
+    symbolic_graph,
+    unregister_group,
+)
+from bitproof.harness.torch_inductor import (
+    compile_whole_graph,
+    compiling,
+    inductor_settings,
+    is_inductor_error,
+    load_generated,
+    lowering_decompositions,
+)
+
+Step = Callable[[list[Any]], Any]
+
+
+SETTINGS: dict[str, Any] = {
+    "compile_threads": 1,  # a pool of compiling processes would outlive the compilation
+    "fx_graph_cache": False,
+    "autotune_local_cache": False,
+    "deterministic": True,
+    "emulate_precision_casts": True,  # round to bfloat16 wherever eager does, within fused operators too
+    "fallback_random": True,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+}
+"""Inductor's settings, as far as this torch has them: nothing chosen by timing, nothing read from a cache."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled step, called as the graph is, from a `step` that takes a list and empties it as it reads.
+
+    `folder` holds its files; `facts` is what the report says of it.
+    """
+
+    step: Step
+    folder: Path
+    facts: dict[str, Any]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the step."""
+        return self.step(list(inputs))
+
+
+def compile_for(
+    module: GraphModule,
+    backend: Literal["inductor", "regional_inductor"],
+    group_sizes: Mapping[str, int],
+    regions: tuple[str, ...] = (),
+) -> Compiled:
+    """Compile a graph with a backend; `group_sizes` has the number of ranks of every process group by name.
+
+    `regions`, for regional_inductor, are patterns of the modules that are compiled; without any, each attention
+    operator is a region.
+    Raises MachineError when this machine cannot compile it, and PassError when Inductor cannot anywhere.
+    """
+    on_cpu = not any(device.type == "cuda" for device in _devices(module))
+    if on_cpu and (problem := compiler_problem()):
+        raise MachineError(
+            "Inductor cannot compile for this CPU without a C++ compiler",
+            expected="one that compiles a one-line program: what CXX names, else g++",
+            found=problem,
+            fix="install g++, or name another compiler in CXX; see `bitproof doctor`",
+        )
+    folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
+    try:
+        with _settings(folder), _named_groups(group_sizes), torch.no_grad():
+            step, facts = compile_whole(module) if backend == "inductor" else compile_regions(module, regions)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, BitproofError) or not isinstance(error, Exception):
+            raise
+        raise _refusal(module, backend, on_cpu, error) from error
+    index = next((device.index for device in _devices(module) if device.type == "cuda"), None)
+    facts |= {"generated_hash": hash_generated(Path(folder), index)}
+    compiled = Compiled(step, Path(folder), {"backend": backend} | facts)
+    weakref.finalize(compiled, _remove, folder, os.getpid())
+    return compiled
+
+
+def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any]) -> Compiled:
+    """A step that was compiled before, from the files that it was written into, by paths; `main` is called.
+
+    This runs the files. Nothing is compiled: raises WouldCompileError for a kernel that is not among them, ValueError
+    for code that has not the hash that `facts` tell, and whatever the code raises.
+    """
+    folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
+    try:
+        for path, content in files.items():
+            Path(folder, path).parent.mkdir(exist_ok=True)
+            Path(folder, path).write_bytes(content)
+        if (found := hash_generated(Path(folder))) != facts["generated_hash"]:
+            raise ValueError(f"code of another hash than was compiled: {found}, not {facts['generated_hash']}")
+        with _settings(folder):
+            step = load_generated(Path(folder, main))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    compiled = Compiled(step, Path(folder), dict(facts))
+    weakref.finalize(compiled, _remove, folder, os.getpid())
+    return compiled
+
+
+@dataclass(frozen=True)
+class CompiledHalves:
+    """A partitioned step, each half compiled for itself; called as the graph is. `read_again` as in `Halves`."""
+
+    forward: Compiled
+    backward: Compiled
+    read_again: tuple[int, ...]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the step."""
+        return run_halves(self.forward, self.backward, self.read_again, *inputs)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the report says of both."""
+        facts = {"forward": self.forward.facts, "backward": self.backward.facts}
+        code = "".join(half["generated_hash"] for half in facts.values())
+        return facts | {"generated_hash": hashlib.sha256(code.encode()).hexdigest()}
+
+
+def compile_halves(
+    module: GraphModule,
+    backend: Literal["inductor", "regional_inductor"],
+    group_sizes: Mapping[str, int],
+    regions: tuple[str, ...] = (),
+) -> CompiledHalves:
+    """Compile both halves of a partitioned graph; see `compile_for`.
+
+    Raises what `compile_for` raises, and PassError where sizes that data decide live from one half to the other.
+    """
+    halves = divide(module)
+    given = {node.name: node.meta["val"] for node in halves.backward.graph.find_nodes(op="placeholder")}
+    if sizes := [name for name, value in given.items() if isinstance(value, SYMBOLIC_SCALARS)]:
+        raise PassError(
+            f"{backend} compiles no half of a step whose other half decides its sizes",
+            expected="tensors alone between forward and backward, as where no tokens travel to experts",
+            found=f"{len(sizes)} sizes, the first of them {sizes[0]}",
+            fix="choose the backend fx, or the system graph, which is compiled as one",
+        )
+    forward, backward = (compile_for(half, backend, group_sizes, regions) for half in (halves.forward, halves.backward))
+    return CompiledHalves(forward, backward, tuple(halves.read_again))
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Remove a step's files, unless this process is a rank that was forked with them."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
+    """The whole graph as one compiled function."""
+    values = _input_values(module)
+    lowered = _functional(module, values)
+    with compiling(values[0].fake_mode):
+        compiled = compile_whole_graph(lowered, values)
+    return compiled, {"nodes_compiled": len(lowered.graph.nodes)}
+
+
+def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
+    """A copy of the graph in which each region is one call of a compiled function, or several where it is not whole."""
+    from torch.fx.passes.regional_inductor import regional_inductor
+
+    module = _copied(module)
+    _unshare_nested_graphs(module)
+    region_of = marked_by(patterns, module.graph) if patterns else _attention_region
+    regions = {node: region for node in module.graph.nodes if (region := region_of(node)) is not None}
+    if not regions:
+        raise PassError(
+            "there is nothing to compile",
+            expected=f"calls of modules that {', '.join(patterns)} matches"
+            if patterns
+            else "a graph with an attention operator, which regional_inductor compiles",
+            found="none",
+            fix="correct pipeline.regions in the case" if patterns else "mark regions in the case, or choose fx",
+        )
+    for node, region in regions.items():
+        node.meta["custom"] = {"compile_with_inductor": {"inductor_region": region}}
+    values, names = _input_values(module), {node.name for node in regions}
+    before = {node.name for node in module.graph.nodes}
+    with compiling(values[0].fake_mode):
+        compiled = regional_inductor(module, *values)
+    calls = [node for node in compiled.graph.nodes if node.op == "call_function"]
+    left = [node.name for node in calls if node.name in names]
+    assert not left, f"not compiled: {left}"
+    made = [node for node in calls if node.name not in before and node.target is not operator.getitem]
+    return compiled, {"regions_compiled": len(made), "nodes_compiled": len(regions)}
+
+
+def _attention_region(node: Node) -> str | None:
+    """Each attention operator is a region, and so is its backward."""
+    if (
+        node.op == "call_function"
+        and not isinstance(node.target, HigherOrderOperator)
+        and (attends(node) or attends_backward(node))
+    ):
+        return node.name
+    return _flex_region(node)
+
+
+def _flex_region(node: Node) -> str | None:
+    """A FlexAttention operator is a region with the nested graphs that it is given."""
+    if isinstance(node.target, HigherOrderOperator) and (attends(node) or attends_backward(node)):
+        return node.name
+    if node.op == "get_attr":
+        return next((region for user in node.users if (region := _flex_region(user))), None)
+    return None
+
+
+def _unshare_nested_graphs(module: GraphModule) -> None:
+    """Give each higher-order operator references of its own to its nested graphs: a region takes them with it."""
+    for node in [node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator)]:
+        for shared in [x for x in node.all_input_nodes if x.op == "get_attr" and len(x.users) > 1]:
+            with module.graph.inserting_before(node):
+                own = module.graph.get_attr(str(shared.target))
+            own.meta = dict(shared.meta)
+            node.replace_input_with(shared, own)
+
+
+def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
+    """The graph in the operators that Inductor lowers, in-place writes as copies at its end."""
+
+    def run(*inputs: Any) -> Any:
+        return Interpreter(module).run(*inputs, enable_io_processing=False)
+
+    functional = torch.func.functionalize(run, remove="mutations")
+    return symbolic_graph(functional, values[0].fake_mode, lowering_decompositions())(*values)
+
+
+def _input_values(module: GraphModule) -> list[Any]:
+    return [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _devices(module: GraphModule) -> set[torch.device]:
+    return {value.device for value in _input_values(module)}
+
+
+def _copied(module: GraphModule) -> GraphModule:
+    """The module with a graph of its own; values and nested graphs are shared."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return GraphModule(module, graph)
+
+
+@contextmanager
+def _settings(folder: str) -> Iterator[None]:
+    """Inductor set up to be deterministic and to keep its files in `folder`."""
+    places = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+    with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of what it uses itself
+        yield
+
+
+@contextmanager
+def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Process groups that Inductor can ask for their size. Compiled code asks by name when it runs."""
+    with ExitStack() as registered:
+        # Held here, because torch's registry holds groups by weak references alone.
+        groups = {name: group_of_size(size) for name, size in sizes.items()}
+        for name, group in groups.items():
+            register_group(name, group)
+            registered.callback(unregister_group, name)
+        yield
+
+
+def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
+    """What Inductor refuses: on a CPU FlexAttention, which it compiles on CUDA; else the graph."""
+    has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    if has_flex and on_cpu and is_inductor_error(error):
+        return MachineError(
+            "Inductor compiles no training step with FlexAttention on a CPU",
+            expected="a GPU",
+            found=found,
+            fix="run on CUDA, or choose the backend fx",
+        )
+    return PassError(f"{backend} cannot compile the graph", found=found)

@@ -1,0 +1,61 @@
+"""Regions of a step's graph: what a call of a chosen module computes, to be compiled as one.
+
+Needs:    origins on the nodes (origin.py).
+Promises: a region is of one module, one direction and one chunk, and what backward repeats is apart from what it
+          repeats.
+Leaves out: what is made of parameters alone (their gathers and casts, which other modules' calls may share),
+          collectives and their waits, checks, in-place writes, and sizes: those run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from bitproof.harness.case import root_of
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.analysis.parameters import parameters_of
+from bitproof.harness.graph.origin import RECOMPUTED_KEY, origin_of
+from bitproof.harness.graph.writer import CHUNK_KEY
+
+RegionOf = Callable[[Node], str | None]
+
+
+def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
+    """What tells a node's region by the first of the patterns that matches a module around it; None outside any."""
+    of_parameters = made_of_parameters(graph)
+
+    def region_of(node: Node) -> str | None:
+        if node.op == "get_attr":  # a nested graph goes with the call that is handed it
+            return next((region for user in node.users if (region := region_of(user))), None)
+        if node in of_parameters or not _computes(node):
+            return None
+        module, direction = origin_of(node).module, origin_of(node).direction
+        roots = (root for pattern in patterns if module and (root := root_of(pattern, module)))
+        if (root := next(roots, None)) is None:
+            return None
+        again = " again" if node.meta.get(RECOMPUTED_KEY) else ""
+        return f"{root} {direction}{again}, chunk {node.meta.get(CHUNK_KEY)}"
+
+    return region_of
+
+
+def made_of_parameters(graph: Graph) -> set[Node]:
+    """The graph's parameters, and all that is computed of nothing else."""
+    found = set(parameters_of(graph))
+    for node in graph.nodes:
+        if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _computes(node: Node) -> bool:
+    """Whether a call gives tensors, and does nothing else."""
+    if node.op != "call_function" or operators.is_collective(node) or operators.is_wait(node):
+        return False
+    if operators.is_check(node) or operators.written_arguments(node):
+        return False
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(isinstance(x, Tensor) for x in value))

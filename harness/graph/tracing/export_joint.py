@@ -1,0 +1,299 @@
+"""Export one training step as torch's ahead-of-time autograd sees it: one joint graph, its ends told by descriptors.
+
+    trace.py       records what a step calls, in-place writes included, with a dim left open for chunks
+    here           `aot_export_joint_with_descriptors`: no in-place writes, every size fixed, backward from a tangent
+
+The graph that comes out has the form of a traced one, so that passes, faults and searches need know no other:
+parameters, buffers and inputs go in, the loss and one gradient a parameter come out.
+
+1. Make fake tensors, and wrap the model and its loss in one module, as torch exports modules.
+2. Export, every node stamped with its origin while torch traces.
+3. Pair what goes in and comes out by what torch's descriptors say it is, never by position.
+4. Write the graph again: the tangent becomes a call that makes it, values of written buffers become writes at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, cast
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from bitproof.harness.errors import TraceError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.graph.tracing.runtime_checks import written_checks
+from bitproof.harness.graph.tracing.trace import (
+    ChunkSymbol,
+    JointGraph,
+    LossFunction,
+    fixed_fake,
+    keeping_state,
+    refuse_opaque_nested_graphs,
+)
+from bitproof.harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, storage_key, swapped_state
+
+SEED_KEY = "seed"
+"""Where a call's metadata says that it makes what backward starts from."""
+
+NO_CHUNKS = sympy.Symbol("no_chunks")
+"""Stands where passes ask for the chunked dim's symbol: no value carries it."""
+
+
+class _Step(nn.Module):
+    """A model and its loss, which calls it, as one module. `recording` is entered where torch traces for the graph.
+
+    A tied parameter or buffer has one name, its first, where torch asks for all: it would take each for an input of its
+    own, with a gradient of its own. Under its other names the model then reads what it has under the first.
+    """
+
+    def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss_function = loss_function
+        self._recording = recording
+        self._first_names = _tied(model)
+        self.before_backward: Callable[[Tensor], None] = lambda loss: None
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The loss."""
+        now = _state_of(self.model)
+        with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
+            if get_proxy_mode() is None:  # torch first runs a module to see what it writes and returns
+                return self._loss_function(*inputs)
+            self._recording()
+            with keeping_state(self.model):
+                loss = self._loss_function(*inputs)
+        self.before_backward(loss)
+        return loss
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each once."""
+        return super().named_parameters(prefix, recurse)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each once."""
+        return super().named_buffers(prefix, recurse)
+
+
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """The other names of tied parameters and buffers, each with the first."""
+    first: dict[Tensor, str] = {}
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    found = {name: first.setdefault(tensor, name) for name, tensor in every}
+    return {name: owner for name, owner in found.items() if name != owner}
+
+
+def export_joint_step(
+    model: nn.Module,
+    loss_function: LossFunction,
+    inputs: Sequence[Tensor],
+    *,
+    gradient_seed: float,
+    device: torch.device,
+) -> JointGraph:
+    """Export `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
+
+    Only shapes and dtypes are read, and values are faked on `device`. Backward starts from `gradient_seed`. Raises
+    TraceError for what torch cannot export, and for ends of the graph that no descriptor pairs.
+    """
+    shape_env = ShapeEnv()
+    fake_mode = step_fake_mode(shape_env=shape_env)
+    state = _state_of(model)
+    names = list(state)
+    parameter_names = [name for name, _ in model.named_parameters()]
+    fakes = {name: fixed_fake(fake_mode, x, device) for name, x in state.items()}
+    fake_inputs = tuple(fixed_fake(fake_mode, x, device) for x in inputs)
+    recorder = OriginRecorder(model)
+    with ExitStack() as recordings:
+
+        def record() -> None:
+            recordings.enter_context(recorder.recording(cast(Any, get_proxy_mode()).tracer))
+            recordings.enter_context(written_checks(shape_env, NO_CHUNKS))
+
+        step = _Step(model, loss_function, record)
+        step.before_backward = recorder.before_backward
+        one_thread = torch.autograd.set_multithreading_enabled(False)
+        with _refusing(), one_thread, lazily_compiled(), swapped_state(model, fakes):
+            exported = joint_graph(step, fake_inputs)
+    ends = _Ends.of(exported)
+    _refuse_shared_memory(ends, state)
+    module = _as_step(exported, ends, parameter_names, names[len(parameter_names) :], len(inputs), gradient_seed)
+    for reference in module.graph.find_nodes(op="get_attr"):
+        reference.meta["val"] = getattr(module, reference.target)
+    for node in filter(operators.is_check, module.graph.nodes):
+        node.meta.setdefault("val", None)
+    refuse_opaque_nested_graphs(module)
+    return JointGraph(
+        module=module,
+        parameter_names=parameter_names,
+        buffer_names=names[len(parameter_names) :],
+        num_inputs=len(inputs),
+        chunk_symbol=ChunkSymbol(NO_CHUNKS, 1),
+        module_calls={name: recorder.num_calls[name] for name, _ in model.named_modules() if name},
+    )
+
+
+class _Ends:
+    """A joint graph's inputs and outputs by role. Names of parameters and buffers are the model's own."""
+
+    def __init__(self, inputs: dict[Role, Node], outputs: dict[Role, Node | None]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+
+    @staticmethod
+    def of(module: GraphModule) -> _Ends:
+        """Read the descriptors of a graph. Raises TraceError for one that says nothing that is known."""
+        output = module.graph.output_node()
+        values: Any = output.args[0]
+        inputs = {_role(node.meta["desc"]): node for node in module.graph.find_nodes(op="placeholder")}
+        outputs = {
+            _role(descriptor): value
+            for value, descriptor in zip(values, output.meta["desc"], strict=True)
+            if descriptor is not None
+        }
+        return _Ends(inputs, outputs)
+
+    def input(self, role: Role) -> Node | None:
+        """The input of a role; None where the step does not read it."""
+        return self.inputs.get(role)
+
+    def output(self, role: Role) -> Node:
+        """The output of a role. Raises TraceError where there is none."""
+        found = self.outputs.get(role)
+        if found is None:
+            raise TraceError(
+                f"the exported step has no {role.kind} {role.of}",
+                expected="the loss, and a gradient of every parameter",
+                found=", ".join(sorted(f"{kind} {of}" for (kind, of), value in self.outputs.items() if value is None))
+                or "no output that torch's descriptors call so",
+                fix="let every parameter take part in the loss, or drop it from the model",
+            )
+        return found
+
+
+def _role(descriptor: Any) -> Role:
+    role = role_of(descriptor)
+    if role.kind == "other":
+        raise TraceError(
+            "the exported step has an input or output of a kind that is not known",
+            expected="parameters, buffers, inputs, the loss, gradients, written buffers",
+            found=role.of,
+        )
+    return Role(role.kind, role.of.removeprefix("model."))
+
+
+def _as_step(
+    exported: GraphModule,
+    ends: _Ends,
+    parameter_names: list[str],
+    buffer_names: list[str],
+    num_inputs: int,
+    gradient_seed: float,
+) -> GraphModule:
+    """The graph with the ends of a traced one, each found by its role."""
+    graph = Graph()
+    env: dict[Node, Node] = {}
+    for role in _signature(parameter_names, buffer_names, num_inputs):
+        if (source := ends.input(role)) is None:
+            raise TraceError(f"the exported step has no {role.kind} {role.of}")
+        node = env[source] = graph.placeholder(source.name)
+        node.meta["val"] = source.meta["val"]
+    writes = [
+        (_written_buffer(ends, role), value)
+        for role, value in ends.outputs.items()
+        if role.kind == "written" and value is not None
+    ]
+    loss, tangent = ends.output(Role("output", "0")), ends.input(Role("tangent", "0"))
+    for node in exported.graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        if tangent in node.all_input_nodes and tangent not in env:
+            assert tangent is not None
+            env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
+        env[node] = graph.node_copy(node, env.__getitem__)
+    if tangent in ends.outputs.values() and tangent not in env:  # of a parameter that is added to the loss
+        assert tangent is not None
+        env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
+    for buffer, value in writes:
+        write_back(graph, env[buffer], env[value])
+    gradients = [env[ends.output(Role("gradient", name))] for name in parameter_names]
+    graph.output([env[loss], *gradients])
+    return GraphModule(exported, graph)
+
+
+def _written_buffer(ends: _Ends, role: Role) -> Node:
+    """The buffer that gets a value. Raises TraceError for a write into a parameter or an input."""
+    if (found := ends.input(Role("buffer", role.of))) is not None:
+        return found
+    kind: Literal["parameter", "input"] = "parameter" if ends.input(Role("parameter", role.of)) else "input"
+    raise TraceError(
+        f"the training step writes into its {kind} {role.of}",
+        expected="writes into buffers alone",
+        fix=f"write into a copy of the {kind}",
+    )
+
+
+def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
+    """Raise TraceError for a buffer that is written while another tensor of the state lies in its memory."""
+    written = [role.of for role, value in ends.outputs.items() if role.kind == "written" and value is not None]
+    for name in filter(state.__contains__, written):
+        for other, tensor in state.items():
+            if other != name and storage_key(tensor) == storage_key(state[name]):
+                raise TraceError(
+                    f"the training step writes into buffer {name}, whose memory {other} shares",
+                    expected="memory of its own for what is written: the exported graph knows no other",
+                    fix="compute one from the other where the step reads it, or choose the system graph",
+                )
+
+
+def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: int) -> Iterator[Role]:
+    yield from (Role("parameter", name) for name in parameter_names)
+    yield from (Role("buffer", name) for name in buffer_names)
+    yield from (Role("input", str(index)) for index in range(num_inputs))
+
+
+def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node:
+    """What backward starts from, made as eager makes it."""
+    seed = graph.call_function(torch.ops.aten.full_like.default, (loss, gradient_seed), {"pin_memory": False})
+    seed.meta = {"val": tangent.meta["val"], META_KEY: Origin(None, "backward"), SEED_KEY: True}
+    return seed
+
+
+def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
+    """Write a value into a graph input, at the end of the graph as it stands: the call that does."""
+    node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
+    node.meta = {key: value.meta[key] for key in (META_KEY,) if key in value.meta} | {"val": buffer.meta["val"]}
+    return node
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Let whatever goes wrong while torch exports be a TraceError."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        lines = str(error).splitlines()
+        raise TraceError(
+            "torch cannot export the training step as a joint graph",
+            expected="a step that ahead-of-time autograd can trace",
+            found=f"{type(error).__name__}: {lines[0] if lines else ''}",
+            fix="choose the system graph, which records the step itself",
+        ) from error

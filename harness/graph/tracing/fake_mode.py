@@ -1,0 +1,60 @@
+"""Fake execution in which the number of rows that an uneven all-to-all delivers is a short sum.
+
+torch gives such a tensor the sum of its split sizes as its size: among 64 ranks a sum of 64 symbols, which is in every
+size, stride and element count of whatever is computed from it, and which torch sorts, multiplies and compares at every
+operator. Here it is the first split's symbol plus one symbol for all the others, as it always is among two ranks.
+Equal splits get the same symbol, so sizes that were equal still are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from bitproof.harness.graph import symbols
+from bitproof.harness.graph.tracing import fake_kernels as fake_kernels  # what torch's fake tensors lack
+from bitproof.harness.torch_compat import FakeTensorMode, promise
+
+
+def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True) -> FakeTensorMode:
+    """A FakeTensorMode with the above. No subclass: higher-order operators look their rules up by exact class.
+
+    Torch `remembers` each call by its arguments, which costs more than the call where nobody makes one twice.
+    """
+    mode = FakeTensorMode(shape_env=shape_env)
+    mode.cache_enabled = mode.cache_enabled and remembers
+    mode.dispatch = _Dispatch(mode, shape_env)  # type: ignore[method-assign]
+    return mode
+
+
+class _Dispatch:
+    """Runs one operator, as torch's own dispatch does but for uneven all-to-alls."""
+
+    def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv) -> None:
+        self._mode = mode
+        self._shape_env = shape_env
+        self._plain = mode.dispatch
+        self._num_rows: dict[Any, Any] = {}
+
+    def __call__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops._c10d_functional.all_to_all_single.default:
+            splits = tuple(map(symbols.expression, args[1]))
+            if len(splits) > 2 and not all(isinstance(split, int) for split in splits):
+                return self._deliver(args[0], args[1][0], splits)
+        return self._plain(func, types, args, kwargs or {})
+
+    def _deliver(self, x: Tensor, first: Any, splits: tuple[Any, ...]) -> Tensor:
+        if splits not in self._num_rows:
+            with self._shape_env.ignore_fresh_unbacked_symbols():
+                rest = self._shape_env.create_unbacked_symint()
+            promise(first >= 0)
+            promise(rest >= 0)
+            self._num_rows[splits] = first + rest
+        with self._mode:
+            return x.new_empty((self._num_rows[splits], *x.shape[1:]))

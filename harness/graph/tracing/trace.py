@@ -1,0 +1,375 @@
+"""Trace one training step (forward, loss, backward) into a joint graph.
+
+Parameters, buffers and inputs become graph inputs, in that order; the loss and one gradient a
+parameter become its outputs. The dim to be chunked is a hinted unbacked symbol: no code can branch
+on its value, so whatever a chunk influences carries the symbol, and nothing else does.
+
+1. Make fake tensors; the chunked dim of every input becomes one unbacked symbol in [n / 2, n].
+2. Run forward and backward under make_fx, every node stamped with its origin.
+3. Refuse a step that fixed the symbol: `x.view(128, -1)` on 4 sequences of 32 tokens traces, as 4 sequences.
+4. Refuse nested graphs, which higher-order operators run, that do what passes would not see.
+5. Keep the conditions that tracing deferred: `concretize_symbols` checks those over the chunked dim alone with
+   real numbers, and calls in the graph those over data (see runtime_checks.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar, cast
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import CodeGen
+
+from bitproof.harness.errors import CaseError, TraceError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.observation import marking
+from bitproof.harness.graph.origin import OriginRecorder, user_line
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.graph.tracing.runtime_checks import written_checks
+from bitproof.harness.torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    lazily_compiled,
+    open_dim,
+    swapped_state,
+    symbolic_graph,
+    untested_release,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChunkSymbol:
+    """The one symbol that stands for the chunked dim, and its size in the case."""
+
+    symbol: sympy.Symbol
+    hint: int
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition over the chunk symbol that tracing relied on without knowing the number.
+
+    `source` is the line that asked for it, None for the bounds within which everything was traced.
+    """
+
+    condition: sympy.Basic
+    source: str | None
+
+
+@dataclass
+class StepGraph:
+    """A step as a graph. Graph inputs are parameters, buffers, then inputs, in the order of these names."""
+
+    module: GraphModule
+    parameter_names: list[str]
+    buffer_names: list[str]
+    num_inputs: int
+
+
+@dataclass
+class JointGraph(StepGraph):
+    """A traced step of which a dim is left open.
+
+    `module_calls` has every module of the model by name, and how often the step called it: 0 for one that did not run.
+    """
+
+    chunk_symbol: ChunkSymbol
+    guards: list[Guard] = field(default_factory=list)
+    module_calls: dict[str, int] = field(default_factory=dict)
+
+
+LossFunction = Callable[..., Tensor]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
+    """Let a TraceError name torch's version first of all, where that was never tested."""
+
+    @functools.wraps(trace)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return trace(*args, **kwargs)
+        except TraceError as error:
+            if (untested := untested_release()) is None:
+                raise
+            facts = {name: getattr(error, name) for name in ("expected", "found", "where", "replay")}
+            fix = f"install a tested version, or, if it is not to blame: {error.fix}"
+            raise TraceError(f"{untested}; on it: {error.what}", fix=fix, **facts) from error
+
+    return told
+
+
+@_tells_untested_release
+def trace_joint_step(
+    model: nn.Module,
+    loss_function: LossFunction,
+    inputs: Sequence[Tensor],
+    *,
+    chunk_dim: int,
+    gradient_seed: float,
+    device: torch.device,
+    observe: Sequence[str] = (),
+    is_cut: bool = True,
+) -> JointGraph:
+    """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
+
+    `inputs` are tensors that all have the size n along `chunk_dim`, n even where it `is_cut`. The model may live on the
+    meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts
+    from `gradient_seed`. What modules return that fit `observe`, and its gradients, is marked: see observation.py.
+    Raises TraceError, naming the line that could not be traced, and CaseError for a pattern that fits no module.
+    """
+    extent = _common_extent(inputs, chunk_dim, is_cut)
+    fake_mode = step_fake_mode(shape_env=ShapeEnv())
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = list(state)
+    fake_state = [fixed_fake(fake_mode, x, device) for x in state.values()]
+    fake_inputs = [_fake_input(fake_mode, x, chunk_dim, extent, i, device) for i, x in enumerate(inputs)]
+    parameter_names = [name for name, _ in model.named_parameters()]
+    recorder = OriginRecorder(model)
+
+    def joint_step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
+        with swapped_state(model, dict(zip(names, state_tensors, strict=True))):
+            with keeping_state(model):
+                loss = loss_function(*input_tensors)
+            recorder.before_backward(loss)
+            parameters = state_tensors[: len(parameter_names)]
+            return [loss, *torch.autograd.grad(loss, parameters, torch.full_like(loss, gradient_seed))]
+
+    symbol = symbols.expression(fake_inputs[0].shape[chunk_dim])
+    assert fake_mode.shape_env is not None
+    checks = written_checks(fake_mode.shape_env, symbol)
+
+    def recorded(*args: Any) -> list[Tensor]:
+        tracer = cast(Any, get_proxy_mode()).tracer
+        with recorder.recording(tracer), checks, marking(model, observe, tracer, symbol):
+            return joint_step(*args)
+
+    try:
+        with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
+            module = symbolic_graph(recorded, fake_mode)(fake_state, fake_inputs)
+    except (CaseError, TraceError):
+        raise
+    except Exception as error:
+        what = f"cannot trace the training step with dim {chunk_dim} of its inputs left open"
+        raise _refusal(what, "that dim", error) from error
+    # make_fx has the graph called with its two lists; passes write graphs that are called with each tensor.
+    module.graph.set_codegen(CodeGen())
+    module.recompile()
+    for reference in module.graph.find_nodes(op="get_attr"):
+        reference.meta["val"] = getattr(module, reference.target)
+    for check in filter(operators.is_check, module.graph.nodes):
+        check.meta.setdefault("val", None)
+    guards = _deferred_guards(fake_mode.shape_env, symbol)
+    _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
+    refuse_opaque_nested_graphs(module)
+    log.debug("traced %d nodes, chunk symbol %s = %d, %d guards", len(module.graph.nodes), symbol, extent, len(guards))
+    return JointGraph(
+        module=module,
+        parameter_names=parameter_names,
+        buffer_names=names[len(parameter_names) :],
+        num_inputs=len(inputs),
+        chunk_symbol=ChunkSymbol(symbol, extent),
+        guards=guards,
+        module_calls={name: recorder.num_calls[name] for name, _ in model.named_modules() if name},
+    )
+
+
+def trace_fixed_step(
+    model: nn.Module,
+    loss_function: LossFunction,
+    inputs: Sequence[Tensor],
+    *,
+    gradient_seed: float,
+    device: torch.device,
+) -> StepGraph:
+    """Trace a step as `trace_joint_step` does, with every size fixed, so that code may branch on sizes.
+
+    For looking at, not for passes: what eager code does, chunks by hand included, operator by operator.
+    """
+    fake_mode = step_fake_mode(shape_env=ShapeEnv())
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = [name for name, _ in model.named_parameters()]
+    recorder = OriginRecorder(model)
+
+    def step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
+        with (
+            recorder.recording(cast(Any, get_proxy_mode()).tracer),
+            swapped_state(model, dict(zip(state, state_tensors, strict=True))),
+        ):
+            loss = loss_function(*input_tensors)
+            recorder.before_backward(loss)
+            seed = torch.full_like(loss, gradient_seed)
+            return [loss, *torch.autograd.grad(loss, state_tensors[: len(names)], seed)]
+
+    fake_state = [fixed_fake(fake_mode, x, device) for x in state.values()]
+    fake_inputs = [fixed_fake(fake_mode, x, device) for x in inputs]
+    with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
+        module = symbolic_graph(step, fake_mode)(fake_state, fake_inputs)
+    return StepGraph(module, names, list(state)[len(names) :], len(inputs))
+
+
+@_tells_untested_release
+def trace_forward(
+    name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
+) -> tuple[GraphModule, sympy.Symbol]:
+    """Trace what one module's `forward` does with tensors among `arguments`, their dim `chunk_dim` left open.
+
+    `name` is the module's; the first argument is what is chunked. Returns the graph and the dim's symbol. An argument
+    that is no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError.
+    """
+    extent = next(iter(arguments.values())).shape[chunk_dim]
+    fake_mode = step_fake_mode(ShapeEnv(), remembers=False)
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    fake_state = [fixed_fake(fake_mode, x.detach(), x.device) for x in state.values()]
+    tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
+    fake_inputs: list[Tensor] = [
+        _fake_input(fake_mode, x, chunk_dim, extent, i, x.device)
+        if x.dim() > chunk_dim and x.shape[chunk_dim] == extent
+        else fixed_fake(fake_mode, x, x.device)
+        for i, x in enumerate(tensors.values())
+    ]
+    recorder = OriginRecorder(module, name)
+
+    def run(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> Any:
+        given = dict.fromkeys(arguments) | dict(zip(tensors, input_tensors, strict=True))
+        with (
+            recorder.recording(cast(Any, get_proxy_mode()).tracer),
+            swapped_state(module, dict(zip(state, state_tensors, strict=True))),
+        ):
+            return forward(**given)
+
+    try:
+        with torch.no_grad(), lazily_compiled():
+            graph = symbolic_graph(run, fake_mode)(fake_state, fake_inputs)
+    except Exception as error:
+        what = f"cannot determine whether {name} mixes what its chunks hold apart, as its forward cannot be traced"
+        raise _refusal(what, f"dim {chunk_dim}", error) from error
+    return graph, symbols.expression(fake_inputs[0].shape[chunk_dim])
+
+
+def _refusal(what: str, dim: str, error: Exception) -> TraceError:
+    return TraceError(
+        what,
+        expected=f"code that does not branch on, or bake in, the size of {dim}",
+        found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        where=_innermost_user_line(error),
+        fix="write the size as x.shape[...], never as int(...) or in an `if`",
+    )
+
+
+def _common_extent(inputs: Sequence[Tensor], dim: int, is_cut: bool) -> int:
+    extents = {x.shape[dim] for x in inputs}
+    if len(extents) != 1 or (extent := extents.pop()) % (2 if is_cut else 1):
+        raise TraceError(
+            f"the inputs cannot be chunked along dim {dim}",
+            expected="one even size, common to all inputs",
+            found=", ".join(str(tuple(x.shape)) for x in inputs),
+            fix="choose an even number of sequences (batch) or sequence length (seq) in the case",
+        )
+    return extent
+
+
+@contextmanager
+def keeping_state(model: nn.Module) -> Iterator[None]:
+    """Raise TraceError where the step puts another tensor in the place of a buffer: no graph would."""
+    before = dict(model.named_buffers())
+    yield
+    after = dict(model.named_buffers())
+    if replaced := [name for name, x in before.items() if after.get(name) is not x]:
+        raise TraceError(
+            f"the training step puts another tensor in the place of buffer {replaced[0]}",
+            expected="buffers that are written in place, as a graph that reads and writes its inputs can",
+            fix="write x.copy_(...) where the module says self.x = ...",
+        )
+
+
+def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
+    """A fake tensor of the layout of `x`, with every size fixed."""
+    with fake_mode:
+        fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+    return fake.requires_grad_(x.requires_grad)
+
+
+def _fake_input(
+    fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
+) -> FakeTensor:
+    placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")  # a real tensor; on a GPU it would need the GPU
+    bounds = max(extent // 2, 1), max(extent, 2)  # a dim of one size is not open
+    fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
+    if device.type == "cpu":
+        return fake
+    with fake_mode:
+        return cast(FakeTensor, torch.empty_like(fake, device=device))
+
+
+def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
+    """A size given as a number was taken as proof that the open dim has one size: nothing could be chunked."""
+    assert shape_env is not None
+    fixed = shape_env.replacements.get(symbol)
+    if fixed is None:
+        return
+    proofs = (guard.source for guard in guards if guard.condition == sympy.Eq(symbol, fixed))
+    raise TraceError(
+        f"the training step fixes the size of dim {dim} of its inputs, which must be left open",
+        expected=f"sizes computed from x.shape, so that dim {dim} may have any size",
+        found=f"a number that fits only {symbol} = {fixed}",
+        where=next(proofs, None),
+        fix="write the size as x.shape[...] or -1, not as a number",
+    )
+
+
+def refuse_opaque_nested_graphs(module: GraphModule) -> None:
+    """Raise TraceError for a nested graph that does what passes would not see.
+
+    They know a higher-order operator by its operands, so its nested graphs may only compute from those.
+    """
+    for path, nested in module.named_modules():
+        for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
+            if hidden := operators.hidden_effect(node):
+                name = path.split(".")[0]
+                [reader, *_] = (x for ref in module.graph.find_nodes(op="get_attr", target=name) for x in ref.users)
+                raise TraceError(
+                    f"nested graph `{path}` of {operators.operator_name(reader)} does more than compute from operands",
+                    expected="a pure function of what the operator is handed",
+                    found=f"`{node.name}`, {hidden}",
+                    where=symbols.source_of(reader),
+                    fix="hand the operator each tensor that its function reads; draw and write outside of it",
+                )
+
+
+def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
+    """Every deferred runtime assertion that involves the chunk symbol alone; those over data are calls by now."""
+    assert shape_env is not None
+    return [
+        Guard(check.expr, _innermost((frame.filename, frame.lineno) for frame in check.stack.summary()))
+        for checks in shape_env.deferred_runtime_asserts.values()
+        for check in checks
+        if check.expr.free_symbols == {symbol}
+    ]
+
+
+def _innermost_user_line(error: BaseException) -> str | None:
+    return _innermost((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
+
+
+def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
+    """The last of the user's lines below this module, among frames given outermost first; else None."""
+    found = None
+    for path, number in frames:
+        found = None if path == __file__ else user_line(path, number) or found
+    return found

@@ -1,0 +1,49 @@
+"""In what a blamed call and the reference's call that it stands for are unlike, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bitproof.harness.errors import cut
+from bitproof.harness.localize.logs.calls import Call, maker_of
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.packing import OVER_LISTS, name_of
+
+
+def unlike_arguments(call: Call, partner: Call) -> str:
+    """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
+    theirs = dict(partner.scalars)
+    unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
+    told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
+    return cut(told, 300)
+
+
+def unlike_input(log: CandidateLog, index: int, partner: int) -> str:
+    """What computed the last input that the partner does not read, and what computed the one that it has instead.
+
+    Nothing is told where the partner is guessed: it has none of the inputs, and the logs make not as many such calls.
+    """
+    if set(log.calls[index].inputs).isdisjoint(log.reference.log[partner].inputs) and log.made_as(partner) != index:
+        return ""
+    sides = (log.calls, index), (log.reference.log, partner)
+    inputs = [Counter(calls[at].inputs) for calls, at in sides]
+    told: list[str] = []
+    for (calls, at), other in zip(sides, reversed(inputs), strict=True):
+        odd = Counter(calls[at].inputs) - other
+        position = next((i for i, value in reversed(list(enumerate(calls[at].inputs))) if value in odd), None)
+        if position is None:
+            return ""
+        made = maker_of(calls, at, position)
+        told.append("what the step is given" if made is None else f"what {made} gives")
+    return cut(f"{told[0]}, where the reference has {told[1]}", 300) if told[0] != told[1] else ""
+
+
+def unlike_lists(log: CandidateLog, missing: Call) -> str:
+    """How many tensors the lists have of which a call over lists that the candidate does not make is one entry."""
+    if not name_of(missing).startswith(OVER_LISTS):
+        return ""
+    made, due = (
+        sum((call.operator, call.place) == (missing.operator, missing.place) for call in calls)
+        for calls in (log.calls, log.reference.log)
+    )
+    return f"{made} of the reference's {due} tensors in its lists" if 0 < made < due else ""

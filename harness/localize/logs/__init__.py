@@ -1,0 +1,1 @@
+"""The calls of a step as each rank logs them, and logs that are read together."""

@@ -1,0 +1,366 @@
+"""Log every operator call of a step, eager or graph, with the digests of what goes in and comes out.
+
+A dispatch mode sees each call below autograd, which is where tracing saw it too, so eager calls and graph
+nodes have the same operators. Where a call belongs `places` tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from bitproof.harness import capture
+from bitproof.harness.capture.digest import digest, plain
+from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Works, in_place_results
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.graph import offload_operators
+from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
+from bitproof.harness.localize.logs.calls import READS_OUT, Call
+from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
+from bitproof.harness.localize.places import Places
+from bitproof.harness.operators import names
+from bitproof.harness.systems import watched_loop, watched_step
+from bitproof.harness.torch_compat import (
+    TorchDispatchMode,
+    group_named,
+    group_of,
+    has_no_values,
+    is_wrapper_subclass,
+    overload_of,
+    schema_of,
+    storage_key,
+    tree_leaves,
+)
+
+IDENTITIES = names(lambda row: row.is_identity)
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__)
+
+GENERATORS = 0
+"""Stands for the storage of all generators' states: two of one state give the same."""
+
+
+class CallRecorder(TorchDispatchMode):
+    """Logs calls while it is entered. `place` says where the running call belongs, and, of a graph, its node.
+
+    `keep` names a call by its index, and one of its outputs; `kept` is a copy of that, once it was computed.
+    A higher-order operator is one call, whatever its nested graphs run; a call over lists of tensors is logged as one
+    call for each index (`lanes`). One that draws reads its generator's state, last, and gives the next. What bitproof
+    itself calls, to take a digest, is none of the system's calls.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
+        return True
+
+    def __init__(self, place: Places, keep: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.kept: Tensor | None = None
+        self._place = place
+        self._keep = keep
+        self._in_flight: dict[int, int] = {}
+        self._works = Works()
+        self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
+        self._producers: dict[tuple[int, str], int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call and log it."""
+        if any(is_wrapper_subclass(each) for each in types):
+            return NotImplemented  # so a DTensor goes first, and calls operators and collectives of its local shards
+        kwargs = kwargs or {}
+        name = name_of(function)
+        if name in UNINITIALIZED | IDENTITIES or name.startswith("_record_function") or _is_own(sys._getframe(1)):
+            return function(*args, **kwargs)
+        if name == "wait_tensor" or function in offload_operators.WAITS:
+            return self._wait(function, args)
+        collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
+        lanes = num_lanes(function, args, kwargs)
+        read = _read(function, args, kwargs)
+        inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
+        scalars = _scalars(function, args, kwargs)
+        generator = _generator(function, args, kwargs)
+        state = _state(generator)
+        result = function(*args, **kwargs)
+        if any(map(has_no_values, _tensors((args, kwargs, result)))):  # a DTensor asks what shape is to come
+            return result
+        read_here = [producer for _, producers in inputs for producer in producers if producer is not None]
+        if (left := _state(generator)) != state:  # it drew: what is drawn next is decided here
+            [(digests, producers)] = inputs
+            inputs = [((*digests, str(state)), (*producers, self._producers.get((GENERATORS, str(state)))))]
+        follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
+        place, node, source = self._place(name, follows)
+        if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
+            result = self._held(function, _tensors(_written(function, args, kwargs)), result)
+        written = _written(function, args, kwargs)
+        parts = [(written, result)]
+        if lanes:
+            results = result if isinstance(result, tuple) else (result,)
+            parts = [(lane(written, index, lanes), lane(results, index, lanes)) for index in range(lanes)]
+        for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
+            written_tensors = _tensors(part_written)
+            aliases = [left for left in self._aliases(written_tensors) if left not in self._producers]
+            self.calls.append(
+                Call(
+                    place,
+                    _full_name(function),
+                    digests,
+                    (),
+                    node,
+                    source,
+                    collective,
+                    tuple(value for _, value in aliases),
+                    is_view(function),
+                    producers,
+                    scalars,
+                    _peers(function, args, kwargs) if collective else (),
+                    self._place.micro_batch_of(place),
+                    left != state,
+                )
+            )
+            self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
+            if (collective and not in_place) or function in offload_operators.COPIES:
+                self._in_flight |= dict.fromkeys(map(_storage, _tensors(part_result)), len(self.calls) - 1)
+            else:
+                known = written_tensors if in_place else _tensors((part_result, part_written))
+                for tensor in () if in_place and name in TO_ONE_RANK else known:
+                    self._add_output(len(self.calls) - 1, tensor)
+            if left != state:
+                self._add_value(len(self.calls) - 1, GENERATORS, str(left))
+            if name == READS_OUT:
+                self._add_value(len(self.calls) - 1, GENERATORS, f"number {result!r}")
+        for tensor in _tensors((args, kwargs, result)):
+            self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
+        return result
+
+    def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
+        """What a collective of c10d returned, with works that know who asks; its outputs are what it then has given."""
+        index = len(self.calls)
+
+        def arrived() -> None:
+            for tensor in written:
+                self._add_output(index, tensor)
+
+        return self._works.held(function, result, written, index, arrived)
+
+    def _inputs(self, values: Any) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+        """Of each tensor that a call reads its digest, and the logged call that left this value in its storage."""
+        found = [(_storage(tensor), _digest(tensor)) for tensor in _tensors(values)]
+        return tuple(value for _, value in found), tuple(map(self._producers.get, found))
+
+    def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
+        """Storage and digest of all other tensors over the storages that a call has just written."""
+        same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
+        others = ((storage, x) for storage, x in same if x is not None and all(x is not other for other in written))
+        return [(storage, _digest(x)) for storage, x in others]
+
+    def _wait(self, function: Any, args: Any) -> Any:
+        """What a collective computed, or a copy brought, is known here; it becomes the launch's output."""
+        result = function(*args)
+        offload_operators.land(result)
+        index = self._in_flight.pop(_storage(args[0]), None)
+        if index is not None:
+            self._add_output(index, result)
+        return result
+
+    def forget_only_micro_batch(self) -> None:
+        """Let calls say nothing of micro-batches where there is one."""
+        if all(call.micro_batch in (None, 1) for call in self.calls):
+            self.calls = [call._replace(micro_batch=None) for call in self.calls]
+
+    def forget_abandoned(self) -> None:
+        """Let collectives of c10d that nobody has waited for have no output, as such functional ones have none."""
+        for index in self._works.abandoned():
+            self.calls[index] = self.calls[index]._replace(outputs=())
+
+    def _add_output(self, index: int, tensor: Tensor) -> None:
+        call = self.calls[index]
+        if self._keep == (index, len(call.outputs)):
+            self.kept = plain(tensor).clone()
+        self._add_value(index, _storage(tensor), _digest(tensor))
+
+    def _add_value(self, index: int, storage: int, value: str) -> None:
+        call = self.calls[index]
+        self.calls[index] = call._replace(outputs=(*call.outputs, value))
+        self._producers[storage, value] = index
+
+
+def _is_own(frame: FrameType | None) -> bool:
+    """Whether what called an operator is bitproof's recording: then the nearest frame outside of torch is there.
+
+    `watch` shows what the step leaves, and what it calls for that is none of the step's calls.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OWN)
+
+
+def _full_name(function: Any) -> str:
+    """An operator with its overload, where that is not the default one: add.Tensor, silu."""
+    overload = overload_of(function)
+    return name_of(function) if overload == "default" else f"{name_of(function)}.{overload}"
+
+
+def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that a call writes in place."""
+    names = in_place_results(function) or written_names(function)
+    given = _given(function, args, kwargs) if names else {}
+    return [given.get(name) for name in names]
+
+
+def _read(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments whose values count: all but those that are only there to be written, whatever they hold before."""
+    if not (only_written := _only_written(function)):
+        return [*args, *kwargs.values()]
+    return [value for name, value in _given(function, args, kwargs).items() if name not in only_written]
+
+
+@functools.cache
+def _only_written(function: Any) -> frozenset[str]:
+    schema = schema_of(function)
+    outs = [argument.name for argument in schema.arguments if argument.is_out] if schema else []
+    return frozenset(outs) | {name for name in in_place_results(function) if name.startswith("output")}
+
+
+def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
+    """The ranks of a collective's group; of what is sent the sender and the receiver. Nothing where no group says."""
+    given = _given(function, args, kwargs)
+    try:
+        named = given.get("group_name")
+        group = group_named(named) if isinstance(named, str) else group_of(given["process_group"])
+        ranks = tuple(dist.get_process_group_ranks(group))
+        me = dist.get_rank()
+        if name_of(function) == "send":
+            return me, ranks[given["dst"]]
+        return (ranks[given["src"]], me) if name_of(function) == "recv_" else ranks
+    except (KeyError, RuntimeError, ValueError, TypeError):
+        return ()
+
+
+def _scalars(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
+    """The arguments that are numbers, words, dtypes or lists of these, by name, as texts; left-out ones as defaults."""
+    given = _defaults(function) | _given(function, args, kwargs) if schema_of(function) else {}
+    return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
+
+
+@functools.cache
+def _defaults(function: Any) -> dict[str, object]:
+    return {argument.name: argument.default_value for argument in schema_of(function).arguments}
+
+
+def _is_scalar(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_is_scalar, value))
+    return isinstance(value, (bool, int, float, str, torch.dtype))
+
+
+def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return dict(zip((argument.name for argument in schema_of(function).arguments), args, strict=False)) | kwargs
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _digest(tensor: Tensor) -> str:
+    """A tensor's digest; what has none, such as a sparse tensor, counts as equal everywhere."""
+    try:
+        return digest(tensor)
+    except (RecordingError, RuntimeError):
+        return "opaque"
+
+
+def _storage(tensor: Tensor) -> int:
+    return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
+
+
+def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
+    """The generator that a call may draw from: the one that it names, or its device's."""
+    if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
+        return None
+    given = _given(function, args, kwargs)
+    if isinstance(named := given.get("generator"), torch.Generator):
+        return named
+    devices = [torch.device(given["device"])] if given.get("device") else [x.device for x in _tensors((args, kwargs))]
+    if any(device.type == "cuda" for device in devices):
+        return torch.cuda.default_generators[torch.cuda.current_device()]
+    return torch.default_generator
+
+
+def _state(generator: torch.Generator | None) -> str | None:
+    """The digest of a generator's state, the same as that of its record."""
+    return None if generator is None else digest(generator.get_state())
+
+
+class GraphRunner(Interpreter):
+    """Runs a graph node by node, telling `places` which."""
+
+    def __init__(self, module: GraphModule, places: Places) -> None:
+        super().__init__(module)
+        self._places = places
+
+    def run_node(self, node: Node) -> Any:
+        """Run one node."""
+        self._places.node = node
+        try:
+            return super().run_node(node)
+        finally:
+            self._places.node = None
+
+
+@contextmanager
+def logged(system: Any, keep: tuple[int, int] | None = None) -> Iterator[CallRecorder]:
+    """Log every operator call that a system makes in this context, on this thread, and keep one output.
+
+    A system may show its `model`, the function `gradients` that computes loss and gradients, the
+    `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place.
+    """
+    places = Places(getattr(system, "model", None), getattr(system, "running_chunk", lambda: None))
+    recorder = CallRecorder(places, keep)
+    replaced = {}
+
+    def replace(name: str, value: Any) -> None:
+        replaced[name] = getattr(system, name)
+        setattr(system, name, value)
+
+    places.shows_gradients = hasattr(system, "gradients")
+    places.computes_gradients = not places.shows_gradients
+    if places.shows_gradients:
+        replace("gradients", _marked(system.gradients, places))
+    if isinstance(graph := getattr(system, "graph", None), GraphModule):
+        replace("graph", GraphRunner(graph, places).run)
+    try:
+        with places.following(), recorder:
+            yield recorder
+        recorder.forget_abandoned()
+        recorder.forget_only_micro_batch()
+    finally:
+        for name, value in replaced.items():
+            setattr(system, name, value)
+
+
+def _marked(gradients: Callable[..., Any], places: Places) -> Callable[..., Any]:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        places.computes_gradients = True
+        try:
+            return gradients(*args, **kwargs)
+        finally:
+            places.computes_gradients = False
+
+    return marked

@@ -1,0 +1,390 @@
+"""One rank's calls of the candidate, and which of them agree with the reference's: see `blame`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from bitproof.harness.localize.logs.calls import READS_OUT, Call
+from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
+
+RECOMPUTED = "_recomputed"
+"""Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
+
+
+class CandidateLog:
+    """One rank's calls, and which of them agree with the reference's."""
+
+    def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
+        self.calls = calls
+        self.reference = reference
+        self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
+        self._made = {(call.operator, call.outputs) for call in calls}
+        self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
+        self._latest: dict[str, int] = {}
+        self._num_givers = Counter[str]()
+        self._read_out: int | None = None
+        self.trusts_parts = True
+        self._bad: list[tuple[int, ...]] = []
+        self._unpacked: list[set[int]] = []
+        self._given: list[tuple[int | None, ...]] = []
+        for index, call in enumerate(calls):
+            self._given.append(self._givers(call))
+            found = [producer for producer in self._given[-1] if producer is not None]
+            unpacked = {
+                i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
+            }
+            self._unpacked.append(unpacked)
+            if self._shows_what_is_wrong(index, found):
+                self._agrees[index] = False
+            elif self._keeps_what_it_reads(call):
+                self._agrees[index] = all(self._agrees[i] or i in unpacked for i in found)
+            numbers = self._numbers(call)
+            self._given[-1] += numbers
+            self._bad.append(tuple(i for i in (*found, *numbers) if not self._agrees[i]))
+            if call.operator == READS_OUT and not self._agrees[index]:
+                self._read_out = index
+            for value in (*call.aliases, *call.outputs):
+                self._latest[value] = index
+                self._num_givers[value] += 1
+
+    def _givers(self, call: Call) -> tuple[int | None, ...]:
+        """The call that gave each input: the one that left it in its memory, or the last that gave such a value.
+
+        Of a right value that no call left where it is read nobody is asked: it was there before the step.
+        """
+        producers = call.producers or (None,) * len(call.inputs)
+        right = self.reference.values if call.producers else ()
+        return tuple(
+            self._latest.get(value) if producer is None and value not in right else producer
+            for value, producer in zip(call.inputs, producers, strict=True)
+        )
+
+    def _numbers(self, call: Call) -> tuple[int, ...]:
+        """The last call that read a wrong number out of a tensor, for one given other numbers in that direction."""
+        if self._read_out is None or self.calls[self._read_out].place.direction != call.place.direction:
+            return ()
+        is_given_others = bool(self.reference.alike(call)) and not self.reference.makes(call)
+        return (self._read_out,) if is_given_others else ()
+
+    def is_proven(self, index: int) -> bool:
+        """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere.
+
+        A copy needs no such call to be compared with. One call too many may well read the same, with other numbers.
+        """
+        call = self.calls[index]
+        if not call.inputs or self.reference.values.issuperset(call.outputs):
+            return False
+        if call.operator == "clone":
+            return self.reference.values.issuperset(call.inputs)
+        partner, same = self.reference.partner(call, 0)
+        if partner is None or same != "computes":
+            return False
+        return self.reference.makes(call) or not self.is_extra(index)
+
+    def turn(self, index: int) -> int:
+        """How many calls of the same operator at the same place came before."""
+        call = self.calls[index]
+        return sum((earlier.place, earlier.operator) == (call.place, call.operator) for earlier in self.calls[:index])
+
+    def last_producer(self, wanted: str, digest: str) -> int | None:
+        """The call that gave a record its value, unless it agrees, and what it reads too.
+
+        A sum without one of its summands is a right value as well: the sum so far.
+        """
+        index = self.giver(wanted, digest)
+        return None if index is None or (self._agrees[index] and not self.bad_producers(index)) else index
+
+    def new_constant(self, index: int, partner: int | None) -> int | None:
+        """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""
+        call, theirs = self.calls[index], self.reference.log[partner].inputs if partner is not None else ()
+        odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]
+        return next((i for i in odd if self.is_new(i) and name_of(self.calls[i]) in CONSTANTS), None)
+
+    def bad_producers(self, index: int) -> set[int]:
+        """The calls that gave a call's inputs and do not agree."""
+        found, pending = set(), self._bad_inputs(index)
+        while pending:
+            producer = pending.pop()
+            view = self.calls[producer]
+            is_for_it = self.is_new(index) and self.calls[index].operator != "clone"  # in which no value is wrong
+            if view.view and ((is_for_it and not self.is_proven(producer)) or keeps_order(view)):
+                pending += self._bad_inputs(producer)
+            else:
+                found.add(producer)
+        return found
+
+    def _bad_inputs(self, index: int) -> list[int]:
+        """The same, views included; a right part of a bucket is right, where it is trusted, wherever it belongs."""
+        unpacked = self._unpacked[index] if self.trusts_parts else ()
+        return [producer for producer in self._bad[index] if producer not in unpacked]
+
+    def how_it_reads(self, index: int) -> Literal["reads", "inherits", "draws"]:
+        """What is wrong with a call that reads other inputs than its partner: nothing is called right unseen."""
+        call = self.calls[index]
+        if not call.inputs:
+            return "draws"
+        pairs = zip(call.inputs, self._given[index], strict=False)
+        is_left = any(giver is None and value not in self.reference.values for value, giver in pairs)
+        return "inherits" if is_left else "reads"
+
+    def giver(self, wanted: str, digest: str) -> int | None:
+        """The call that gave a record its value: the last that did so, or the one that is where `wanted` was given."""
+        known = self.reference.producer(wanted)
+        if known is not None and self._num_givers[digest] > 1:
+            due = self.reference.log[known]
+            own = {each.inputs for each in map(self.reference.log.__getitem__, self.reference.there(due))}
+            there = [i for i in _alike(self.calls, due) if digest in self.calls[i].outputs]
+            there = [i for i in there if self.calls[i].inputs not in own or self.calls[i].inputs == due.inputs]
+            if there:
+                return there[-1]
+        return self._latest.get(digest)
+
+    def givers(self, index: int) -> list[int]:
+        """The calls that gave a call's inputs, right or not."""
+        return [giver for giver in self._given[index] if giver is not None]
+
+    def differs(self, index: int) -> bool:
+        """Whether a call does not agree."""
+        return not self._agrees[index]
+
+    def lacks(self, index: int) -> bool:
+        """Whether nothing here has what a call of the reference gives."""
+        return self._values.isdisjoint(self.reference.log[index].outputs)
+
+    def exchanges(self, index: int) -> bool:
+        """Whether a call reads right values in another order than the reference's, and gives another one."""
+        call = self.calls[index]
+        if len(call.inputs) < 2 or not self.reference.values.issuperset(call.inputs):
+            return False
+        _, same = self.reference.partner(call, self.turn(index))
+        return same == "exchanges" and not self.reference.values.issuperset(call.outputs)
+
+    def reads_right_values(self, index: int) -> bool:
+        """Whether the reference has all that a call reads somewhere."""
+        return self.reference.values.issuperset(self.calls[index].inputs)
+
+    def has(self, values: Iterable[str]) -> bool:
+        """Whether all of these values are somewhere here."""
+        return self._values.issuperset(values)
+
+    def reads_parts(self, index: int) -> bool:
+        """Whether a call reads right parts of a bucket."""
+        return bool(self._unpacked[index])
+
+    def packs(self, index: int) -> bool:
+        """Whether a call computes nothing: it puts values together, or takes them apart."""
+        return self.calls[index].view or name_of(self.calls[index]) in PACKING
+
+    def _unpacks(self, index: int) -> bool:
+        """Whether a call takes apart a bucket that the reference has nowhere: then its parts count each by itself.
+
+        What was computed is no bucket: a wrong tensor may well have right parts, or fill a right one.
+        """
+        return self.packs(index) and self.bucket_of(index) is not None
+
+    def _shows_what_is_wrong(self, index: int, given: Sequence[int]) -> bool:
+        """Whether a view is of a tensor that was computed wrong: what it shows of that is right by chance."""
+        is_own = self.calls[index].view and self.reference.values.isdisjoint(self.calls[index].inputs)
+        pending = [i for i in given if not self._agrees[i]] if is_own and self.bucket_of(index) is None else []
+        for i in pending:
+            if not self.packs(i) or self.is_wrong(i):
+                return True
+            pending += self._bad[i] if self.calls[i].view else ()
+        return False
+
+    def bucket_of(self, index: int) -> int | None:
+        """The collective of the bucket that all of what a call reads are parts of; None where there is none."""
+        launches, pending, seen = set[int | None](), list(self._given[index]), set[int | None]()
+        while pending:
+            number = pending.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if number is None or self.calls[number].collective or not self.packs(number):
+                launches.add(number)
+            else:
+                pending += self._given[number]
+        launch = launches.pop() if len(launches) == 1 else None
+        if launch is None or not self.calls[launch].collective:
+            return None
+        is_packed = not any(self.calls[giver].collective for giver in self.givers(launch))
+        return launch if is_packed and not self.reference.alike(self.calls[launch]) else None
+
+    def only_packs(self, index: int) -> bool:
+        """Whether a call puts right values together and computes nothing, as far as it is known by its operator.
+
+        One that the reference makes of the same values and that gives another is wrong in itself; so is one that reads
+        another value than the call of the reference that it stands for.
+        """
+        packs = name_of(self.calls[index]) in PACKING and not self.is_wrong(index)
+        return packs and all(map(self.only_packs, self.bad_producers(index)))
+
+    def is_wrong(self, index: int) -> bool:
+        """Whether a call is wrong in itself, whatever it packs: in what it gives, or in what it reads."""
+        return self.is_proven(index) or self.stands_for(index) is not None
+
+    def stands_for(self, index: int) -> int | None:
+        """The call of the reference that this log makes nowhere, and that a call reads most, but not all, inputs of."""
+        call = self.calls[index]
+        for other in self.reference.there(call):
+            known = self.reference.log[other]
+            num_other = (Counter(call.inputs) - Counter(known.inputs)).total()
+            is_alike = len(call.inputs) == len(known.inputs) and 0 < num_other <= len(call.inputs) / 2
+            if is_alike and (known.operator, known.outputs) not in self._made:
+                return other
+        return None
+
+    def wrongly_packed(self, index: int) -> int | None:
+        """The first call that reads another value than it should and that packed what a call reads a part of."""
+        pending, found = list(self._bad[index]), list[int]()
+        while pending:
+            number = pending.pop()
+            if self.stands_for(number) is not None:
+                found.append(number)
+            elif self.packs(number):
+                pending += self._bad[number]
+        return min(found, default=None)
+
+    def is_packing(self, index: int) -> bool:
+        """Whether a call only packs right values, or is the collective of such."""
+        earlier = self.bad_producers(index)
+        return self.only_packs(index) or (bool(earlier) and all(map(self.only_packs, earlier)))
+
+    def first_missing(self, wanted: Iterable[str], before: int | None = None) -> int | None:
+        """In the reference's log, the first call whose output this log has nowhere and whose inputs it has.
+
+        What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
+        """
+        made_late = {value for call in self.calls[before:] for value in call.outputs} if before is not None else set()
+        there = self._values - made_late  # what is given to the step is there, whoever reads it when
+        there |= {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
+        late = {(value, call.place.direction) for call in self.calls[before:] for value in call.outputs}
+
+        def is_missing(value: str) -> bool:
+            index = self.reference.producer(value)
+            if index is None:  # given to the step, be it that nobody reads it here
+                return False
+            return value not in there and (value, self.reference.log[index].place.direction) not in late
+
+        pending, seen, found = [*filter(is_missing, wanted)], set(), []
+        while pending:
+            index = self.reference.producer(pending.pop())
+            if index is None or index in seen:
+                continue
+            seen.add(index)
+            earlier = [*filter(is_missing, self.reference.log[index].inputs)]
+            pending += earlier
+            if not earlier:
+                found.append(index)
+        return min(found, default=None)
+
+    def replaced_by(self, call: Call) -> Call | None:
+        """The first call of the reference that reads what a new call reads and that this log does not make.
+
+        What a pass puts in a call's place says nothing of where it belongs; that call does.
+        """
+        made = Counter((mine.operator, mine.place) for mine in self.calls)
+        due = Counter((known.operator, known.place) for known in self.reference.log)
+        for known in self.reference.log:
+            kind = known.operator, known.place
+            reads_it = bool(call.inputs) and set(call.inputs) <= set(known.inputs)
+            if reads_it and not known.view and made[kind] < due[kind] and self._values.isdisjoint(known.outputs):
+                return known
+        return None
+
+    def made_as(self, index: int) -> int | None:
+        """This log's call that stands for a call of the reference by its turn; None where it makes more or fewer."""
+        wanted = self.reference.log[index]
+        made, due = _alike(self.calls, wanted), _alike(self.reference.log, wanted)
+        return made[due.index(index)] if len(made) == len(due) else None
+
+    def put_between(self, index: int, mine: int) -> int | None:
+        """The new call that reads what a call of the reference reads, and is read by the one that stands for it."""
+        wanted = set(self.reference.log[index].inputs)
+        given = [number for number in self.calls[mine].producers if number is not None]
+        reads_it = [number for number in given if wanted & set(self.calls[number].inputs)]
+        return next((number for number in reads_it if self.is_new(number) or self.is_extra(number)), None)
+
+    def put_before(self, index: int) -> Call | None:
+        """The call that a new one was put before: it alone reads, by new calls alone, what that made of a value.
+
+        Others read that value as it is, and this call should. What is put after a call changes it for all readers.
+        """
+        if name_of(self.calls[index]).endswith("_"):  # what is written in place is so for all that read it later
+            return None
+        value, made = set(self.calls[index].inputs), {index}
+        as_it_is = (call for i, call in enumerate(self.calls) if i != index and value & set(call.inputs))
+        if not any(not call.view and self.reference.knows(call) for call in as_it_is):
+            return None
+        readers: list[int] = []
+        for number in range(index + 1, len(self.calls)):
+            if made.isdisjoint(self.calls[number].producers):
+                continue
+            if self.is_new(number) or self.is_extra(number):
+                made.add(number)
+            else:
+                readers.append(number)
+        if len({self.calls[number].place.module for number in readers}) != 1:
+            return None
+        call = self.calls[readers[0]]
+        due = _alike(self.reference.log, call)
+        turn = _alike(self.calls, call).index(readers[0])
+        return call if turn < len(due) and value & set(self.reference.log[due[turn]].inputs) else None
+
+    def _keeps_what_it_reads(self, call: Call) -> bool:
+        """Whether a call copies a right value that the reference copies nowhere: no value in it can be wrong."""
+        is_right = self.reference.values.issuperset((*call.inputs, *call.outputs))
+        return call.operator == "clone" and is_right and not self.reference.gives(call)
+
+    def is_new(self, index: int) -> bool:
+        """Whether the reference never calls such an operator there."""
+        return not self.reference.calls(self.calls[index])
+
+    def _changes_nothing(self, index: int) -> bool:
+        """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
+        call = self.calls[index]
+        is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
+        return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
+
+    def is_extra(self, index: int) -> bool:
+        """Whether more calls of its operator are made in its module than the reference makes, in either chunk.
+
+        What adds two chunks runs once here, and there as chunk 0's or chunk 1's. What is computed again does not count.
+        """
+        if _is_again(self.calls[index]):
+            return False
+        is_untold = self.calls[index].place.direction is None  # then nothing but its operator tells
+
+        def kind(call: Call) -> tuple[str | None, ...]:
+            return (call.operator,) if is_untold else (call.operator, call.place.module, call.place.direction)
+
+        mine = kind(self.calls[index])
+        once = [call for call in self.calls if not _is_again(call)]
+        made, due = ([kind(call) for call in log].count(mine) for log in (once, self.reference.log))
+        return made > due
+
+    def repeated_by(self, index: int) -> int | None:
+        """The call that one repeats which backward computes again, by the names of their nodes."""
+        call = self.calls[index]
+        if not _is_again(call):
+            return None
+        first = str(call.node).replace(RECOMPUTED, "")
+        return next((number for number, known in enumerate(self.calls) if known.node == first), None)
+
+    def is_turn(self, index: int, call: Call, turn: int) -> bool:
+        """Whether a call is the turn-th of the same operator at the same place as another rank's `call`."""
+        mine = self.calls[index]
+        return (mine.place, mine.operator) == (call.place, call.operator) and self.turn(index) == turn
+
+
+def _alike(calls: Sequence[Call], wanted: Call) -> list[int]:
+    """The calls of one operator at one place, by index."""
+    return [i for i, call in enumerate(calls) if (call.operator, call.place) == (wanted.operator, wanted.place)]
+
+
+def _is_again(call: Call) -> bool:
+    """Whether a call is one that backward computes again."""
+    return call.node is not None and RECOMPUTED in call.node

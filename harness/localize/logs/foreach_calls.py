@@ -1,0 +1,42 @@
+"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, told apart by index.
+
+Such a call computes each index by itself: what it does to one parameter's gradient says nothing of another's. Logged
+as one call it would join the histories of all of them, and lead from a tensor that differs to those that agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from bitproof.harness.graph.operators import name_of, written_names
+from bitproof.harness.localize.logs.packing import OVER_LISTS
+from bitproof.harness.torch_compat import schema_of
+
+
+def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
+    """How many indices a call over lists computes, each by itself; 0 for a call that is one.
+
+    A call that also writes or returns one value for all of its indices is one.
+    """
+    schema = schema_of(function)
+    if schema is None or not name_of(function).startswith(OVER_LISTS):
+        return 0
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    if any(isinstance(given.get(name), Tensor) for name in written_names(function)):
+        return 0
+    if any(not str(returned.type).startswith("List") for returned in schema.returns):
+        return 0
+    lengths = {len(value) for value in given.values() if _is_list(value)}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def lane(values: Iterable[Any], index: int, lanes: int) -> list[Any]:
+    """What of a call's arguments, or of its results, belongs to one index: of each list its entry, and all else."""
+    return [value[index] if _is_list(value) and len(value) == lanes else value for value in values]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(entry, Tensor) for entry in value)

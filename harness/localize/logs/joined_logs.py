@@ -1,0 +1,105 @@
+"""The calls of all ranks as one partial order: a rank's own order, and a collective's launches before what it gives.
+
+Indices of different ranks' logs say nothing of each other; a path of values, or of collectives, does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.packing import name_of
+
+Site = tuple[int, int]
+"""A rank, and a call's index in its log."""
+
+_ONE_WAY = {"send", "recv_", "recv_any_source_"}
+"""Collectives of a sender and a receiver; their `peers` are those two."""
+
+
+class JoinedLogs:
+    """One log a rank, and which calls of them are one collective.
+
+    Ranks launch the collectives of one group alike, so the n-th of a group is one on all of its ranks. Where a log does
+    not say who takes part, all ranks do, as far as they make the same call at the same place.
+    """
+
+    def __init__(self, logs: Sequence[Sequence[Call]]) -> None:
+        self.logs = logs
+        self._turns: list[dict[int, int]] = []
+        self._at: list[dict[tuple[tuple[int, ...], bool], list[int]]] = []
+        for calls in logs:
+            at: dict[tuple[tuple[int, ...], bool], list[int]] = defaultdict(list)
+            turns: dict[int, int] = {}
+            for index, call in enumerate(calls):
+                if call.collective:
+                    group = at[_group(call)]
+                    turns[index] = len(group)
+                    group.append(index)
+            self._turns.append(turns)
+            self._at.append(at)
+        self._rounds: list[list[int]] | None = None
+
+    def together(self, site: Site) -> list[Site]:
+        """The calls that are one collective, rank by rank; of any other call it alone."""
+        rank, index = site
+        call = self.logs[rank][index]
+        if not call.collective:
+            return [site]
+        turn, found = self._turns[rank][index], []
+        for peer in call.peers or range(len(self.logs)):
+            group = self._at[peer].get(_group(call), []) if peer < len(self._at) else []
+            if turn < len(group) and (peer == rank or self._is_one(call, self.logs[peer][group[turn]])):
+                found.append((peer, group[turn]))
+        return found or [site]
+
+    def turn(self, site: Site) -> int:
+        """How many collectives of its group a rank launched before this one."""
+        return self._turns[site[0]][site[1]]
+
+    def when(self, site: Site) -> tuple[int, int, int]:
+        """A key that is smaller for what happened before: collectives passed on the way, the rank, the rank's order."""
+        if self._rounds is None:
+            self._rounds = self._count_rounds()
+        rank, index = site
+        return self._rounds[rank][index], rank, index
+
+    def _is_one(self, call: Call, other: Call) -> bool:
+        if call.peers:
+            return True
+        return (call.operator, call.place) == (other.operator, other.place)
+
+    def _count_rounds(self) -> list[list[int]]:
+        """Of each call, how many collectives lie one after the other before it, by what it reads and its rank's order.
+
+        Each rank's log is followed until it reads of a collective that another rank has not come to; a ring of those,
+        which no run can have, is cut.
+        """
+        rounds: list[list[int]] = [[] for _ in self.logs]
+        stuck = False
+        while any(len(done) < len(calls) for done, calls in zip(rounds, self.logs, strict=True)):
+            moved = False
+            for rank, calls in enumerate(self.logs):
+                while len(rounds[rank]) < len(calls):
+                    index = len(rounds[rank])
+                    launches = [
+                        site
+                        for producer in calls[index].producers
+                        if producer is not None and calls[producer].collective
+                        for site in self.together((rank, producer))
+                    ]
+                    known = [rounds[peer][i] for peer, i in launches if i < len(rounds[peer])]
+                    if len(known) < len(launches) and not stuck:
+                        break
+                    before = rounds[rank][-1] if index else 0
+                    rounds[rank].append(max([before, *(1 + number for number in known)]))
+                    moved, stuck = True, False
+            stuck = not moved
+        return rounds
+
+
+def _group(call: Call) -> tuple[tuple[int, ...], bool]:
+    """What tells the group of a collective: who takes part, and whether it goes one way."""
+    is_one_way = name_of(call) in _ONE_WAY
+    return call.peers if is_one_way else tuple(sorted(call.peers)), is_one_way

@@ -1,0 +1,123 @@
+"""What the reference computed on one rank in a step, as blame asks for it: by operator, place and value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.operators import names
+
+COMMUTATIVE = names(lambda row: row.commutes)
+"""Operators whose result does not depend on which of two tensors comes first."""
+
+
+class ReferenceLog:
+    """What the reference computed on one rank, by direction and operator."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.log = calls
+        self.values = {value for call in calls for value in (*call.inputs, *call.outputs)}
+        self._places: dict[tuple[str, tuple[str, ...]], set[Place]] = defaultdict(set)
+        self._views: dict[tuple[str, ...], set[Place]] = defaultdict(set)
+        self._indices: dict[str, list[int]] = defaultdict(list)
+        self._directions: dict[str, set[str | None]] = defaultdict(set)
+        self._producers: dict[str, int] = {}
+        for index, call in enumerate(calls):
+            for value in (*call.aliases, *call.outputs):
+                self._producers.setdefault(value, index)
+            self._places[call.operator, call.outputs].add(call.place)
+            self._indices[call.operator].append(index)
+            self._directions[call.operator].add(call.place.direction)
+            if call.view:
+                self._views[call.outputs].add(call.place)
+                for value in call.outputs:  # one of several: the half that a split gives, another view may take
+                    self._views[value,].add(call.place)
+
+    def knows(self, call: Call) -> bool:
+        """Whether the reference has this call's outputs where they belong."""
+        if not self.calls(call):
+            return all(value in self.values for value in call.outputs)
+        places = set(self._places.get((call.operator, call.outputs), ()))
+        if call.view and self.values.issuperset(call.inputs):
+            places |= self._views.get(call.outputs, set())
+        if call.draws:  # which of several draws reads a state decides what is drawn
+            places = {
+                place for place in places if None in (place.module, call.place.module) or place[0] == call.place[0]
+            }
+        return any(_fits(place, call.place) for place in places)
+
+    def calls(self, call: Call) -> bool:
+        """Whether the reference calls such an operator at all."""
+        directions = self._directions.get(call.operator, set())
+        return bool(directions) and (call.place.direction is None or not directions.isdisjoint(_told(call)))
+
+    def gives(self, call: Call) -> bool:
+        """Whether the operator gives these outputs anywhere."""
+        return (call.operator, call.outputs) in self._places
+
+    def alike(self, call: Call) -> list[int]:
+        """The calls of the same operator with the same inputs, by index, in the same direction and chunk."""
+        indices = self._indices.get(call.operator, ())
+        return [i for i in indices if self.log[i].inputs == call.inputs and _fits(self.log[i].place, call.place)]
+
+    def there(self, call: Call) -> list[int]:
+        """The calls of the same operator at the same place, by index."""
+        return [i for i in self._indices.get(call.operator, ()) if self.log[i].place == call.place]
+
+    def makes(self, call: Call) -> bool:
+        """Whether the reference makes this very call there, of the same inputs and numbers."""
+        indices = self._indices.get(call.operator, ())
+        return any(
+            (known.inputs, known.scalars) == (call.inputs, call.scalars) and _fits(known.place, call.place)
+            for known in map(self.log.__getitem__, indices)
+        )
+
+    def producer(self, value: str) -> int | None:
+        """The first call that gave a value."""
+        return self._producers.get(value)
+
+    def givers(self, index: int) -> list[int]:
+        """The calls that gave a call's inputs."""
+        call = self.log[index]
+        producers = call.producers or [self._producers.get(value) for value in call.inputs]
+        return [giver for giver in producers if giver is not None and giver < index]
+
+    def partner(self, call: Call, turn: int) -> tuple[int | None, Literal["computes", "exchanges"] | None]:
+        """The call that `call`, the turn-th of its operator at its place, should equal.
+
+        And what is wrong with `call` where it has the same inputs: its output, or their order.
+        """
+        indices = [i for i in self._indices.get(call.operator, ()) if _fits(self.log[i].place, call.place)]
+        for index in indices:
+            if self.log[index].inputs == call.inputs:
+                return index, "computes"
+        for index in indices:
+            if sorted(self.log[index].inputs) == sorted(call.inputs):
+                return index, "computes" if call.operator.partition(".")[0] in COMMUTATIVE else "exchanges"
+        if any(self.log[i].place.direction is None for i in indices) or call.place.direction is None:
+            return self._nearest(indices, call), None
+        indices = [i for i in indices if self.log[i].place.module == call.place.module]
+        by_turn = indices[turn] if turn < len(indices) else None
+        return (None if by_turn is None else self._nearest(indices, call, by_turn)), None
+
+    def _nearest(self, indices: Sequence[int], call: Call, otherwise: int | None = None) -> int | None:
+        """Of the calls at these indices the first that shares most inputs with `call`, where any does.
+
+        Of those that share as many, and where none shares any, it is the call `otherwise`.
+        """
+        shared = {index: len(set(self.log[index].inputs) & set(call.inputs)) for index in indices}
+        best = max(shared, key=lambda index: (shared[index], index == otherwise, -index), default=None)
+        return best if best is not None and shared[best] else otherwise
+
+
+def _told(call: Call) -> tuple[str | None, None]:
+    """The directions that may stand for a call's own."""
+    return call.place.direction, None
+
+
+def _fits(first: Place, second: Place) -> bool:
+    """Whether two calls may be the same: of one direction and one chunk, as far as both are known."""
+    directions, chunks = (first.direction, second.direction), (first.chunk, second.chunk)
+    return all(None in pair or pair[0] == pair[1] for pair in (directions, chunks))

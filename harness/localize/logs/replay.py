@@ -1,0 +1,162 @@
+"""A replay: a run that ends with one step and leaves behind, on each rank, what that step computed.
+
+What a rank leaves is one archive: the log of its operator calls, the digests of what it observed, and the values
+that were asked for. Loads no torch before a value is read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.localize.logs.calls import Call, calls_from_text, calls_to_text
+from bitproof.harness.records import Key, Record
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CALLS, STEPS, RECORDS = "calls.jsonl", "steps.json", "records.jsonl"
+_MAX_CALLS_BYTES = 4 << 30
+RECORD, OUTPUT = "record", "output"
+"""The names under which a replay leaves values: of a recorded tensor, and of a call's output."""
+
+
+class OutputSite(NamedTuple):
+    """One output of one operator call, the `call`-th of a rank's step."""
+
+    rank: int
+    call: int
+    output: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What a replay leaves of its last step: with `log` every call, and the values of a record and of an output.
+
+    With `every_step` the log has the calls of all steps; `stressed` lets the replay run as a stressed run does.
+    """
+
+    step: int
+    log: bool = False
+    record: Key | None = None
+    output: OutputSite | None = None
+    every_step: bool = False
+    stressed: bool = False
+
+    def watches(self, step: int) -> bool:
+        """Whether a step's calls are watched."""
+        return self.every_step or step == self.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """A run that records leaves in `folder`, too, what a replay would have: its archives, rank by rank."""
+
+    replay: Replay
+    folder: Path
+
+
+@dataclass
+class Remains:
+    """What one rank leaves of a replay: logged calls, what it observed in all steps, and values by name.
+
+    `steps` has, for each logged step in order, its number and how many of the calls are its own.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    records: Mapping[Key, Record] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+    def add_calls(self, step: int, calls: Iterable[Call]) -> None:
+        """Take in the log of one more step."""
+        before = len(self.calls)
+        self.calls += [
+            call._replace(producers=tuple(None if index is None else before + index for index in call.producers))
+            for call in calls
+        ]
+        self.steps.append((step, len(self.calls) - before))
+
+
+def archive_of(folder: Path, rank: int) -> Path:
+    """Where a rank's archive lies in the folder of a replay."""
+    return folder / f"rank{rank}.zip"
+
+
+def write_archive(path: Path, remains: Remains) -> None:
+    """Write one rank's archive; it appears whole or not at all."""
+    from bitproof.harness.capture.value import pack_value
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + f".{os.getpid()}.partial")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(CALLS, calls_to_text(remains.calls))
+        archive.writestr(STEPS, json.dumps(remains.steps))
+        archive.writestr(RECORDS, "".join(json.dumps([*item]) + "\n" for item in remains.records.items()))
+        for name, value in remains.values.items():
+            archive.writestr(name, pack_value(value))
+    partial.replace(path)
+
+
+def packed_calls(path: Path) -> bytes:
+    """An archive's calls alone, packed as an archive of their own: what a baseline keeps of them."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo(CALLS), _read(path, CALLS), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def read_log(path: Path) -> list[Call]:
+    """The calls in an archive, of all logged steps in order. Raises RecordingError when it is missing or damaged."""
+    return calls_from_text(_read(path, CALLS).decode(), str(path))
+
+
+def read_steps(path: Path) -> list[tuple[int, int]]:
+    """Each logged step and the number of its calls. Raises RecordingError when they are missing or damaged."""
+    try:
+        return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
+    except (ValueError, TypeError) as error:
+        raise RecordingError("the steps of a replay are damaged", found=str(error), where=str(path)) from error
+
+
+def step_of(path: Path, index: int) -> tuple[int, int]:
+    """The logged step in which a call of an archive was made, and where that step's calls begin."""
+    begin = 0
+    for step, count in read_steps(path):
+        if index < begin + count:
+            return step, begin
+        begin += count
+    raise IndexError(f"{path} has {begin} calls, and not one of index {index}")
+
+
+def read_records(path: Path) -> dict[Key, Record]:
+    """What a rank observed in a replay, in order. Raises RecordingError when it is missing or damaged."""
+    try:
+        items = [json.loads(line) for line in _read(path, RECORDS).decode().splitlines()]
+        return {Key(*key): Record(digest, dtype, tuple(shape), *told) for key, (digest, dtype, shape, *told) in items}
+    except (ValueError, TypeError) as error:
+        raise RecordingError("the records of a replay are damaged", found=str(error), where=str(path)) from error
+
+
+def read_value(path: Path, name: str) -> Tensor:
+    """A value in an archive. Raises RecordingError when it is missing or damaged."""
+    from bitproof.harness.capture.value import unpack_value
+
+    return unpack_value(_read(path, name), f"{path}, {name},")
+
+
+def _read(path: Path, member: str) -> bytes:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if member == CALLS and archive.getinfo(member).file_size > _MAX_CALLS_BYTES:  # a baseline's may be packed
+                raise RecordingError(f"a log of calls is too large to read: {_MAX_CALLS_BYTES} bytes are the most")
+            return archive.read(member)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise RecordingError(f"a replay left no {member}", found=str(error), where=str(path)) from error

@@ -1,0 +1,124 @@
+"""The operators that a proof may meet: those that did as their schemas say in all that a scan tried.
+
+The list stands in `admitted.txt`. `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. What
+the scan could not call is unknown, so it is not there. What a call does to memory, as fake values show it, is held
+against its schema, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from bitproof.harness.graph.operators import written_names
+from bitproof.harness.prove import known_operators as known
+from bitproof.harness.prove.windows import row_major
+from bitproof.harness.torch_compat import OpOverload, schema_of, storage_key
+
+ROWS, INNER, ANY = LAYOUTS = ("rows", "inner-rows", "any-layout")
+"""Layouts of all tensors that an operator reads: row-major; with a last dim whose elements follow one another; any."""
+
+SCANNED = ("aten", "prims")
+"""The namespaces of which an operator must be on the list."""
+
+UNKNOWN = {
+    *("quantized", "_quantized", "quantization", "quantized_decomposed", "onednn", "mkldnn", "mkldnn_prepacked", "mkl"),
+    *("sparse", "static_runtime", "inductor", "inductor_prims", "rngprims", "debugprims", "streams", "profiler"),
+    *("_native", "fsdp", "_dtensor", "export", "onnx", "flex_lib", "prim", "debug_mode_ops", "_test"),
+}
+"""Torch's other namespaces, of which nobody has tried anything. Of a user's operators schemas are believed."""
+
+FILE = Path(__file__).with_name("admitted.txt")
+
+
+@functools.cache
+def names() -> Mapping[str, str]:
+    """Their names, `aten.add.Tensor`, and the layouts of tensors, of LAYOUTS, with which each is admitted."""
+    rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
+    return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
+
+
+def write(found: Mapping[str, str]) -> None:
+    """Write the list: a row an operator and layout, with overloads."""
+    rows: dict[str, list[str]] = {}
+    for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
+        packet, _, overload = name.rpartition(".")
+        rows.setdefault(f"{layout} {packet}", []).append(overload)
+    lines = [" ".join([row, *overloads]) for row, overloads in rows.items()]
+    FILE.write_text("\n".join(["# Written by tests/benchmarks/scan_operators.py --write.", *lines, ""]))
+    names.cache_clear()
+
+
+def layout_of(given: Mapping[str, Any]) -> str:
+    """The first of LAYOUTS that all tensors among a call's arguments have. Sizes that depend on data are understood in
+    the first dim alone. An `input_dtype` that no tensor has makes a backward call as unusual as any layout."""
+    tensors = [*_tensors(given)]
+    if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
+        return ANY
+    found = {_layout_of(x) for x in tensors}
+    return next(layout for layout in reversed(LAYOUTS) if layout in found | {ROWS})
+
+
+def _layout_of(x: Tensor) -> str:
+    shape, strides = tuple(x.shape), tuple(x.stride())
+    if not all(isinstance(n, int) for n in (*shape[1:], *strides)):
+        return ANY
+    if any(isinstance(n, int) and n == 0 for n in shape):
+        return ROWS
+    inner = row_major((1, *shape[1:])) if shape else ()
+    dims = [*zip(shape, strides, inner, strict=True)]
+    if all(s == t for n, s, t in dims if not isinstance(n, int) or n != 1):
+        return ROWS
+    return INNER if all(s == 1 for n, s, _ in dims[-1:] if not isinstance(n, int) or n != 1) else ANY
+
+
+def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """Why a proof takes no call of an operator with these arguments, on fake values, in words; None where it does."""
+    if not isinstance(target, OpOverload):
+        return None
+    name, namespace = str(target), target.namespace
+    if namespace in UNKNOWN:
+        return f"{name} is not understood: whether it does what its schema says, nobody has tried"
+    is_known = name in known.DRAWS | known.REFUSED or name.split(".")[1] in known.UNINITIALIZED
+    if namespace not in SCANNED or is_known:
+        return None
+    allowed = names().get(name)
+    if allowed is not None:
+        layout = layout_of(given)
+        if LAYOUTS.index(layout) <= LAYOUTS.index(allowed):
+            return None
+        return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone"
+    return f"{name} is not among the operators that were seen to do what their schemas and fake values say, and no more"
+
+
+def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
+    """What a call does to memory that its operator's schema does not say, in words. `given` are its arguments by name,
+    on fake values."""
+    if not isinstance(target, OpOverload):
+        return None
+    says = {x.name for x in schema_of(target).arguments if x.alias_info is not None}
+    memory = {name: {storage_key(x) for x in _tensors(value)} for name, value in given.items()}
+    told = set().union(*(memory.get(name, set()) for name in says))
+    hidden = set().union(*memory.values()) - told
+    if str(target) not in known.SHARES_UNTOLD and any(storage_key(x) in hidden for x in _tensors(results)):
+        return f"{target} hands back memory that it was given, and does not say so"
+    written = set().union(*(memory.get(name, set()) for name in written_names(target)))
+    others = set().union(*(memory[name] for name in given if name not in written_names(target)))
+    if written & others and str(target) not in {*known.IN_PLACE, known.COPY_INTO}:
+        return f"{target} writes memory that it reads by another argument, too"
+    return None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)

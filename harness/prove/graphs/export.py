@@ -1,0 +1,383 @@
+"""A step's graph as data: every call with its arguments by name and its result's layout.
+
+What a graph's metadata say is not believed: passes write it, a user's passes too. Every call is run again on fake
+values, from the inputs on, and what comes out is its layout. Of operators that `admitted` knows, fake values share
+memory exactly where real ones do, so aliases are told from them and not from operators' names; any other is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
+
+from bitproof.harness.certificate import data
+from bitproof.harness.certificate.data import Call, Graph, nodes_in
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.prove import known_operators as known
+from bitproof.harness.prove.graphs import admitted
+from bitproof.harness.prove.graphs.executed import runs_otherwise
+from bitproof.harness.prove.graphs.expressions import size_of
+from bitproof.harness.prove.layouts import shows
+from bitproof.harness.torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    disable_current_modes,
+    schema_of,
+    storage_key,
+)
+
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
+
+class CallOrigin(NamedTuple):
+    """Where a call came from."""
+
+    module: str | None = None
+    direction: str | None = None
+    chunk: int | None = None
+    source: str | None = None
+
+
+class RefusedError(BitproofError):
+    """Something that a proof would have to understand and does not; nothing is concluded of what reads it."""
+
+
+def export_graph(
+    module: GraphModule,
+    names: Sequence[str],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[str],
+    groups: GroupTable,
+) -> Graph:
+    """The graph as data. `names` and `inputs` are its inputs in order: layouts count, values do not.
+
+    `outputs` names what it returns. Raises RefusedError, naming the node.
+    """
+    if otherwise := runs_otherwise(module):
+        raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
+    exporter = _Exporter(module, inputs, names, groups)
+    with torch.no_grad(), exporter.mode, exporter.shape_env.ignore_fresh_unbacked_symbols():
+        exporter.run()
+    returned: Any = module.graph.output_node().args[0]
+    if len(returned) != len(outputs):
+        raise RefusedError(
+            "a graph returns another number of outputs than the step has",
+            expected=f"{len(outputs)}: {', '.join(outputs[:3])}, ...",
+            found=str(len(returned)),
+        )
+    places = tuple((name, exporter.place_of(node, name)) for name, node in zip(outputs, returned, strict=True))
+    return Graph(tuple(exporter.calls), places)
+
+
+class _Exporter:
+    """Runs one graph on fake values, call by call, and writes each down."""
+
+    def __init__(self, module: GraphModule, inputs: Sequence[Tensor], names: Sequence[str], groups: GroupTable) -> None:
+        self.module = module
+        self.partitions = groups.partitions()
+        self.shape_env = ShapeEnv()
+        self.mode: FakeTensorMode = step_fake_mode(shape_env=self.shape_env)
+        self.inputs = list(zip(names, inputs, strict=True))
+        self.values: dict[Node, Any] = {}
+        self.calls: list[Call] = []
+        self.index: dict[Node, int] = {}
+        self.storages: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Every node, in order."""
+        remaining = iter(self.inputs)
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                try:
+                    name, like = next(remaining)
+                except StopIteration:
+                    raise _refused(node, "a graph takes more inputs than the step has") from None
+                self._add(node, name, "input", (), _fake_like(like))
+            elif node.op == "get_attr":
+                self._constant(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op != "output":
+                raise _refused(node, f"a node of kind {node.op}")
+
+    def place_of(self, returned: Any, name: str) -> int:
+        """The call that gives an output. Raises RefusedError for what is no tensor."""
+        if not isinstance(returned, Node) or not isinstance(self.values[returned], Tensor):
+            raise RefusedError(f"{name} is no tensor (`{returned}`)", where="the graph's outputs")
+        return self.index[returned]
+
+    def _constant(self, node: Node) -> None:
+        value = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if isinstance(value, GraphModule):
+            self.values[node] = value
+        elif isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            self._add(
+                node,
+                node.name,
+                "constant",
+                (("digest", ("str", _digest(value))),),
+                self.mode.from_tensor(value, static_shapes=True),
+            )
+        else:
+            raise _refused(node, f"an attribute that is a {type(value).__name__}")
+
+    def _call(self, node: Node) -> None:
+        op = "" if node.target in known.ARITHMETIC else _operator(node)  # what is neither is not run
+        args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        try:
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else ""
+            raise _refused(node, f"a call that fails on fake values: {type(error).__name__}: {reason}") from error
+        self.values[node] = value
+        if _is_scalar(value) and (op in known.SIZES or (not op and self._reads_numbers(node))):
+            return  # arithmetic on sizes: whoever reads it has the size itself
+        if op in known.CHECKS:
+            return  # it raises or it does not: no bit depends on it
+        if value is None and not operators.written_arguments(node):
+            raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
+        given = _by_name(node, args, kwargs)
+        if objection := admitted.why_not(node.target, given) or admitted.untold(node.target, given, value):
+            raise _refused(node, objection)
+        self._add(node, node.name, op or _operator(node), self._arguments(node), value)
+
+    def _reads_numbers(self, node: Node) -> bool:
+        return all(_is_scalar(self.values[x]) for x in node.all_input_nodes)
+
+    def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
+        self.values[node] = value
+        self.index[node] = len(self.calls)
+        writes: tuple[str, ...] = ()
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
+            writes = operators.written_names(node.target)
+        call = Call(
+            name=name,
+            op=op,
+            args=tuple(args),
+            value=self._shared(node, value, self._layout(node, value)),
+            writes=writes,
+            random=node.op == "call_function" and _draws(node),
+            place=_place(node),
+        )
+        self.calls.append(self._told_once(call))
+
+    def _shared(self, node: Node, value: Any, layout: Any) -> Any:
+        """Two operators hand back their argument's memory and do not say so, on fake values neither."""
+        if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
+            return layout
+        source = self.calls[self.index[node.all_input_nodes[0]]].value
+        self.storages[storage_key(value)] = source.storage  # whatever shares memory with this shares that
+        return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
+
+    def _told_once(self, call: Call) -> Call:
+        """A call without the arguments that say what layouts tell of a view or a copy; dims counted from the first."""
+        tensors = [x for read in call.reads for x in self.calls[read].results] + call.results
+        kept = dict(call.args)
+        if call.op in known.COPIES:
+            source, own = tensors
+            gone = ["layout", "memory_format", "pin_memory"]
+            gone += ["dtype"] if source.dtype == own.dtype or {source.dtype, own.dtype} <= known.FLOATS else []
+            gone += ["device", "non_blocking"] if source.device == own.device else []
+            kept = {name: x for name, x in call.args if name not in gone}
+        elif shows(call, self.calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
+            kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
+            if tensors[0].storage == call.results[0].storage:
+                call = replace(call, op=known.VIEW)
+        if call.op in (*known.JOINS, known.SPLIT) and "dim" in kept:
+            kept["dim"] %= len(call.results[0].shape)
+        return replace(call, args=tuple(kept.items()))
+
+    def _layout(self, node: Node, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized:
+                raise _refused(node, "a tensor that is not plain memory")
+            return data.Tensor(
+                dtype=str(value.dtype).removeprefix("torch."),
+                device=value.device.type,
+                shape=tuple(self._size(node, x) for x in value.shape),
+                strides=tuple(self._size(node, x) for x in value.stride()),
+                offset=self._size(node, value.storage_offset()),
+                storage=self.storages.setdefault(storage_key(value), len(self.storages)),
+            )
+        if isinstance(value, (tuple, list)) and not value:
+            return None  # FlexAttention gives gradients of what its masks capture, and they capture nothing
+        if isinstance(value, (tuple, list)):
+            return tuple(self._layout(node, item) for item in value)
+        return None if value is None else self._size(node, value)
+
+    def _size(self, node: Node, size: Any) -> data.Size:
+        if type(size) is int:
+            return size
+        if not isinstance(size, torch.SymInt):
+            raise _refused(node, f"a number that is a {type(size).__name__}")
+        try:
+            return size_of(symbols.expression(size))
+        except ValueError as error:
+            raise _refused(node, str(error)) from None
+
+    def _arguments(self, node: Node) -> Iterable[tuple[str, Any]]:
+        schema = schema_of(node.target)
+        if schema is None:
+            declared = [str(place) for place in range(len(node.args))]
+            defaults: Mapping[str, Any] = {}
+        else:
+            declared = [argument.name for argument in schema.arguments]
+            defaults = {x.name: x.default_value for x in schema.arguments if x.has_default_value()}
+        given = dict(zip(declared, node.args, strict=False)) | dict(node.kwargs)
+        for name in [*declared, *(key for key in given if key not in declared)]:
+            if name not in given:
+                continue
+            value = given[name]
+            if name in defaults and type(defaults[name]) is type(value) and repr(defaults[name]) == repr(value):
+                continue
+            if name == "group_name" and isinstance(value, str) and value in self.partitions:
+                yield name, ("ranks", self.partitions[value])
+            else:
+                yield name, self._argument(node, value)
+
+    def _argument(self, node: Node, x: Any) -> Any:
+        match x:
+            case Node():
+                held = self.values[x]
+                if isinstance(held, GraphModule):
+                    return ("graph", _nested(node, held))
+                return ("node", self.index[x]) if x in self.index and not _is_scalar(held) else self._number(node, held)
+            case list() | tuple():
+                return ("list", *(self._argument(node, item) for item in x))
+            case dict():
+                items = (("list", ("str", str(key)), self._argument(node, item)) for key, item in sorted(x.items()))
+                return ("list", *items)
+            case bool():
+                return ("bool", str(x))
+            case None:
+                return ("none",)
+            case float():
+                return ("float", x.hex())
+            case str():
+                return ("str", x)
+            case torch.dtype():
+                return ("dtype", str(x).removeprefix("torch."))
+            case torch.device():
+                return ("device", x.type)
+            case torch.memory_format() | torch.layout():
+                return ("enum", str(x))
+            case int() | torch.SymInt():
+                return self._number(node, x)
+            case _:
+                raise _refused(node, f"an argument that is a {type(x).__name__}")
+
+    def _number(self, node: Node, x: Any) -> Any:
+        match x:
+            case bool():
+                return ("bool", str(x))
+            case float():
+                return ("float", x.hex())
+            case None:
+                return ("none",)
+            case _:
+                return self._size(node, x)
+
+
+def refuse(call: Call, what: str) -> RefusedError:
+    """What a call is refused for, and where it came from."""
+    place = CallOrigin(*call.place)
+    where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
+    return RefusedError(f"{what} (`{call.name}`)", where=where)
+
+
+def _nested(caller: Node, module: GraphModule) -> Any:
+    """A nested graph, its nodes numbered: equal ones compute the same of their operands."""
+    index: dict[Node, int] = {}
+
+    def argument(x: Any) -> Any:
+        match x:
+            case Node():
+                return ("node", index[x])
+            case list() | tuple():
+                return ("list", *map(argument, x))
+            case float():
+                return ("float", x.hex())
+            case None | bool() | str() | int() | torch.dtype() | torch.device():
+                return (type(x).__name__, str(x))
+            case _:
+                raise _refused(caller, f"a nested graph with an argument that is a {type(x).__name__}")
+
+    def one(node: Node) -> Any:
+        if node.op not in ("placeholder", "call_function", "output"):
+            raise _refused(caller, f"a nested graph with a node of kind {node.op}")
+        if node.op == "call_function" and (operators.written_arguments(node) or _draws(node)):
+            raise _refused(caller, f"a nested graph that writes or draws: {node.target}")
+        if reason := admitted.why_not(node.target):
+            raise _refused(caller, f"a nested graph: {reason}")
+        name = _operator(node) if node.op == "call_function" else node.op
+        kwargs = tuple((key, argument(value)) for key, value in sorted(node.kwargs.items()))
+        args = () if node.op == "placeholder" else tuple(argument(x) for x in node.args)
+        index[node] = len(index)
+        return (name, args, kwargs)
+
+    return tuple(one(node) for node in module.graph.nodes)
+
+
+def _draws(node: Node) -> bool:
+    return operators.is_random(node) or str(node.target) in known.DRAWS
+
+
+def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call is handed, by the names of its operator's schema."""
+    schema = schema_of(node.target)
+    names = [argument.name for argument in schema.arguments] if schema else []
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def _operator(node: Node) -> str:
+    target: Any = node.target
+    if isinstance(target, OpOverload):
+        return str(target)
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order.{operators.name_of(target)}"
+    name = getattr(target, "__name__", None)
+    if name == "getitem" and getattr(target, "__module__", None) == "_operator":
+        return "getitem"
+    raise _refused(node, f"a call of {target}, which is no operator")
+
+
+def _place(node: Node) -> CallOrigin:
+    if node.op != "call_function":
+        return CallOrigin()
+    origin = origin_of(node)
+    return CallOrigin(origin.module, origin.direction, node.meta.get(CHUNK_KEY), origin.source)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (int, float, bool, *symbols.SYMBOLIC_SCALARS))
+
+
+def _fake_like(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _digest(x: Tensor) -> str:
+    with disable_current_modes():
+        content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _refused(node: Node, what: str) -> RefusedError:
+    return RefusedError(f"{what} (`{node.name}`)", where=symbols.source_of(node))

@@ -1,0 +1,79 @@
+"""Proofs ahead of a run: before any rank starts, a process of its own proves every case, and tells what came of it.
+
+The command line's process loads no torch, and the host never traces; so this one does, once for all cases. It is handed
+them all, and answers case by case (`processes/apart`). A proof that fails, or a process that dies, makes a case NOT
+TRIED and keeps nothing from running. A user's passes, and a hang in one of them, have a case's time as under a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitproof.harness.case import Case
+from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
+from bitproof.harness.records import ProofOutcome, ProofVerdict
+
+MOST_NAMED = 200
+"""How many outputs that are not proved an outcome names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be proved: cases, with a user's passes in each candidate's graph."""
+
+    cases: tuple[Case, ...]
+    extra_passes: tuple[str, ...] = ()
+
+
+def prove_ahead(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
+    """An outcome for each case, in order, each within `timeout` seconds; later ones are not tried after one that is
+    not in time. Closing the iterator ends the process."""
+    found = answers_apart("bitproof.harness.prove.preflight", task, ProofOutcome, len(task.cases), log, timeout)
+    with contextlib.closing(found) as answers:
+        for answer in answers:
+            if isinstance(answer, Lost):
+                yield ProofOutcome(verdict=ProofVerdict.NOT_TRIED, reason=answer.reason)
+            else:
+                yield answer
+
+
+def main() -> None:
+    """The process that proves: `harness.prove.preflight PIPE`."""
+    answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
+
+
+def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
+    """What a proof says of a case. Terms are not computed: the run that follows compares bits."""
+    from bitproof.harness.certificate.assumptions import assumed
+    from bitproof.harness.errors import BitproofError
+    from bitproof.harness.graph.graph_options import GraphOptions
+    from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
+    from bitproof.harness.prove.prove import prove_case
+
+    began = time.perf_counter()
+    try:
+        found = prove_case(case, GraphOptions(extra_passes=tuple(extra_passes)), evaluate=False)
+    except BitproofError as error:
+        return ProofOutcome(verdict=ProofVerdict.REFUSED, reason=str(error), seconds=time.perf_counter() - began)
+    seconds = round(time.perf_counter() - began, 3)
+    if found.proof is None or found.graphs is None:
+        return ProofOutcome(verdict=ProofVerdict(found.verdict), reason=found.reason, seconds=seconds)
+    others = [answer for answer in found.proof.answers if answer.verdict != PROVED]
+    first = next((answer.finding.lines() for answer in others if answer.finding), [])
+    return ProofOutcome(
+        verdict=ProofVerdict(found.verdict),
+        proved=found.proof.count(PROVED),
+        not_proved=found.proof.count(NOT_PROVED),
+        refused=found.proof.count(REFUSED),
+        reason=next((f"{answer.output}: {answer.reason}" for answer in others if answer.reason), None),
+        unproved=[answer.output for answer in others[:MOST_NAMED]],
+        first=first,
+        assumptions=[*assumed(found.graphs, found.proof.table.used())],
+        seconds=seconds,
+        otherwise=len(found.proof.laid_out_otherwise),
+        laid_out_otherwise=found.proof.laid_out_otherwise[:MOST_NAMED],
+    )

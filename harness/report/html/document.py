@@ -1,0 +1,318 @@
+"""report.html: the whole report as one page that asks nothing of the network and runs no script.
+
+The template beside this file lays it out; here is what it shows, cut to what a browser and a CI system's
+artifact viewer take well: what is left out is told, and stands in report.json. Every value passes `_shown` and jinja2's
+escaping, and the page forbids browsers to run or to load anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from bitproof.harness.case import Case
+from bitproof.harness.errors import cut
+from bitproof.harness.printable import printable
+from bitproof.harness.records import (
+    BUCKETS,
+    ROLES,
+    CaseResult,
+    Closeness,
+    Divergence,
+    PassReport,
+    Report,
+    throughput_rows,
+)
+from bitproof.harness.report import proofs, sensitivity, text
+from bitproof.harness.report.case_row import CaseRow, row_of
+from bitproof.harness.report.html import heatmaps
+from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
+from bitproof.harness.report.html.losses import LossBlock, losses
+from bitproof.harness.report.markdown import status_text
+
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+
+# Limits of one page, shared by its cases.
+MAX_CELLS = 6_000
+MAX_PASS_ROWS = 2_500
+MAX_ERRORS_CHARS = 100_000
+MAX_ERROR_CHARS = 16_000
+MAX_VALUES = 12
+MAX_VALUE_CHARS = 300
+MAX_REASON_CHARS = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """A case's share of the page: heatmap cells, characters of its error, rows of each pass's tables."""
+
+    cells: int
+    error_chars: int
+    pass_rows: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Apart:
+    """How far the two sides of a tensor are apart; `bars` are buckets, counts and lengths in percent."""
+
+    of: str
+    extent: str
+    bars: list[tuple[str, int, int]]
+    samples: list[tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DivergenceBlock:
+    """The first differing tensor and the call to blame, each with how far the two sides are apart."""
+
+    where: str
+    sides: tuple[str, ...]
+    types: str
+    blame: str | None
+    ranks: str
+    apart: list[Apart]
+    neighbours: list[tuple[str, ...]]
+    lanes: list[str]
+    chain: list[tuple[str, ...]]
+    pass_: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClosenessBlock:
+    """The largest error as a sentence, and the histogram: counts of each kind by bucket."""
+
+    sentence: str
+    kinds: list[str]
+    rows: list[tuple[str, list[int]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PassBlock:
+    """A pass: time with a bar in percent, nodes before and after, what it was told and tells by heading."""
+
+    name: str
+    seconds: float
+    bar: int
+    before: int
+    after: int
+    changed: list[tuple[str, int, int]]
+    more_changed: int
+    details: dict[str, list[tuple[str, str]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaseBlock(CaseRow):
+    """Everything that the page tells of a case."""
+
+    replay: str
+    about: list[tuple[str, str]]
+    proved: str
+    sees: str
+    remarks: list[str]
+    error: str
+    divergence: DivergenceBlock | None
+    closeness: ClosenessBlock | None
+    kinds: KindHeat | None
+    tensors: TensorHeat | None
+    losses: LossBlock | None
+    passes: list[PassBlock]
+    seconds_of: list[tuple[str, float]]
+    logs: list[tuple[str, list[tuple[str, str]]]]
+    baselines: str
+
+
+def render(report: Report) -> str:
+    """The page. Cases that are not as expected come first, unfolded."""
+    results = sorted(report.cases, key=lambda result: result.as_expected)
+    num_passes = sum(len(result.passes) for result in results)
+    limits = Limits(
+        cells=_fair_share(map(heatmaps.wanted_cells, results), MAX_CELLS),
+        error_chars=_fair_share(
+            (min(len(result.error or ""), MAX_ERROR_CHARS) for result in results), MAX_ERRORS_CHARS
+        ),
+        pass_rows=max(3, min(MAX_VALUES, MAX_PASS_ROWS // max(1, num_passes))),
+    )
+    page: str = template().render(
+        report=report,
+        status=status_text(report),
+        tally=text.tally(report),
+        remarks=text.remarks(report),
+        loudest=proofs.loudest(report),
+        has_proofs=proofs.has_proofs(report),
+        rows=[row_of(result) for result in report.cases],
+        cases=[_case(report, result, limits) for result in results],
+        not_run=[(name, text.shorten(reason, MAX_REASON_CHARS)) for name, reason in report.not_run.items()],
+        environment=_values(report.environment, 100),
+    )
+    return page
+
+
+@functools.cache
+def template() -> jinja2.Template:
+    """The page's layout, compiled when first asked for."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _fair_share(wanted: Iterable[int], total: int) -> int:
+    """The most that each may have, so that all have no more than the total together; who wants less leaves the rest."""
+    waiting = sorted(wanted)
+    for number, wants in enumerate(waiting):
+        share = total // (len(waiting) - number)
+        if wants > share:
+            return share
+        total -= wants
+    return max(waiting, default=0)
+
+
+def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
+    case, parallelism, first = result.case, result.case.parallelism, result.first_divergence
+    chunking = case.chunking and f"{case.chunking.modules} in two along {case.chunking.dim}"
+    about = [
+        ("compared", f"{case.candidate} against {case.reference}"),
+        *(_stated(case) if case.is_foreign else [("model", f"{case.model.family} {case.model.flavor}")]),
+        *([] if case.is_foreign else [("split", chunking or "nothing")]),
+        ("run", result.where),
+        *([] if case.is_foreign else [("parallel", f"ep {parallelism.ep}, tp {parallelism.tp}")]),
+        ("second runs", _sides({side: verdict or "not made" for side, verdict in result.control.items()})),
+    ]
+    if memory := {side: f"{mib:,.1f} MiB" for side, mib in result.memory.items() if mib is not None}:
+        about.append(("peak memory", _sides(memory)))
+    about += [
+        (name, _sides(dict(zip(result.throughput, values, strict=True))))
+        for name, *values in (throughput_rows(result.throughput) if result.throughput else ())
+    ]
+    if result.stress:
+        about.append(("under stress", _sides({side: verdict or "not run" for side, verdict in result.stress.items()})))
+    return CaseBlock(
+        **vars(row_of(result)),
+        replay=text.replay_command(report, result),
+        about=about,
+        proved=text.shorten("\n".join(proofs.tell(case.name, result.proof)), MAX_ERROR_CHARS) if result.proof else "",
+        sees=text.shorten("\n".join(sensitivity.tell(result)), MAX_ERROR_CHARS) if result.sensitivity else "",
+        remarks=[cut(remark, MAX_ERROR_CHARS) for remark in result.remarks],
+        error=text.shorten(result.error or "", limits.error_chars),
+        divergence=_divergence(result, first) if first else None,
+        closeness=_closeness(result, result.closeness) if result.closeness else None,
+        kinds=heatmaps.by_kind(result),
+        tensors=heatmaps.by_tensor(result, limits.cells),
+        losses=losses(result),
+        passes=_passes(result.passes, limits.pass_rows),
+        seconds_of=[(name, value) for name, value in text.flatten_seconds(result) if not name.startswith("passes.")],
+        logs=_logs(result.logs),
+        baselines=text.shorten("\n".join(text.baselines(result, MAX_VALUES)), MAX_ERROR_CHARS, "report.json has it"),
+    )
+
+
+def _stated(case: Case) -> list[tuple[str, str]]:
+    """What a foreign case states of its settings; whether its systems follow it, they alone know."""
+    settings = ("model", "parallelism", "batch", "precision", "optimizer")
+    stated = case.stated()
+    told = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))
+    if told.get("parallelism.ep") == "1":
+        del told["parallelism.ep"]
+    return [("the case states", ", ".join(map(" ".join, told.items())))]
+
+
+def _sides(values: dict[str, str]) -> str:
+    return ", ".join(f"{side} {value}" for side, value in values.items())
+
+
+def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
+    """Nested values as rows of path and value."""
+    rows = [(path, text.shorten(leaf, MAX_VALUE_CHARS, "report.json has them")) for path, leaf in text.leaves(value)]
+    return [*rows[:limit], *([("...", f"{len(rows) - limit} more, in report.json")] if len(rows) > limit else [])]
+
+
+def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
+    tensor, call = first.tensor, first.call
+    types = [tensor.reference_type, tensor.candidate_type]
+    ranks = (call and call.ranks) or ""
+    sides = ("first run", "second run") if first.between else ROLES
+    parts = (("The tensor", tensor), ("The blamed call's output", call.output if call else None))
+    return DivergenceBlock(
+        where=text.locate(first, result.case),
+        sides=sides,
+        types=(types[0] or "") if types[0] == types[1] else ", ".join(map("{}: {}".format, sides, types)),
+        blame=text.blame(first),
+        ranks=ranks if "," in ranks else "",
+        apart=[
+            Apart(
+                of=what,
+                extent=text.extent(difference),
+                bars=_bars(difference.histogram if difference else None),
+                samples=text.sample_rows(difference),
+            )
+            for what, difference in parts
+        ],
+        neighbours=text.neighbour_rows(call),
+        lanes=sorted({row[0] for row in text.chain_rows(call)}, key=int),
+        chain=text.chain_rows(call),
+        pass_=first.pass_,
+    )
+
+
+def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
+    """Bucket, count, and the bar's length in percent of the longest: logarithmic, so that one element shows."""
+    counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
+    longest = max((count for _, count in counts), default=0)
+    return [(bucket, count, round(100 * math.log2(1 + count) / math.log2(1 + longest))) for bucket, count in counts]
+
+
+def _closeness(result: CaseResult, found: Closeness) -> ClosenessBlock:
+    rows = [(bucket, [found.histogram[kind].get(bucket, 0) for kind in found.histogram]) for bucket in BUCKETS]
+    sentence = text.closeness(result)
+    return ClosenessBlock(
+        sentence=f"{sentence[0].upper()}{sentence[1:]}.",
+        kinds=list(found.histogram),
+        rows=[row for row in rows if any(row[1])],
+    )
+
+
+def _passes(passes: list[PassReport], limit: int) -> list[PassBlock]:
+    longest = max((entry.seconds for entry in passes), default=0) or 1
+    shown = []
+    for entry in passes:
+        changed = [(name, before, after) for name, (before, after) in entry.changed.items()]
+        changed.sort(key=lambda row: -abs(row[2] - row[1]))
+        told = {"settings": entry.settings, "facts": entry.facts}
+        details = {name: _values(values, limit) for name, values in told.items() if values}
+        shown.append(
+            PassBlock(
+                name=entry.name,
+                seconds=entry.seconds,
+                bar=round(100 * max(0.0, entry.seconds / longest)),
+                before=entry.nodes_before,
+                after=entry.nodes_after,
+                changed=changed[:limit],
+                more_changed=max(0, len(changed) - limit),
+                details=details,
+            )
+        )
+    return shown
+
+
+def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Logs by folder: a link and a short name each."""
+    folders: dict[str, list[tuple[str, str]]] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        folders.setdefault(folder, []).append((quote(path, errors="replace"), name.removesuffix(".log")))
+    return list(folders.items())
+
+
+def _shown(value: Any) -> Any:
+    """A text as it may be shown, which jinja2 then escapes; markup and numbers as they are."""
+    return printable(value) if type(value) is str else value

@@ -1,0 +1,79 @@
+"""Who started this process: somebody at a prompt, or a launcher that started one such process for each rank.
+
+Ranks that others start are told apart by what `init_process_group("env://")` reads, whoever sets it: torchrun, or
+`srun` with a script. Ranks that bitproof forks have the same variables, and one more that says so, `FORKED`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+
+from bitproof.harness.runtime import interrupts
+
+FORKED = "BITPROOF_RANK"
+"""Set in every rank that bitproof forks: a command that such a rank starts is nobody's rank."""
+
+# How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
+_PATIENCE = 20.0
+_rank_0_is_gone = False
+_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Launchers that start many processes and set none of the above: variables for a process's rank, and for how many.
+_LAUNCHERS = (
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("mpiexec", "PMI_RANK", "PMI_SIZE"),
+)
+
+
+def is_rank(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun, or another launcher that sets the same variables, started this process as one rank of many."""
+    environment = os.environ if environment is None else environment
+    if FORKED in environment:
+        return False
+    is_torchruns = all(name in environment for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"))
+    return is_torchruns or all(environment.get(name) for name in _RENDEZVOUS)
+
+
+def is_first(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether this process speaks for all that were started with it: rank 0, or the only one."""
+    environment = os.environ if environment is None else environment
+    if is_rank(environment):
+        return environment["RANK"] == "0"
+    found = copies(environment)
+    return found is None or environment.get(found[1]) == "0"
+
+
+def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
+    """The launcher that started several of this command without a word of who is who, or None.
+
+    That is its name, the variables for a process's number and for how many there are, and how many.
+    """
+    environment = os.environ if environment is None else environment
+    if FORKED in environment or is_rank(environment):
+        return None
+    for launcher, number, count in _LAUNCHERS:
+        if number not in environment or not environment.get(count, "").isdigit():
+            continue
+        # The script of a batch job knows the job's tasks, and is run once.
+        if count == "SLURM_NTASKS" and environment.get("ENVIRONMENT") == "BATCH":
+            return None
+        many = int(environment[count])
+        return (launcher, number, count, many) if many > 1 else None
+    return None
+
+
+def do_not_wait_for_rank_0() -> None:
+    """Have a rank that follows end at once: rank 0 is not there, or cannot be reached, and tells nothing."""
+    global _rank_0_is_gone
+    _rank_0_is_gone = True
+
+
+def let_rank_0_tell() -> None:
+    """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why."""
+    if is_rank() and os.environ["RANK"] != "0" and not _rank_0_is_gone:
+        with contextlib.suppress(*interrupts.STOPS):
+            time.sleep(_PATIENCE)

@@ -1,0 +1,231 @@
+"""What this process is made of: the files that decide what a traced graph looks like, as they were when it started.
+
+`note` is called before anything of ours, or of torch, is imported. Files that are still untouched when a graph is
+finished are then those that were imported, however long that took and whoever edits them meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from bitproof.harness.runtime import text_loader
+from bitproof.harness.runtime.text_loader import TextLoader
+
+ROOT = Path(__file__).parents[2]
+"""The package bitproof."""
+
+OWN = ("harness", "reference")
+"""Our packages that graphs are made by. A case is data, whoever made it."""
+
+_FIRST = ("text_loader", "sources")
+"""Modules of `harness.runtime` that are loaded before anybody can look."""
+_IN_MEMORY = ("/dev/", "/memfd:", "/anon")
+
+Stat = tuple[str, int, int, int, int]
+"""A file's path, inode, bytes, and when its content and its inode changed last, in nanoseconds."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """`digest` names every byte of our packages, and torch's files by place, size and time: those are 60 MB.
+
+    `own` names our packages' alone, wherever they lie: it is equal on machines that have one release.
+    """
+
+    digest: str
+    stats: tuple[Stat, ...] = field(repr=False)
+    own: str = ""
+
+    def are_untouched(self) -> bool:
+        """Whether every file is still what it was, by its content (ours), size and times (all)."""
+        return read_sources() == self
+
+
+Absent = tuple[str]
+"""The path of a file that there is none of."""
+
+
+@dataclass(frozen=True)
+class Later:
+    """What a process loaded after its key was made.
+
+    `files` are as in `Sources`; `code` has the sha256 of the code of each module that was run by its text; `found` says
+    where packages were found that were looked for, None of those that were not.
+    """
+
+    files: tuple[Stat | Absent, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
+    found: Mapping[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Later:
+        """What JSON says. Raises KeyError, TypeError and ValueError for what has another form."""
+        return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
+
+    def would_load_again(self) -> bool:
+        """Whether this process would load the very same."""
+        return (
+            all(_stat(told[0]) == told for told in self.files)
+            and all(os.path.isfile(file) and TextLoader("", file).digest() == told for file, told in self.code.items())
+            and all(place_of(name) == place for name, place in self.found.items())
+        )
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What this process is made of. `others` names the code of ours that ran, and whatever else is loaded.
+
+    Of a module that is not run by its text that is its file and its compiled code: what is loaded follows from both.
+    """
+
+    sources: Sources
+    others: str
+    loaded: frozenset[str] = field(default=frozenset(), repr=False)
+    """The files that `others` speaks of."""
+
+    def later(self) -> Later | None:
+        """What is loaded by now beside that; None where files changed meanwhile, so that nobody can tell."""
+        if at_start is None or not self.sources.are_untouched():
+            return None
+        files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
+        stats = _stats_since(files, at_start[0])
+        code = {file: told for file, told in text_loader.code_digests.items() if file not in self.loaded}
+        names = {name for name, module in list(sys.modules.items()) if "." not in name and _origin(module) in files}
+        found = {name: place_of(name) for name in sorted(names | text_loader.not_found)}
+        return None if stats is None else Later(stats, code, found)
+
+
+at_start: tuple[float, Sources] | None = None
+
+
+def note(loaded: Iterable[str] | None = None) -> None:
+    """Look at the sources: once, before anything that they hold is imported. 50 ms.
+
+    A process that has `loaded` some of it, such as one that put something else in its place, vouches for nothing.
+    """
+    global at_start
+    known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
+    vouched = ("torch", *(f"bitproof.{package}" for package in OWN))
+    if not any(
+        f"{name}.".startswith(tuple(f"{x}." for x in vouched)) and name not in known for name in loaded or sys.modules
+    ):
+        at_start = time.time(), read_sources()
+
+
+def installation() -> Installation | None:
+    """What this process is made of, with all that is loaded by now; None where that cannot be vouched for.
+
+    That is where nobody looked before the first import, and where a file that is loaded changed since then.
+    """
+    if at_start is None:
+        return None
+    began, sources = at_start
+    files = _loaded_files() - {stat[0] for stat in sources.stats}
+    stats = _stats_since(files, began)
+    if stats is None:
+        return None
+    code = sorted(text_loader.code_digests.items())
+    told = hashlib.sha256(repr((stats, code)).encode()).hexdigest()
+    return Installation(sources, told, frozenset(files | dict(code).keys()))
+
+
+def read_sources() -> Sources:
+    """The files as they are now."""
+    told, stats = hashlib.sha256(), []
+    for package in OWN:
+        for stat in sorted(_files(str(ROOT / package))):
+            content = Path(stat[0]).read_bytes()
+            told.update(f"{os.path.relpath(stat[0], ROOT)}\0{len(content)}\0".encode() + content)
+            stats.append(stat)
+    own = told.hexdigest()
+    found = importlib.util.find_spec("torch")
+    for stat in sorted(_files(os.path.dirname(found.origin), (".py", ".so"))) if found and found.origin else ():
+        told.update(f"{stat}\0".encode())
+        stats.append(stat)
+    return Sources(told.hexdigest(), tuple(stats), own)
+
+
+def own_digest() -> str:
+    """The sha256 of our packages' content, as this process imported it; as it is now where nobody looked before."""
+    return at_start[1].own if at_start is not None else read_sources().own
+
+
+def stat_of(file: str) -> Stat:
+    """What tells that a file is the one that it was."""
+    told = os.stat(file)
+    return file, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
+
+
+def runs_its_text() -> bool:
+    """Whether the code of ours that this process ran is what its files compile to. 1 s."""
+    own = tuple(os.path.join(ROOT, package, "") for package in OWN)
+    return all(TextLoader("", file).ran_text() for file in text_loader.code_digests if file.startswith(own))
+
+
+def _loaded_files() -> set[str]:
+    """The files that decide what this process has loaded: of modules, libraries, and what runs when Python starts."""
+    files = set()
+    for module in list(sys.modules.values()):
+        if (origin := _origin(module)) is not None:
+            files.add(origin)
+            if module.__spec__ and module.__spec__.cached and origin not in text_loader.code_digests:
+                files.add(module.__spec__.cached)
+    for folder in filter(os.path.isdir, sys.path):
+        files |= {entry.path for entry in os.scandir(folder) if entry.name.endswith(".pth")}
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        mapped = (line.split(maxsplit=5) for line in maps)
+        files |= {fields[5].rstrip("\n") for fields in mapped if len(fields) > 5 and "x" in fields[1]}
+    return {file for file in files if os.path.isabs(file) and not file.startswith(_IN_MEMORY)}
+
+
+def _origin(module: ModuleType) -> str | None:
+    spec = getattr(module, "__spec__", None)
+    if isinstance(spec, ModuleSpec):
+        return spec.origin if spec.has_location else None
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) else None
+
+
+def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...] | None:
+    """What tells that files are what they were; None where one is newer than the time at which the process began."""
+    stats = tuple(map(_stat, sorted(files)))
+    return None if any(max(stat[3:], default=0) >= began * 1e9 for stat in stats) else stats
+
+
+def _stat(file: str) -> Stat | Absent:
+    try:
+        return stat_of(file)
+    except OSError:
+        return (file,)
+
+
+def place_of(name: str) -> str | None:
+    """Where a package or module would be found, or was."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # ValueError: a module that says nothing of where it is from
+        return None
+    return None if spec is None else spec.origin
+
+
+def _files(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[Stat]:
+    """Every file below a folder that ends so, compiled Python left out."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name == "__pycache__":
+                continue
+            if entry.is_dir():
+                yield from _files(entry.path, endings)
+            elif entry.name.endswith(endings) or ".so." in entry.name:
+                yield stat_of(entry.path)

@@ -1,0 +1,43 @@
+"""What is refused of a case's model before any rank starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bitproof.builtin_cases.tp_ep import tp_ep_shared
+from bitproof.harness.case import Batch, Model, Parallelism
+from bitproof.harness.errors import CaseError
+from bitproof.harness.execute.host.models import check_model, model_sizes
+from tests.small import small
+
+CASE = replace(small(tp_ep_shared), parallelism=Parallelism(world_size=2, tp=2, ep=2))
+
+
+def test_a_model_says_all_of_its_sizes_whatever_the_case_states() -> None:
+    assert model_sizes(CASE)["layers"] == 1
+    assert model_sizes(CASE)["experts"] == 8
+
+
+def test_tensor_ranks_that_divide_the_tokens_pass_and_others_are_refused() -> None:
+    check_model(replace(CASE, batch=Batch(sequences=1, seq_len=6)), "eager")
+    odd = replace(CASE, batch=Batch(sequences=1, seq_len=7))
+    with pytest.raises(CaseError) as error:
+        check_model(odd, "eager")
+    assert str(error.value) == (
+        "CaseError: layers.0.moe does not split evenly over tensor-parallel ranks\n"
+        "  expected: tokens a call a multiple of tp=2\n"
+        "  found: 7 tokens a call\n"
+        "  fix: choose a tp that divides them"
+    )
+    with pytest.raises(CaseError, match="7 tokens a call"):  # each time it is asked
+        check_model(odd, "eager")
+
+
+def test_what_tracing_refuses_and_what_a_user_s_system_does_is_not_looked_at() -> None:
+    unknown = replace(CASE, model=Model(flavor="none"))
+    with pytest.raises(CaseError, match="unknown flavor"):
+        check_model(unknown, "eager_chunked")
+    check_model(unknown, "graph")
+    check_model(unknown, "mine.py:factory")

@@ -1,0 +1,142 @@
+"""Which search a verdict asks for, what its answer or its failure makes of the judgement, and what it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitproof.harness.case import Case
+from bitproof.harness.compare.verdict import Comparison, Judgement, Repeat
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute import find_cause
+from bitproof.harness.execute.find_cause import Explainer
+from bitproof.harness.localize.search import NO_CALL, UnrepeatableError
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import BlamedCall, Divergence, Key, Verdict
+
+CASE = Case(name="toy", family="toy", reference="mine:eager", candidate="mine:graph", steps=3)
+FIRST = Divergence(step=1, kind="grad", name="weight", rank=0)
+BLAMED = replace(FIRST, call=BlamedCall(operator="add.Tensor"))
+EQUAL = Judgement(
+    verdict=Verdict.EQUAL,
+    compared={},
+    mismatched={},
+    differing_kinds=(),
+    first_divergence=None,
+    control={"reference": None, "candidate": None},
+    error=None,
+)
+DIFFERENT = replace(EQUAL, verdict=Verdict.DIFFERENT, first_divergence=FIRST)
+PLAIN, STRESSED = (Repeat("candidate", stressed, Comparison(verdict=Verdict.DIFFERENT)) for stressed in (False, True))
+
+
+@pytest.fixture
+def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Explain a judgement where searches find, or raise, what is given: the judgement, the explainer, the searches."""
+
+    def searched(judgement: Judgement, *, cause: Any = BLAMED, noise: Any = (BLAMED, None), **options: Any) -> Any:
+        archives, log = tmp_path / "archives", []
+        archives.mkdir(exist_ok=True)
+
+        def tell(found: Any) -> Any:
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        class Search:
+            def __init__(self, recordings: Any, *_: Any, **__: Any) -> None:
+                self.remarks: list[str] = []
+
+            def explain(self, first: Divergence) -> Any:
+                log.append(("cause", first))
+                return tell(cause)
+
+        class NoiseSearch:
+            def __init__(self, *_: Any, role: str, stressed: bool) -> None:
+                self.remarks: list[str] = []
+                self.of = f"{role}{' under stress' if stressed else ''}"
+
+            def explain_noise(self, first: Divergence) -> Any:
+                log.append(("noise", self.of))
+                return tell(noise)
+
+        class EveryCall:
+            def __init__(self, *_: Any) -> None:
+                pass
+
+            def judge(self, judgement: Judgement) -> Judgement:
+                log.append(("every call", judgement.verdict))
+                return replace(judgement, verdict=Verdict.DIFFERENT)
+
+        for stand_in in (Search, NoiseSearch, EveryCall):
+            monkeypatch.setattr(find_cause, stand_in.__name__, stand_in)
+        explainer = Explainer(CASE, {}, archives, lambda *_: None, lambda *_: None)  # type: ignore[arg-type,return-value]
+        found = explainer.explained(judgement, [PLAIN, STRESSED], RunOptions(**options))
+        assert archives.exists() == (explainer.seconds is None), "what replays left is gone, and nothing else"
+        return found, explainer, log
+
+    return searched
+
+
+@pytest.mark.parametrize(
+    "judgement",
+    [EQUAL, replace(EQUAL, verdict=Verdict.UNVERIFIED), replace(EQUAL, verdict=Verdict.DIFFERENT)],
+    ids=["equal", "unverified", "different in nothing that has a place"],
+)
+def test_a_judgement_that_leaves_nothing_to_explain_comes_back_and_nothing_is_replayed(
+    searched: Any, judgement: Judgement
+) -> None:
+    found, explainer, log = searched(judgement)
+    assert (found, log, explainer.remarks, explainer.every_call) == (judgement, [], [], None)
+
+
+def test_a_difference_is_led_to_its_call_and_where_there_is_none_a_remark_says_so(
+    searched: Any, tmp_path: Path
+) -> None:
+    found, explainer, log = searched(DIFFERENT)
+    assert (found, log) == (replace(DIFFERENT, first_divergence=BLAMED), [("cause", FIRST)])
+    assert explainer.remarks == [] and explainer.seconds >= 0
+    found, explainer, _ = searched(DIFFERENT, cause=FIRST)
+    assert (found, explainer.remarks) == (DIFFERENT, [NO_CALL])
+
+
+def test_a_search_that_fails_leaves_the_verdict_and_is_told(searched: Any) -> None:
+    found, _, _ = searched(DIFFERENT, cause=RankError("rank 1 died"))
+    told = "a replay that looks for the cause failed; the verdict stands:\nRankError: rank 1 died"
+    assert found == replace(DIFFERENT, error=told)
+
+
+def test_noise_is_looked_for_in_the_run_that_the_divergence_is_of(searched: Any) -> None:
+    noisy = replace(DIFFERENT, verdict=Verdict.NONDETERMINISTIC, error="control of candidate: apart")
+    for repeat, of in ((PLAIN, "candidate"), (STRESSED, "candidate under stress")):
+        judgement = replace(noisy, first_divergence=replace(FIRST, between=repeat.between))
+        found, _, log = searched(judgement, noise=(BLAMED, "it is new at each run"))
+        assert log == [("noise", of)]
+        assert found.first_divergence == BLAMED
+        assert found.error == "control of candidate: apart\nit is new at each run"
+
+
+def test_a_replay_that_is_not_its_recording_makes_noise_of_a_difference(searched: Any) -> None:
+    unlike = UnrepeatableError("reference", Key(1, "grad", "weight", 0))
+    found, _, log = searched(DIFFERENT, cause=unlike)
+    assert log == [("cause", FIRST), ("noise", "reference")]
+    assert (found.verdict, found.control) == (
+        Verdict.NONDETERMINISTIC,
+        {"reference": "NONDETERMINISTIC", "candidate": None},
+    )
+    assert found.error == (
+        "a replay of reference mine:eager did not reproduce step 1, rank 0, grad weight: "
+        "its bits differ from the recorded ones"
+    )
+    failed, _, _ = searched(DIFFERENT, cause=unlike, noise=RankError("rank 1 died"))
+    assert failed.verdict == Verdict.NONDETERMINISTIC and failed.error.endswith("stands:\nRankError: rank 1 died")
+    assert failed.first_divergence == replace(FIRST, between="reference against itself")
+
+
+def test_an_equal_case_is_looked_at_as_it_is_asked_for(searched: Any) -> None:
+    found, explainer, log = searched(EQUAL, every_call=True)
+    assert (found.verdict, log) == (Verdict.DIFFERENT, [("every call", Verdict.EQUAL)])
+    assert explainer.every_call is not None

@@ -1,0 +1,90 @@
+"""What a graph's node says of its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Graph, Node
+
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.origin import UNKNOWN, Origin
+from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.localize.logs.calls import Place
+from bitproof.harness.localize.logs.node_places import place_of
+
+
+def node(**meta: Any) -> Node:
+    found = Graph().placeholder("x")
+    found.meta.update(meta)
+    return found
+
+
+def test_a_node_of_this_packages_graphs_says_it_by_its_origin_and_chunk() -> None:
+    found = node(origin=Origin("layers.0", "backward", "model.py:3"), **{CHUNK_KEY: 1})
+    assert place_of(found) == (Place("layers.0", "backward", 1), "model.py:3")
+
+
+def test_a_foreign_node_says_it_by_plain_values_of_which_all_are_optional() -> None:
+    assert place_of(node(bitproof={"direction": "update"})) == (Place(None, "update"), None)
+    assert place_of(node(bitproof={})) == (Place(None, None), None)
+
+
+def test_a_node_that_says_nothing_belongs_nowhere_that_is_known() -> None:
+    assert place_of(node()) == (Place(None, None), None)
+
+
+def chain(*origins: tuple[Origin | None, int | None]) -> list[Node]:
+    """Calls that each read the one before, with these origins and chunks."""
+    graph = Graph()
+    nodes = [graph.placeholder("x")]
+    for origin, chunk in origins:
+        nodes.append(graph.call_function(abs, (nodes[-1],)))
+        nodes[-1].meta.update({"origin": origin or UNKNOWN} | ({} if chunk is None else {CHUNK_KEY: chunk}))
+    return nodes[1:]
+
+
+FORWARD, BACKWARD = Origin("layers.0", "forward"), Origin("layers.1", "backward")
+
+
+def test_a_node_of_a_users_pass_belongs_where_what_it_reads_belongs_though_not_to_its_line() -> None:
+    _, first, second, _ = chain((FORWARD._replace(source="model.py:3"), 1), (None, None), (None, None), (BACKWARD, 0))
+    assert place_of(first) == place_of(second) == (Place("layers.0", "forward", 1), None)
+
+
+def test_a_node_that_writes_a_buffer_belongs_where_that_is_written_and_not_where_what_it_adds_was_made() -> None:
+    graph = Graph()
+    buffer, x = graph.placeholder("buffer"), graph.placeholder("x")
+    counts = graph.call_function(torch.ops.aten.neg.default, (x,))
+    counts.meta["origin"] = FORWARD._replace(module="layers.0.router")
+    once = graph.call_function(torch.ops.aten.add_.Tensor, (buffer, counts))
+    once.meta["origin"] = FORWARD
+    twice, read = (graph.call_function(op, (buffer, counts)) for op in (once.target, torch.ops.aten.add.Tensor))
+    twice.meta["origin"] = read.meta["origin"] = UNKNOWN
+    assert place_of(twice) == (Place("layers.0", "forward"), None)
+    assert place_of(read) == (Place("layers.0.router", "forward"), None)
+
+
+def test_where_nothing_that_is_read_tells_it_belongs_where_its_first_reader_does() -> None:
+    made, _ = chain((None, None), (BACKWARD, 0))
+    assert place_of(made) == (Place("layers.1", "backward", 0), None)
+
+
+def test_what_reads_of_forward_and_of_backward_belongs_to_backward_and_of_two_chunks_to_none() -> None:
+    first, second = chain((FORWARD, 0), (BACKWARD, 1))
+    both = first.graph.call_function(max, (first, second))
+    both.meta["origin"] = UNKNOWN
+    assert place_of(both) == (Place("layers.1", "backward", None), None)
+
+
+def test_where_no_neighbour_tells_nothing_is_known() -> None:
+    assert place_of(chain((None, None))[0]) == (Place(None, None, None), None)
+
+
+@pytest.mark.parametrize("said", ["backward", {"direction": "back"}, {"chunk": "1"}, {"where": "layers.0"}])
+def test_a_node_that_says_it_in_another_form_is_refused_by_name(said: Any) -> None:
+    with pytest.raises(UsageError) as error:
+        place_of(node(bitproof=said))
+    assert str(error.value).startswith("UsageError: node x of a system's graph says where it belongs in a form")
+    assert repr(said) in str(error.value)

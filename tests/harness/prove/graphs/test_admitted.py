@@ -1,0 +1,172 @@
+"""Which operators a proof may meet, and what a call must not do to memory."""
+
+import operator
+import random
+
+import pytest
+import torch
+from torch.fx import Graph, GraphModule
+
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.graphs import admitted
+from bitproof.harness.prove.graphs.export import RefusedError, export_graph
+from tests.harness.prove.scan import Scanned, scan, try_call
+from tests.harness.prove.toy_graphs import as_data, aten, randn
+
+W, X, MEAN, VAR = randn(6, 6), randn(4, 6), torch.zeros(6), torch.ones(6)
+
+
+def graph_of(build):
+    """A graph made by hand: `build` is handed what adds a call, and the inputs."""
+    graph = Graph()
+    inputs = [graph.placeholder(f"p{place}") for place in range(4)]
+    graph.output((build(lambda op, *args, **kwargs: graph.call_function(op, args, kwargs), *inputs),))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def export(build):
+    return as_data(graph_of(build), (W, X, MEAN, VAR))
+
+
+STATISTICS = [
+    ("native_batch_norm", (None, None, "mean", "var", True, 0.1, 1e-5)),
+    ("batch_norm", (None, None, "mean", "var", True, 0.1, 1e-5, False)),
+    ("_batch_norm_impl_index", (None, None, "mean", "var", True, 0.1, 1e-5, False)),
+    ("instance_norm", (None, None, "mean", "var", True, 0.1, 1e-5, False)),
+    ("cudnn_batch_norm", (None, "mean", "var", True, 0.1, 1e-5)),
+    ("miopen_batch_norm", (None, "mean", "var", True, 0.1, 1e-5)),
+    ("_batch_norm_with_update", (None, None, "mean", "var", 0.1, 1e-5)),
+]
+
+
+@pytest.mark.parametrize(("name", "rest"), STATISTICS)
+def test_an_operator_that_may_write_statistics_which_its_schema_leaves_out_is_refused(name, rest):
+    def step(call, w, x, mean, var):
+        y = call(aten.mm.default, x, w)
+        call(getattr(aten, name).default, y, *({"mean": mean, "var": var}.get(x, x) for x in rest))
+        return call(aten.add.Tensor, y, mean)
+
+    with pytest.raises(RefusedError, match=name):
+        export(step)
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "train"),
+    [("native_dropout", 0.0, True), ("native_dropout", 0.5, False), ("dropout", 0.0, True), ("dropout", 0.5, False)],
+)
+def test_a_dropout_whose_fake_may_be_what_it_reads_is_refused(name, p, train):
+    with pytest.raises(RefusedError, match=name):
+        export(lambda call, w, x, *_: call(getattr(aten, name).default, call(aten.mm.default, x, w), p, train))
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("split", 2), ("chunk", 2), ("split_with_sizes", [2, 2])])
+def test_an_unsafe_split_shares_memory_that_its_schema_does_not_name_and_is_refused(name, sizes):
+    op = getattr(getattr(aten, f"unsafe_{name}"), "Tensor" if name == "split" else "default")
+    with pytest.raises(RefusedError, match=f"{op} hands back memory that it was given, and does not say so"):
+        export(lambda call, w, x, *_: call(operator.getitem, call(op, call(aten.mm.default, x, w), sizes), 0))
+
+
+@pytest.mark.parametrize(("read", "size"), [("_local_scalar_dense", None), ("nonzero", 0)])
+def test_a_number_that_is_read_again_after_its_tensor_was_written_is_another(read, size):
+    """Fake values remember such numbers: what they remember is not to make two reads one."""
+
+    def step(between):
+        graph = Graph()
+        w, x, counts = (graph.placeholder(name) for name in ("w", "x", "counts"))
+        own = graph.call_function(aten.clone.default, (counts,))
+        y = graph.call_function(aten.mm.default, (x, w))
+
+        def number():
+            found = graph.call_function(getattr(aten, read).default, (own,))
+            return found if size is None else graph.call_function(aten.sym_size.int, (found, size))
+
+        first = number()
+        if between:
+            graph.call_function(aten.sub_.Tensor, (own, own))
+        second = number() if between else first
+        graph.output(tuple(graph.call_function(aten.mul.Tensor, (y, count)) for count in (first, second)))
+        return GraphModule(torch.nn.Module(), graph)
+
+    counts = torch.tensor(3) if size is None else torch.tensor([1, 0, 1])
+    names = ["parameter 0", "input 0", "input 1"]
+    sides = [
+        export_graph(step(between), names, (W, X, counts), ["one", "two"], GroupTable()) for between in (True, False)
+    ]
+    assert [answer.verdict for answer in prove_graphs(*sides).answers] == ["PROVED", "NOT PROVED"]
+
+
+def test_an_operator_that_hands_back_what_it_read_and_does_not_say_so_is_refused_though_it_is_listed(monkeypatch):
+    names = dict.fromkeys(("aten.mm.default", "aten.dropout.default"), admitted.ANY)
+    monkeypatch.setattr(admitted, "names", lambda: names)
+    with pytest.raises(RefusedError, match="hands back memory that it was given, and does not say so"):
+        export(lambda call, w, x, *_: call(aten.dropout.default, call(aten.mm.default, x, w), 0.0, False))
+
+
+def test_a_write_that_reads_its_own_memory_by_another_argument_is_refused_but_for_elementwise_ones():
+    def writes(op, *others):
+        def step(call, w, x, *_):
+            y = call(aten.mm.default, x, w)
+            call(op, y, *(y if other == "y" else other for other in others))
+            return y
+
+        return step
+
+    export(writes(aten.mul_.Tensor, "y"))
+    with pytest.raises(RefusedError, match="writes memory that it reads by another argument"):
+        export(writes(aten.div_.Tensor, "y"))
+
+
+def test_what_nobody_has_tried_is_refused_and_a_users_own_operator_is_believed():
+    assert "nobody has tried" in admitted.why_not(torch.ops.quantized.add.default)
+    with torch.library._scoped_library("bitproof_tests", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        assert admitted.why_not(torch.ops.bitproof_tests.twice.default) is None
+    assert admitted.why_not(aten.add.Tensor) is None
+    assert admitted.why_not(aten.empty.memory_format) is None  # known for what it is
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "fault"),
+    [
+        (aten.native_batch_norm.default, (X, None, None, MEAN, VAR, True, 0.1, 1e-5), "it writes running_mean"),
+        (aten.native_dropout.default, (X, 0.0, True), "it shares memory otherwise than its fake"),
+        (aten.empty_like.default, (X,), "it does not give one result of the same arguments"),
+        (aten._no_grad_normal_.default, (X, 0.0, 1.0), None),
+        (aten.mm.default, (X, W), None),
+        (aten.mul_.Tensor, (X, X), None),
+    ],
+)
+def test_a_scan_sees_what_an_operator_does_besides(op, args, fault):
+    seen = Scanned()
+    with torch.no_grad():
+        assert try_call(op, (args, {}), seen)
+    assert any(found.startswith(fault) for found in seen.faults) if fault else not seen.faults
+
+
+def test_a_scan_sees_an_undeclared_draw_a_hidden_alias_and_that_arguments_are_one_tensor():
+    with torch.library._scoped_library("bitproof_scan", "FRAGMENT") as library:
+        for name, own, fake in [
+            ("draws", lambda x, y: x + torch.rand(()), lambda x, y: x + y),
+            ("shows", lambda x, y: x.view(-1), lambda x, y: torch.empty_like(x).view(-1)),
+            ("looks", lambda x, y: x * 2 if x.data_ptr() == y.data_ptr() else x + 1, lambda x, y: x + y),
+            ("lies", lambda x, y: (x + y).t().contiguous().t(), lambda x, y: torch.empty_like(x)),
+            ("honest", lambda x, y: x + y, lambda x, y: x + y),
+        ]:
+            library.define(f"{name}(Tensor x, Tensor y) -> Tensor")
+            library.impl(name, own, "CPU")
+            library._register_fake(name, fake)
+        found = {
+            name: scan(
+                getattr(torch.ops.bitproof_scan, name).default,
+                [((X, X + 1), {})],
+                at_most=8,
+                chance=random.Random(0),
+            )
+            for name in ("draws", "shows", "looks", "lies", "honest")
+        }
+    assert "it draws random numbers and is not tagged so" in found["draws"].faults
+    assert "it shares memory otherwise than its fake" in found["shows"].faults
+    assert "its bits depend on whether two arguments are one tensor" in found["looks"].faults
+    assert "its strides are others than its fake's" in found["lies"].faults
+    assert (found["honest"].ran, found["honest"].faults) == (8, {})

@@ -1,0 +1,37 @@
+"""What `test_document.py` does not see on a page: long runs, and losses that are all the same."""
+
+from __future__ import annotations
+
+from bitproof.harness.report.html.losses import MAX_LOSSES, MAX_POINTS, LossBlock, losses
+
+
+def told(make_result, reference: list[float], candidate: list[float]) -> LossBlock | None:
+    sides = {"reference": reference, "candidate": candidate}
+    hexadecimal = {side: [value.hex() for value in values] for side, values in sides.items()}
+    return losses(make_result("c", losses=hexadecimal))
+
+
+def test_without_losses_there_is_nothing_to_tell(make_result):
+    assert told(make_result, [], []) is None
+
+
+def test_the_same_losses_are_said_to_be_the_same(make_result):
+    found = told(make_result, [1.0, 1.0], [1.0, 1.0])
+    assert found.sentence == "The same bits on both sides at all 2 steps."
+    assert found.chart.apart is None
+    assert found.chart.reference == found.chart.candidate
+
+
+def test_a_single_step_has_no_chart(make_result):
+    found = told(make_result, [1.0], [2.0])
+    assert found.chart is None
+    assert found.sentence.startswith("They differ at the only step, first at step 0: ")
+
+
+def test_a_long_run_is_cut_and_the_rest_counted(make_result):
+    steps = 2 * MAX_POINTS + 1
+    found = told(make_result, [float(step) for step in range(steps)], [0.0] * steps)
+    assert len(found.rows) == MAX_LOSSES
+    assert found.left_out == steps - MAX_LOSSES
+    [line] = found.chart.reference
+    assert len(line.split()) <= MAX_POINTS

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         Pipeline,
         Precision,
     )
-    from bitproof.harness.compare.verdict import Comparison
     from bitproof.harness.errors import (
         ArtifactError,
         BitproofError,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from bitproof.harness.records import (
         Bisection,
         CaseResult,
+        Comparison,
         Divergence,
         ProofOutcome,
         ProofVerdict,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from bitproof.harness.changes import Changes
-    from bitproof.harness.compare.verdict import Comparison
     from bitproof.harness.options import OnEvent, RunOptions
+    from bitproof.harness.records import Comparison
     from bitproof.keywords import RecordSettings
 
 

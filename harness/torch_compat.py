@@ -125,7 +125,7 @@ def _without_tensor_meta(module: GraphModule) -> GraphModule:
 
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
     """The node of a running trace that computes a tensor; None for one that the trace does not know."""
-    return cast(Node | None, get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node))
+    return get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node)
 
 
 def lazily_compiled() -> AbstractContextManager[Any]:
@@ -175,7 +175,7 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     with ExitStack() as stack:
-        return cast(GraphModule, aot_export_joint_with_descriptors(stack, module, inputs).graph_module)
+        return aot_export_joint_with_descriptors(stack, module, inputs).graph_module
 
 
 class Role(NamedTuple):
@@ -282,7 +282,7 @@ class FlopCount(TorchDispatchMode):
         return True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops: int | None = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -393,7 +393,7 @@ def register_group(name: str, group: Any) -> None:
 
 def group_named(name: str) -> ProcessGroup:
     """The process group of a name. Raises RuntimeError where none is registered."""
-    return cast(ProcessGroup, torch._C._distributed_c10d._resolve_process_group(cast(Any, name)))
+    return torch._C._distributed_c10d._resolve_process_group(cast(Any, name))
 
 
 def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:

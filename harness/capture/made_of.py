@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bitproof.harness.capture.manifest import commit, environment_variables, machine
+from bitproof.harness.capture.environment import environment_variables
+from bitproof.harness.capture.manifest import commit, machine
 from bitproof.harness.errors import CaseError
 from bitproof.harness.runtime.sources import OWN, own_digest
 

@@ -26,7 +26,7 @@ def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
     return digests_L2
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _hash(words: tl.tensor, table: tl.tensor, digests: tl.tensor) -> None:
     # A leaf has 16 blocks of 128 words; a block has 16 stripes of 4 pairs; the table has rows of 8 words.
     leaf = tl.program_id(0).to(tl.int64)

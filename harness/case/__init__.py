@@ -15,12 +15,20 @@ from bitproof.harness.case.case import (
     Memory,
     Model,
     Parallelism,
-    Pipeline,
     Precision,
 )
 from bitproof.harness.case.observed import Boundary, boundary_of, observed_modules
 from bitproof.harness.case.patterns import pattern_of, root_of
-from bitproof.harness.case.traced import AUTOPLACE, GRAPH, JOINT, PRECOMPILED, PREPARED, TRACED, refuse_unwritten
+from bitproof.harness.case.traced import (
+    AUTOPLACE,
+    GRAPH,
+    JOINT,
+    PRECOMPILED,
+    PREPARED,
+    TRACED,
+    Pipeline,
+    refuse_unwritten,
+)
 
 __all__ = [
     "AUTOPLACE",

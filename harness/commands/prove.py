@@ -12,12 +12,12 @@ from bitproof.harness.case import Case
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
-from bitproof.harness.machine.describe import torch_version
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
 from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
+from bitproof.harness.torch_versions import torch_version
 
 SHOWN_OUTPUTS = 3
 

@@ -21,12 +21,12 @@ from bitproof.harness.case import Case
 from bitproof.harness.commands.following import follow_rank_0
 from bitproof.harness.compare.baselines import file_baseline
 from bitproof.harness.compare.same_case import leaf_differences
-from bitproof.harness.compare.verdict import Comparison, compare, demand_substance
+from bitproof.harness.compare.verdict import compare, demand_substance
 from bitproof.harness.errors import CaseError, RecordingError, UsageError
 from bitproof.harness.execute.launch import record_system
 from bitproof.harness.execute.transport import follows
 from bitproof.harness.options import OnEvent, RunOptions
-from bitproof.harness.records import Drift, Manifest, Recording, Verdict
+from bitproof.harness.records import Comparison, Drift, Manifest, Recording, Verdict
 from bitproof.harness.report.diff import tell_diff
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.write import discard_if_bare, prepare_run_dir

@@ -69,7 +69,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
             result = function(*args, **kwargs or {})
             return result.zero_() if nobody_wrote is Uninitialized.WHOLE else result
 
-    with Disturbance():
+    with Disturbance():  # type: ignore[no-untyped-call]
         yield
 
 

@@ -72,7 +72,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
             turns[name] += 1
             return tamper(TamperedCall(function, args, kwargs or {}, turns[name] - 1, clock, fire))
 
-    with Tampering():
+    with Tampering():  # type: ignore[no-untyped-call]
         yield turns
 
 

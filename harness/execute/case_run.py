@@ -14,8 +14,7 @@ from bitproof.harness.case import PREPARED, Case, with_plan
 from bitproof.harness.compare.baselines import values_to_keep
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
-from bitproof.harness.compare.verdict import Comparison, Judgement, compare, judge, repeats
-from bitproof.harness.disturb.stress import Stress
+from bitproof.harness.compare.verdict import Judgement, compare, judge, repeats
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.find_cause import Explainer
 from bitproof.harness.execute.folders import CaseFolders
@@ -37,11 +36,12 @@ from bitproof.harness.localize.every_call import EveryCall, told_uncompared
 from bitproof.harness.localize.logs.replay import Replay, Watch, archive_of
 from bitproof.harness.localize.search import archives_of
 from bitproof.harness.machine.devices import Placement
-from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
+from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions, Stress
 from bitproof.harness.records import (
     CaseResult,
     CaseSeconds,
     Closeness,
+    Comparison,
     Event,
     Key,
     Partition,

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from bitproof.harness.case import Case
-from bitproof.harness.compare.verdict import Comparison, Judgement, Repeat
+from bitproof.harness.compare.verdict import Judgement, Repeat
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.every_call import EveryCall
 from bitproof.harness.localize.noise import NoiseSearch
 from bitproof.harness.localize.search import NO_CALL, CompareBits, RunReplay, Search, UnrepeatableError
 from bitproof.harness.options import Role, RunOptions
-from bitproof.harness.records import Divergence, Key, Recording, Verdict
+from bitproof.harness.records import Comparison, Divergence, Key, Recording, Verdict
 
 
 class Explainer:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
-from bitproof.harness.disturb.stress import Stress
 from bitproof.harness.execute.status_messages import End, PreparedGraph
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import Replay, Watch
 from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import Stress
 from bitproof.harness.records import Artifact, Closeness, Drift, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part
 

@@ -87,7 +87,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 class _Names(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,9 +17,9 @@ from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, 
 from bitproof.harness.certificate.errors import rejecting
 from bitproof.harness.certificate.files import FILES, MAIN, SUMS, digests_of, sums_of
 from bitproof.harness.certificate.rules import Terms, cat_of_neighbours
-from bitproof.harness.machine.describe import torch_version
 from bitproof.harness.prove.answers import Proof
 from bitproof.harness.runtime.sources import own_digest
+from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:

@@ -13,9 +13,9 @@ from bitproof.harness.certificate.errors import require
 from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
-from bitproof.harness.machine.describe import torch_version
 from bitproof.harness.prove.prove import prove_case
 from bitproof.harness.runtime.sources import own_digest
+from bitproof.harness.torch_versions import torch_version
 
 LONGEST = 200
 """Letters that are shown of what is otherwise."""

@@ -44,7 +44,7 @@ def _finite(value: Any) -> Any:
 
 def to_dict(report: Report) -> dict[str, Any]:
     """The report as plain JSON values."""
-    return cast(dict, plain(ReportEntry.of(report)))
+    return cast(dict[str, Any], plain(ReportEntry.of(report)))
 
 
 def read(path: Path) -> Report:
@@ -121,4 +121,4 @@ def _damaged(field: str, expected: str, found: object, where: str) -> RecordingE
 
 def divergence_to_dict(divergence: Divergence | None) -> dict[str, Any] | None:
     """A divergence in the flat form of the report."""
-    return None if divergence is None else cast(dict, plain(FlatDivergence.of(divergence)))
+    return None if divergence is None else cast(dict[str, Any], plain(FlatDivergence.of(divergence)))

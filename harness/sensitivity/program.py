@@ -22,7 +22,7 @@ from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.observation import activation, observed
 from bitproof.harness.localize.logs.calls import Place
 from bitproof.harness.localize.logs.node_places import place_of
-from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, schema_of
 
 PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
 """What a step starts from: parameters, buffers, optimizer state and what it reads, each by name."""
@@ -287,5 +287,5 @@ def _counts(node: Node) -> bool:
 
 def _returns_written(node: Node) -> bool:
     """Whether what a call returns is what it wrote: add_ and its like."""
-    returns = operators.schema_of(node.target).returns
+    returns = schema_of(node.target).returns
     return len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write

@@ -99,7 +99,7 @@ class _Tape(TorchDispatchMode):
     """Writes down each call. Tensors are known by who they are, and kept, so that no other gets their identity."""
 
     def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._program = program
         self._partitions = partitions
         self._runs_only = runs_only

@@ -26,12 +26,13 @@ from bitproof.harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer,
 from bitproof.harness.placement.problem import PlacementProblem, Taken
 from bitproof.harness.placement.solve import MIB, least_bytes, solve
 from bitproof.harness.records import Placed, PlacedTensor
+from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.layers.moe import MoE
 from bitproof.reference.layers.rms_norm import RMSNorm
 from bitproof.reference.models import build_model
 from bitproof.reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, Mesh
 from bitproof.reference.parallel.tensor import split_dims
-from bitproof.reference.step import StepInputs, mean_loss
+from bitproof.reference.step import mean_loss
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,11 @@ from bitproof.harness.systems.autoplace import placed_case
 from bitproof.harness.systems.graph_key import step_part
 from bitproof.harness.torch_compat import below_autograd
 from bitproof.reference.chunking import DIM_INDEX, chunk_modules
+from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.data import TextStream, text_source
 from bitproof.reference.parallel import rank_order_group
 from bitproof.reference.parallel.mesh import EXPERT, FSDP, GROUP_NAMES, Mesh, ensure_group
-from bitproof.reference.step import StepInputs, Trainer, WrapGradients, build_sharded_model, mean_loss
+from bitproof.reference.step import Trainer, WrapGradients, build_sharded_model, mean_loss
 
 log = logging.getLogger(__name__)
 

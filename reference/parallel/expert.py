@@ -61,7 +61,7 @@ class ExpertExchange:
         counts_WL = all_to_all(counts_E, even, even, self.group).view(self.size, num_local)
         sent = counts_E.view(self.size, num_local).sum(1).tolist()
         received = counts_WL.sum(1).tolist()
-        rows_PD = AllToAll.apply(rows_RD, received, sent, self.group)
+        rows_PD = AllToAll.apply(rows_RD, received, sent, self.group)  # type: ignore[no-untyped-call]
 
         ends_WL = counts_WL.flatten().cumsum(0)
         row_P = torch.arange(rows_PD.shape[0], device=rows_RD.device)
@@ -74,4 +74,4 @@ class ExpertExchange:
     def combine(self, rows_PD: Tensor, route: _Route) -> Tensor:
         """Send the experts' rows back: the inverse of `dispatch`, (R, D) in the order rows were given."""
         rows_PD = rows_PD[route.to_sender_order_P]
-        return AllToAll.apply(rows_PD, route.sent, route.received, self.group)
+        return AllToAll.apply(rows_PD, route.sent, route.received, self.group)  # type: ignore[no-untyped-call]

@@ -214,7 +214,7 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
     """
 
     def reader(name: str) -> property:
-        return property(lambda module: Unshard.apply(registered_parameter(module, name), shardings[name]))
+        return property(lambda module: Unshard.apply(registered_parameter(module, name), shardings[name]))  # type: ignore[no-untyped-call]
 
     readers = {name: reader(name) for name in shardings}
     return type(f"Sharded{cls.__name__}", (cls,), {**readers, "shardings": shardings})

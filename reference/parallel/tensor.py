@@ -196,7 +196,7 @@ def _splitting_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
 
     @functools.wraps(cls.forward)
     def forward(self: nn.Module, x: Tensor, *others: Any) -> Tensor:
-        return SumOutput.apply(cls.forward(self, SumGradient.apply(x, TENSOR), *others), TENSOR)
+        return SumOutput.apply(cls.forward(self, SumGradient.apply(x, TENSOR), *others), TENSOR)  # type: ignore[no-untyped-call]
 
     routed = {"_routed": functools.partialmethod(_routed_share, cls, size)} if issubclass(cls, MoE) else {}
     return type(f"Split{cls.__name__}", (cls,), {"forward": forward, **routed})

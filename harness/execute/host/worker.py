@@ -22,7 +22,7 @@ from bitproof.harness.capture.recording_files import write_part
 from bitproof.harness.capture.values import write_values
 from bitproof.harness.case import PREPARED, Case, Kind
 from bitproof.harness.disturb.faults import Fault, Injector
-from bitproof.harness.disturb.stress import Stress, stressed
+from bitproof.harness.disturb.stress import stressed
 from bitproof.harness.execute.host.programs import (
     needs_program,
     options_of_rank,
@@ -48,6 +48,7 @@ from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from bitproof.harness.machine.nccl import pin_nccl
+from bitproof.harness.options import Stress
 from bitproof.harness.records import Key
 from bitproof.harness.systems.graph_key import Shelf
 from bitproof.harness.systems.registry import BUILT_IN, load_factory

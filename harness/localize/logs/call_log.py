@@ -69,7 +69,7 @@ class CallRecorder(TorchDispatchMode):
         return True
 
     def __init__(self, place: Places, keep: tuple[int, int] | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.kept: Tensor | None = None
         self._place = place

@@ -15,7 +15,10 @@ import pytest
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case.case_file import case_text
+from tests.harness.reports import case as toy
+from tests.harness.reports import result, write_report
 from tests.small import small
+from tests.test_docs import BLOCK, PAGES
 
 pytestmark = pytest.mark.ranks
 
@@ -166,3 +169,104 @@ def test_installed_cases_are_pytest_items(installed, clashing):
     done = installed.run("python", "-P", "-c", code, "-p", "no:cacheprovider", *items, cwd=clashing)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+class Around(NamedTuple):
+    """What an example of a page needs to run: lines before and after it, the file it is saved as, how it ends."""
+
+    before: str = ""
+    after: str = ""
+    file: str | None = None
+    status: int = 0
+
+
+FIXTURES = """
+import pytest, torch
+
+@pytest.fixture
+def trainer():
+    return torch.nn.Linear(2, 2)
+
+@pytest.fixture
+def resumed(trainer):
+    return trainer
+"""
+PASSES = """
+from bitproof.builtin_cases.examples.extra_passes import add_gradients_in_bfloat16 as add_in_bfloat16
+
+def my_pass(module):
+    pass
+"""
+LOOPS = "from bitproof.builtin_cases.examples.fsdp2_loop import kept_gathered as plain, kept_gathered as overlapped\n"
+OWN_LOOP = """
+import torch
+import torch.distributed as dist
+
+def Model():
+    return torch.nn.Linear(8, 8)
+
+def data(index):
+    return torch.full((4, 8), 1.0 + index)
+
+"""
+RUN_IT = """
+if __name__ == "__main__":
+    import bitproof
+    bitproof.assert_as_expected(bitproof.run(reference=Loop, candidate=Loop, world_size=2, steps=2))
+"""
+AROUND = {
+    ("systems.md", 0): Around(file="my_trainer.py"),
+    ("systems.md", 2): Around(before=OWN_LOOP, after=RUN_IT),
+    ("python.md", 1): Around(before="import bitproof\nimport torch\n", status=1),
+    ("python.md", 2): Around(status=1),
+}
+EXAMPLES = [page for page in PAGES if any(match["language"] == "python" for match in BLOCK.finditer(page.read_text()))]
+
+
+def examples_in(page: Path, folder: Path) -> list[tuple[Path, int]]:
+    """Each Python example of a page as a file in a folder, with the exit status that it should have."""
+    for name, text in {"conftest.py": FIXTURES, "my_passes.py": PASSES, "my_loop.py": LOOPS}.items():
+        (folder / name).write_text(text)
+    write_report(folder / "out", [result(toy())], run_id="20260102T030405Z-abcdef")
+    (folder / "out" / "latest").symlink_to("20260102T030405Z-abcdef")
+    found = []
+    shown = [match for match in BLOCK.finditer(page.read_text()) if match["language"] == "python"]
+    for index, match in enumerate(shown):
+        around = AROUND.get((page.name, index), Around())
+        mark = match["mark"] or ""
+        name = around.file or (mark.removeprefix("file: ") if mark.startswith("file: ") else f"test_example_{index}.py")
+        (folder / name).write_text(around.before + match["text"] + around.after)
+        found.append((folder / name, around.status))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", EXAMPLES, ids=[page.name for page in EXAMPLES])
+def test_every_python_example_of_a_page_runs_from_the_wheel_and_its_types_are_right(installed, tmp_path, page):
+    examples = examples_in(page, tmp_path)
+    files = [str(path) for path, _ in examples]
+    lenient = ["--allow-untyped-defs", "--allow-untyped-calls", "--allow-incomplete-defs"]  # as users write examples
+    mypy = [sys.executable, "-m", "mypy", "--strict", *lenient, "--python-executable", str(installed.bin / "python")]
+    for file in files:
+        done = subprocess.run([*mypy, file], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for path, status in examples:
+        is_test = "def test_" in path.read_text()
+        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", path.name] if is_test else [path.name]
+        done = installed.run("python", *words, cwd=tmp_path)
+        assert done.returncode == status, f"{path.name}\n{done.stdout}\n{done.stderr}"
+
+
+def test_a_users_types_are_checked_against_the_wheel(installed, tmp_path):
+    (tmp_path / "wrong.py").write_text('import bitproof\n\nbitproof.run("moe_seq", steps="two")\n')
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        str(installed.bin / "python"),
+        "wrong.py",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and 'expected "int | None"' in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The calls around a blamed one, and which of them agree with the other side."""
+"""The calls around a blamed one, and all of its rank by module, and which of them agree with the other side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
-from bitproof.harness.records import Neighbour
+from bitproof.harness.records import ModuleCalls, Neighbour
 
 NUM_NEIGHBOURS = 3
 
@@ -21,10 +21,7 @@ def neighbours_of(
     other side does not take, whether it is one of a value that agrees. The log is the candidate's; where
     that lacks the call, it is the reference's.
     """
-    mine, other = candidate[culprit.rank], reference[culprit.rank]
-    if culprit.candidate is None:
-        mine, other = other, mine
-    agrees = _agreements(mine, ReferenceLog(other))
+    mine, agrees = _judged(culprit, reference, candidate)
     return [
         Neighbour(
             operator=call.operator,
@@ -39,6 +36,39 @@ def neighbours_of(
             max(0, culprit.index - NUM_NEIGHBOURS) : culprit.index + NUM_NEIGHBOURS + 1
         ]
     ]
+
+
+def modules_of(
+    culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
+) -> list[ModuleCalls]:
+    """The calls of the culprit's rank, counted by module and direction, in the order in which these first appear."""
+    mine, agrees = _judged(culprit, reference, candidate)
+    found: dict[tuple[str | None, str | None], list[bool]] = {}
+    turns: dict[tuple[str | None, str | None], int] = {}
+    for call, is_right in zip(mine, agrees, strict=True):
+        found.setdefault(call.place[:2], []).append(is_right)
+        if not is_right:
+            turns.setdefault(call.place[:2], len(turns) + 1)
+    return [
+        ModuleCalls(
+            module=module,
+            direction=direction,
+            calls=len(rights),
+            differing=rights.count(False),
+            turn=turns.get((module, direction)),
+        )
+        for (module, direction), rights in found.items()
+    ]
+
+
+def _judged(
+    culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
+) -> tuple[Sequence[Call], list[bool]]:
+    """The log that has the culprit, of its rank, and of each call whether it agrees with the other side."""
+    mine, other = candidate[culprit.rank], reference[culprit.rank]
+    if culprit.candidate is None:
+        mine, other = other, mine
+    return mine, _agreements(mine, ReferenceLog(other))
 
 
 def _agreements(calls: Sequence[Call], reference: ReferenceLog) -> list[bool]:

@@ -19,7 +19,7 @@ from bitproof.harness.localize.blame import Differing, find_culprit
 from bitproof.harness.localize.culprit import HOW, Culprit, call_of
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log, step_of
-from bitproof.harness.localize.neighbours import neighbours_of
+from bitproof.harness.localize.neighbours import modules_of, neighbours_of
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
@@ -98,10 +98,11 @@ class Search:
             neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
             return replace(first, call=replace(call_of(culprit), neighbours=neighbours))
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
+        modules = modules_of(culprit, logs["reference"], logs["candidate"])
         output = None
         with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
             output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
-        return replace(first, call=replace(call_of(culprit), neighbours=neighbours, output=output))
+        return replace(first, call=replace(call_of(culprit), neighbours=neighbours, modules=modules, output=output))
 
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]

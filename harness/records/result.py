@@ -114,13 +114,29 @@ class ChainLink:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModuleCalls:
+    """A module's calls of one direction on the blamed call's rank, in the step that is shown, and how many differ.
+
+    `turn` counts from 1, in the order in which modules and directions first differ; None where all calls agree.
+    """
+
+    __pydantic_config__ = GROWING
+
+    module: str | None = None
+    direction: str | None = None
+    calls: Count
+    differing: Count
+    turn: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlamedCall:
     """The operator call to blame for a difference: the first whose inputs agree and whose output does not.
 
     `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs, and is written
     at the line `source`; `output` says how its output differs, where that is known. `neighbours` are the calls around
     it, in execution order. `micro_batch` counts from 1, where a step has several. `chain` leads from it to the record
-    that is shown, each of its calls by what the one before gave.
+    that is shown, each of its calls by what the one before gave. `modules` says where in the model calls differ.
     """
 
     operator: str
@@ -136,6 +152,7 @@ class BlamedCall:
     output: TensorDifference | None = None
     neighbours: list[Neighbour] | None = None
     chain: list[ChainLink] | None = None
+    modules: list[ModuleCalls] | None = None
 
 
 @dataclass(kw_only=True)

@@ -30,6 +30,7 @@ from bitproof.harness.records import (
     Histogram,
     Key,
     KindName,
+    ModuleCalls,
     Neighbour,
     Partition,
     PassReport,
@@ -191,6 +192,7 @@ class FlatDivergence:
     neighbours: list[Neighbour] | None = None
     micro_batch: int | None = None
     chain: list[ChainLink] | None = None
+    modules: list[ModuleCalls] | None = None
     histogram: Histogram | None = None
     samples: list[FlatSample] | None = None
     output_histogram: Histogram | None = None

@@ -274,7 +274,7 @@ def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
             link.module or "the step itself",
             direction_of(link),
             link.source or "",
-            f"{link.left_out} calls" if link.left_out else "",
+            f"{link.left_out} call{'' if link.left_out == 1 else 's'}" if link.left_out else "",
         )
         for link in (call.chain if call else None) or ()
     ]

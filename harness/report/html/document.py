@@ -34,6 +34,7 @@ from bitproof.harness.report.html import heatmaps
 from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
 from bitproof.harness.report.html.losses import LossBlock, losses
 from bitproof.harness.report.markdown import status_text
+from bitproof.harness.report.pictures import Lanes, ModuleMap, lanes_of, module_map
 
 if TYPE_CHECKING:
     import jinja2
@@ -80,6 +81,8 @@ class DivergenceBlock:
     ranks: str
     apart: list[Apart]
     neighbours: list[tuple[str, ...]]
+    picture: Lanes | None
+    modules: ModuleMap | None
     lanes: list[str]
     chain: list[tuple[str, ...]]
     pass_: str | None
@@ -258,6 +261,8 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
             for what, difference in parts
         ],
         neighbours=text.neighbour_rows(call),
+        picture=lanes_of(call, result.world_size),
+        modules=module_map(call),
         lanes=sorted({row[0] for row in text.chain_rows(call)}, key=int),
         chain=text.chain_rows(call),
         pass_=first.pass_,

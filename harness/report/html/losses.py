@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bitproof.harness.records import CaseResult
@@ -30,12 +31,16 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class LossBlock:
-    """A sentence, a chart where there is one, and a row a step: its value, both sides' bits, whether they agree."""
+    """A sentence, a chart where there is one, and a row a step: its value, both sides' bits, whether they agree.
+
+    `growth` has the steps from the first that differs on, each with its ULPs of float32 and a bar's length in percent.
+    """
 
     sentence: str
     chart: Chart | None
     rows: list[tuple[int, str, str, str, bool]]
     left_out: int
+    growth: list[tuple[int, str, int]]
 
 
 def losses(result: CaseResult) -> LossBlock | None:
@@ -54,7 +59,15 @@ def losses(result: CaseResult) -> LossBlock | None:
             for step, left, right in rows[:MAX_LOSSES]
         ],
         left_out=max(0, num_steps - MAX_LOSSES),
+        growth=_growth(rows, apart),
     )
+
+
+def _growth(rows: Sequence[tuple[int, str, str]], apart: list[int]) -> list[tuple[int, str, int]]:
+    """How far losses lie apart, from the first step that differs on; nothing where one step alone is known."""
+    since = [row for row in rows if apart and row[0] >= apart[0]][:MAX_LOSSES]
+    found = [(step, *told) for (step, _, _), told in zip(since, _ulps_by_step([row[1:] for row in since]), strict=True)]
+    return found if sum(bool(ulps) for _, ulps, _ in found) > 1 else []
 
 
 def _at(losses: list[str], step: int) -> str:
@@ -114,3 +127,27 @@ def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, f
             run = []
     if run:
         yield run
+
+
+def _ulps_by_step(losses: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Of each step how many ULPs of float32 the losses lie apart, or "", and the length of its bar in percent."""
+    apart = [_ulps(*pair) for pair in losses]
+    longest = max((number.bit_length() for number in apart if number), default=0)
+    return [
+        ("", 0) if number is None else (f"{number:,}", round(100 * number.bit_length() / max(1, longest)))
+        for number in apart
+    ]
+
+
+def _ulps(reference: str, candidate: str) -> int | None:
+    """How many float32 numbers lie between two; None where one is missing, not finite, or no float32."""
+    if not reference or not candidate:
+        return None
+    values = [float.fromhex(text) for text in (reference, candidate)]
+    if not all(map(math.isfinite, values)) or any(abs(value) > 3.4e38 for value in values):
+        return None
+    if any(struct.unpack("<f", struct.pack("<f", value))[0] != value for value in values):
+        return None
+    left, right = (struct.unpack("<i", struct.pack("<f", value))[0] for value in values)
+    ordered = [number if number >= 0 else -(number & 0x7FFFFFFF) for number in (left, right)]
+    return abs(ordered[0] - ordered[1])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.neighbours import neighbours_of
-from bitproof.harness.records import Neighbour
+from bitproof.harness.localize.neighbours import modules_of, neighbours_of
+from bitproof.harness.records import ModuleCalls, Neighbour
 from tests.harness.localize.test_blame import blamed, call
 
 
@@ -51,3 +51,15 @@ def test_the_neighbours_of_a_call_that_the_candidate_lacks_are_the_references() 
     reference = [call("mm x w -> a"), call("neg a -> b"), call("sum b -> l")]
     candidate = [call("mm x w -> a"), call("sum a -> L")]
     assert marks(reference, candidate, "L") == [("mm", True, False), ("neg", False, True), ("sum", False, False)]
+
+
+def test_calls_are_counted_by_module_and_direction_and_what_differs_first_has_the_first_turn() -> None:
+    near = Place("layers.0.mlp", "forward")
+    reference = [call("mm x w -> a"), call("silu a -> b", near), call("sum b -> l"), call("neg w -> v")]
+    candidate = [reference[0], call("silu a -> B", near), call("sum B -> L"), reference[3]]
+    culprit = blamed(reference, candidate, "L")
+    assert culprit is not None
+    assert modules_of(culprit, [reference], [candidate]) == [
+        ModuleCalls(module="layers.0", direction="forward", calls=3, differing=1, turn=2),
+        ModuleCalls(module="layers.0.mlp", direction="forward", calls=1, differing=1, turn=1),
+    ]

@@ -19,6 +19,7 @@ from bitproof.harness.records import (
     Divergence,
     Drift,
     Key,
+    ModuleCalls,
     Neighbour,
     PassReport,
     Report,
@@ -188,6 +189,12 @@ def localized(make_result) -> CaseResult:
                     for operator, agrees in calls
                 ],
                 micro_batch=2,
+                modules=[
+                    ModuleCalls(module="layers.1.moe", direction="forward", calls=7, differing=0),
+                    ModuleCalls(module="<i>", direction="backward", calls=3, differing=1, turn=2),
+                    ModuleCalls(module="layers.1.moe", direction="backward", calls=9, differing=4, turn=1),
+                    ModuleCalls(direction="update", calls=5, differing=0),
+                ],
                 chain=[
                     ChainLink(
                         operator="gate<b>", module="layers.1.moe", direction="backward", chunk=1, rank=3, micro_batch=2

@@ -42,11 +42,12 @@ SHORT = "<i>\x1b|`\n"
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "h3", "h4", "h5", "p", "dl", "dt", "dd"),
     *("details", "summary", "div", "span", "table", "thead", "tbody", "tr", "th", "td", "pre", "code", "strong", "a"),
-    *("figure", "figcaption", "svg", "br", "header", "polyline", "line"),
+    *("figure", "figcaption", "svg", "br", "header", "polyline", "line", "circle", "text"),
 }
 ATTRIBUTES = {
     *("lang", "charset", "name", "content", "http-equiv", "class", "id", "style", "href", "title", "open", "scope"),
     *("tabindex", "role", "aria-label", "aria-hidden", "colspan", "viewbox", "points", "x1", "x2", "y1", "y2"),
+    *("x", "y", "cx", "cy", "r", "width", "height", "text-anchor"),
 }
 
 

@@ -125,7 +125,9 @@ def test_the_heatmap_tells_on_how_many_and_on_which_ranks_a_tensor_differs(page)
         ["layers.1.moe.gate|w", "0", "3", "0", "0-1, 3"],
     ]
     tooltips = [
-        (found["class"], found.get("title")) for tag, found, _ in page.elements if "title" in found and tag == "td"
+        (found["class"], found.get("title"))
+        for tag, found, _ in page.elements
+        if found.get("title", "").startswith("rank ") and tag == "td"
     ]
     assert tooltips == [("h1", "rank 3"), ("h2", "rank 0-1, 3")]
 
@@ -141,7 +143,7 @@ def test_the_cause_is_told_with_bits_values_histogram_and_neighbours(page):
         ["[0, 7]", "0x3f80", "0x3f84", "1", "1.03125"],
         ["[9, 99]", "0x4000", "0x4001", "2", "2.015625"],
     ]
-    assert page.texts("h5")[2:4] == [
+    assert page.texts("h5")[4:6] == [
         "The tensor: 2 of 1,000 elements differ, by 4 ULPs at most",
         "The blamed call's output: 1 of 8 elements differ, by 1 ULP at most",
     ]
@@ -157,12 +159,29 @@ def test_the_chain_of_calls_stands_in_a_lane_for_each_rank(page):
     ]
 
 
+def test_ranks_are_lanes_around_the_blamed_call(page):
+    calls = [found for tag, found, _ in page.elements if tag == "circle" and found["class"] != "alike"]
+    assert [found["class"] for found in calls] == ["culprit", "call", "call"]
+    assert calls[0]["cy"] == calls[1]["cy"] > calls[2]["cy"], "rank 0 has the first lane"
+    (way,) = (found["points"] for tag, found, _ in page.elements if found.get("class") == "way")
+    assert way == " ".join(f"{found['cx']},{found['cy']}" for found in calls)
+
+
+def test_modules_are_a_map_by_direction(page):
+    assert rows(page, "Calls that differ, by module and direction") == [
+        ["module", "forward", "backward", "update"],
+        ["layers.1.moe", "agrees", "4 of 9", ""],
+        ["<i>", "", "1 of 3", ""],
+        ["no module", "", "", "agrees"],
+    ]
+
+
 def drawn(page: Page) -> list[tuple[str, list[tuple[float, ...]]]]:
     """Every line of the page's charts: its side, and its points as x and y."""
     return [
         (found["class"], [tuple(map(float, point.split(","))) for point in found["points"].split()])
         for tag, found, _ in page.elements
-        if tag == "polyline"
+        if tag == "polyline" and found["class"] != "way"
     ]
 
 
@@ -178,7 +197,7 @@ def test_losses_are_told_drawn_and_listed(page):
     (top, low, bottom), (_, high, _) = ([y for _, y in points] for points in (reference, candidate))
     assert top < high < low < bottom, "y grows downwards, and the candidate's loss is the larger one"
     assert [candidate[0], candidate[2]] == [reference[0], reference[2]]
-    assert [float(found["x1"]) for tag, found, _ in page.elements if tag == "line"] == [middle]
+    assert [float(found["x1"]) for tag, found, _ in page.elements if tag == "line" and "class" in found] == [middle]
     assert rows(page, "Losses")[2] == ["1", "4.000000", "0x1p+2", "0x1.8p+2", "no"]
 
 

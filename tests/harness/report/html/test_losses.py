@@ -35,3 +35,17 @@ def test_a_long_run_is_cut_and_the_rest_counted(make_result):
     assert found.left_out == steps - MAX_LOSSES
     [line] = found.chart.reference
     assert len(line.split()) <= MAX_POINTS
+
+
+def test_how_far_losses_lie_apart_is_told_by_step_in_ulps_of_float32(make_result):
+    one = 2.0**-23
+    found = told(make_result, [1.0, 1.0, 1.0, -1.0], [1.0, 1.0 + one, 1.0 + 3 * one, 1.0])
+    assert [(step, ulps) for step, ulps, _ in found.growth] == [(1, "1"), (2, "3"), (3, f"{2 * 0x3F800000:,}")]
+    lengths = [length for _, _, length in found.growth]
+    assert lengths == sorted(lengths) and lengths[-1] == 100
+
+
+def test_losses_that_are_no_float32_or_not_finite_have_no_ulps(make_result):
+    found = told(make_result, [1.0, 1.0, 1.0, 1.0], [2.0, 1.0 + 2.0**-40, float("inf"), 4.0])
+    assert [ulps for _, ulps, _ in found.growth] == ["8,388,608", "", "", "16,777,216"]
+    assert told(make_result, [1.0, 1.0], [1.0, 2.0]).growth == [], "one step shows no growth"

@@ -16,7 +16,7 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lanes:
+class RankLanes:
     """A box; each lane's name and height; each call's place, its name and its module; the line that joins them.
 
     The first call is the blamed one; `alike` are the places of the same call on other ranks. `left_out` ranks have no
@@ -41,7 +41,7 @@ class ModuleMap:
     left_out: int
 
 
-def lanes_of(call: BlamedCall | None, num_ranks: int) -> Lanes | None:
+def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
     """The chain of a blamed call as a line through its ranks' lanes; None without a chain."""
     chain = (call.chain if call else None) or []
     if call is None or not chain:
@@ -51,7 +51,7 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> Lanes | None:
     shown = sorted(wanted[:MAX_LANES])
     heights = {rank: _TOP + _LANE * number for number, rank in enumerate(shown)}
     places = [(_LEFT + _STEP * number, heights[link.rank]) for number, link in enumerate(chain)]
-    return Lanes(
+    return RankLanes(
         width=_LEFT + _STEP * len(chain) - _STEP // 2,
         height=_TOP + _LANE * len(shown) - _LABEL,
         lanes=[(f"rank {rank}", height) for rank, height in heights.items()],

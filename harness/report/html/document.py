@@ -34,7 +34,7 @@ from bitproof.harness.report.html import heatmaps
 from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
 from bitproof.harness.report.html.losses import LossBlock, losses
 from bitproof.harness.report.markdown import status_text
-from bitproof.harness.report.pictures import Lanes, ModuleMap, lanes_of, module_map
+from bitproof.harness.report.pictures import ModuleMap, RankLanes, lanes_of, module_map
 
 if TYPE_CHECKING:
     import jinja2
@@ -81,7 +81,7 @@ class DivergenceBlock:
     ranks: str
     apart: list[Apart]
     neighbours: list[tuple[str, ...]]
-    picture: Lanes | None
+    picture: RankLanes | None
     modules: ModuleMap | None
     lanes: list[str]
     chain: list[tuple[str, ...]]

@@ -162,7 +162,8 @@ def test_the_chain_of_calls_stands_in_a_lane_for_each_rank(page):
 def test_ranks_are_lanes_around_the_blamed_call(page):
     calls = [found for tag, found, _ in page.elements if tag == "circle" and found["class"] != "alike"]
     assert [found["class"] for found in calls] == ["culprit", "call", "call"]
-    assert calls[0]["cy"] == calls[1]["cy"] > calls[2]["cy"], "rank 0 has the first lane"
+    heights = [int(found["cy"]) for found in calls]
+    assert heights[0] == heights[1] > heights[2], "rank 0 has the first lane"
     (way,) = (found["points"] for tag, found, _ in page.elements if found.get("class") == "way")
     assert way == " ".join(f"{found['cx']},{found['cy']}" for found in calls)
 

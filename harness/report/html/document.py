@@ -33,8 +33,8 @@ from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.html import heatmaps
 from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
 from bitproof.harness.report.html.losses import LossBlock, losses
+from bitproof.harness.report.html.pictures import ModuleMap, RankLanes, lanes_of, module_map
 from bitproof.harness.report.markdown import status_text
-from bitproof.harness.report.pictures import ModuleMap, RankLanes, lanes_of, module_map
 
 if TYPE_CHECKING:
     import jinja2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bitproof.harness.errors import cut
 from bitproof.harness.records import BlamedCall, ModuleCalls
-from bitproof.harness.report.heatmaps import Cell
+from bitproof.harness.report.html.heatmaps import Cell
 
 MAX_LANES = 16
 MAX_MODULES = 40

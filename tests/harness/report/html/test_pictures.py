@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitproof.harness.records import BlamedCall, ChainLink, ModuleCalls
-from bitproof.harness.report.pictures import MAX_LANES, MAX_MODULES, lanes_of, module_map
+from bitproof.harness.report.html.pictures import MAX_LANES, MAX_MODULES, lanes_of, module_map
 
 CHAIN = [
     ChainLink(operator="mm", module="blocks.1.down", rank=2),

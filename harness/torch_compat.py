@@ -475,13 +475,16 @@ def compile_counters() -> dict[str, dict[str, int]]:
 
 
 @contextmanager
-def compiled_calls_told(asked: Callable[[str], None], called: Callable[[], None]) -> Iterator[None]:
+def compiled_calls_told(
+    asked: Callable[[str], None], called: Callable[[], None], recompiled: Callable[[str], None]
+) -> Iterator[None]:
     """Within this context `asked` takes the backend of each torch.compile that is not told to do nothing.
 
     `called` is called when code that was given to it runs, whether or not anything was compiled of it: the environment,
-    a setting or a stance may turn compilation off without a word.
+    a setting or a stance may turn compilation off without a word. `recompiled` takes the reason for which a frame that
+    was compiled before is compiled again.
     """
-    from torch._dynamo import eval_frame
+    from torch._dynamo import convert_frame, eval_frame
 
     def optimize(*args: Any, **kwargs: Any) -> Any:
         made = own_optimize(*args, **kwargs)
@@ -495,9 +498,17 @@ def compiled_calls_told(asked: Callable[[str], None], called: Callable[[], None]
             called()
         return own_from_stance(callback)
 
+    def reasons(*args: Any, **kwargs: Any) -> Any:
+        found = own_reasons(*args, **kwargs)
+        if found:
+            recompiled(str(found[0]))
+        return found
+
+    own_reasons = convert_frame.get_and_maybe_log_recompilation_reasons
     own_optimize, own_from_stance = torch._dynamo.optimize, eval_frame._callback_from_stance
     with (
         mock.patch.object(torch._dynamo, "optimize", optimize),
+        mock.patch.object(convert_frame, "get_and_maybe_log_recompilation_reasons", reasons),
         mock.patch.object(eval_frame, "_callback_from_stance", from_stance),
     ):
         yield

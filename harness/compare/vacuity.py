@@ -97,10 +97,12 @@ def _tell_compiled(found: TorchCompile) -> str:
     by = f" by {', '.join(found.backends)}" if found.backends else ""
     breaks = f"{found.breaks} graph break{'' if found.breaks == 1 else 's'}" if found.breaks else "no graph break"
     first = f", the first: {found.first_break}" if found.first_break else ""
+    again = f", {found.recompiles} recompile{'' if found.recompiles == 1 else 's'}" if found.recompiles else ""
+    why = f", the first: {found.first_recompile}" if found.first_recompile else ""
     missed = f", the first that failed: {found.first_failure}" if found.first_failure else ""
     return (
         f"{found.graphs} graph{'' if found.graphs == 1 else 's'} of {found.operators} operators{by}, from "
-        f"{found.captured} of {found.frames} frames{missed}, {breaks}{first}"
+        f"{found.captured} of {found.frames} frames{missed}, {breaks}{first}{again}{why}"
     )
 
 

@@ -91,8 +91,8 @@ class TorchCompile:
     """What torch.compile made of the code that it was given on one rank, where any of that was called.
 
     It met `frames` of Python code and `captured` so many, as `graphs` with `operators` calls in all, for `backends`.
-    `breaks` is the number of graph breaks; the first of them, and the first frame that it could not take, are told by
-    the first line of torch's reason.
+    `breaks` is the number of graph breaks, `recompiles` that of frames that were compiled before and did not fit again.
+    The first of each, and the first frame that it could not take, are told by the first line of torch's reason.
     """
 
     __pydantic_config__ = GROWING
@@ -103,7 +103,9 @@ class TorchCompile:
     graphs: int = 0
     operators: int = 0
     breaks: int = 0
+    recompiles: int = 0
     first_break: str | None = None
+    first_recompile: str | None = None
     first_failure: str | None = None
 
     @property

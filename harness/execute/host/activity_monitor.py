@@ -32,6 +32,7 @@ class Witness:
         self._dynamo: Mapping[str, Counts] = {}
         self._found: dict[str, Counter[str]] = {}
         self._backends: dict[str, None] = {}
+        self._recompiles: list[str] = []
         self._calls = 0
         self._is_in_step = False
 
@@ -49,7 +50,7 @@ class Witness:
             self._calls += 1
 
         self._dynamo = compile_counters()
-        with messages_told(meet), compiled_calls_told(asked, called):
+        with messages_told(meet), compiled_calls_told(asked, called, self._recompiles.append):
             yield self
 
     def begin_steps(self) -> None:
@@ -78,7 +79,9 @@ class Witness:
             graphs=stats["unique_graphs"] + cached["dynamo_cache_hit"],
             operators=stats["calls_captured"],
             breaks=sum(breaks.values()),
+            recompiles=len(self._recompiles),
             first_break=_first_line(breaks),
+            first_recompile=_first_line(dict.fromkeys(self._recompiles[:1], 1)),
             first_failure=_first_line(failures) if frames["ok"] < frames["total"] else None,
         )
 

@@ -68,6 +68,22 @@ def test_a_graph_break_is_counted_with_its_reason():
     assert (found.graphs, found.breaks, found.first_break) == (2, 1, "Call to `torch._dynamo.graph_break()`")
 
 
+def test_a_recompile_is_counted_with_its_reason():
+    def scaled(x, by):
+        return x * by
+
+    def steps():
+        compiled = torch.compile(scaled, backend="eager", dynamic=False)
+        for by in (2, 2, 3):
+            compiled(X, by)
+
+    found = witnessed(steps).compiled
+    assert (found.graphs, found.breaks, found.recompiles) == (2, 0, 1)
+    assert "by == 2" in found.first_recompile
+    once = witnessed(lambda: torch.compile(scaled, backend="eager")(X, 2)).compiled
+    assert (once.recompiles, once.first_recompile) == (0, None)
+
+
 def refuse(graph, inputs):
     raise RuntimeError("no kernel")
 

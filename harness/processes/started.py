@@ -20,7 +20,7 @@ from typing import Any
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import Inlet
 
-START = str(Path(__file__).parents[1] / "program" / "start.py")
+START = str(Path(__file__).parents[1] / "runtime" / "start.py")
 
 
 class Started:

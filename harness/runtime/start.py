@@ -1,6 +1,6 @@
 """The first lines of a process of ours, as a file: `bitproof` is the package that this file lies in.
 
-    python -P .../program/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
+    python -P .../runtime/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
 
 `-m` would put the working directory first, where another checkout of bitproof may lie. And without `-P` Python
 would put this file's folder first, where `select.py` hides the standard library's.

@@ -436,4 +436,4 @@ def test_a_report_without_cases_is_a_page_too(make_report):
 def test_the_template_travels_with_the_package():
     config = (Path(__file__).parents[4] / "pyproject.toml").read_text()
     assert document.TEMPLATE.name.endswith(".jinja")
-    assert 'package-data."bitproof.harness.report" = ["*.jinja", "*.schema.json"]' in config
+    assert 'package-data."bitproof.harness.report.html" = ["*.jinja"]' in config

@@ -28,7 +28,11 @@ def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
     differing = differing_digests(there, here, LOGGED_STEP)
     if not differing:
         raise RecordingError(f"the drift begins after step {LOGGED_STEP}, whose calls alone a baseline keeps")
-    culprit = find_culprit(_logs(baseline, there), _logs(recording, here), differing)
+    logs = _logs(baseline, there), _logs(recording, here)
+    try:
+        culprit = find_culprit(*logs, differing)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:  # a log of values that no recorder writes
+        raise RecordingError("a baseline's log of calls is damaged", found=str(error), where=str(baseline)) from error
     if culprit is None:
         return None
     call = call_of(culprit)

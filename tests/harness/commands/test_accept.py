@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
 from bitproof.harness.records import BaselineStatus, Verdict
 from bitproof.harness.report import json as report_json
+from tests.harness.forging import sha256, vouch
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("one_host")]
 
@@ -132,6 +135,22 @@ def test_a_damaged_log_of_calls_takes_the_operator_and_not_the_drift(folder):
     for about in result.baseline.values():
         assert about.status == BaselineStatus.DRIFTED and about.call is None
         assert "the operator that moved is not known: " in about.reasons[-1] and "is damaged" in about.reasons[-1]
+
+
+def test_a_log_that_no_recorder_wrote_takes_the_operator_and_neither_the_drift_nor_the_run(folder):
+    assert accept("first", "--new") == 0
+    for path in folder.glob("baselines/*/*/*"):
+        for rank in (0, 1):
+            with zipfile.ZipFile(path / CALLS / f"rank{rank}.zip", "w") as archive:
+                archive.writestr("calls.jsonl", json.dumps([1, [None, [], 3, 4], [{}], [[]], [7], [None], "x"]) + "\n")
+        sums = [sha256(path / CALLS / f"rank{rank}.zip") for rank in (0, 1)]
+        vouch(path, calls={"step": 0, "sha256": sums})
+    (folder / "mine.py").write_text(MOVED)
+    status, result = run()
+    assert status == 1 and result.verdict == Verdict.EQUAL
+    for about in result.baseline.values():
+        assert about.status == BaselineStatus.DRIFTED and about.call is None
+        assert "the operator that moved is not known: " in about.reasons[-1]
 
 
 def test_a_baseline_is_accepted_for_a_reason(folder, capsys):

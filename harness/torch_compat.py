@@ -284,20 +284,30 @@ class FlopCount(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops: int | None = 0
+        self._known: dict[Any, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call, and count it where torch has a formula for it."""
-        if any(is_wrapper_subclass(each) for each in types):
+        if types and any(is_wrapper_subclass(each) for each in types):
             return NotImplemented  # a DTensor goes first, and calls operators of its local shards
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         formula = flop_registry.get(getattr(function, "_overloadpacket", function))
         if formula is not None and self.flops is not None:
             try:
-                self.flops += int(formula(*args, **kwargs, out_val=out))
+                self.flops += self._count(formula, args, kwargs, out)
             except Exception:  # a formula is of shapes that torch knew when it was written
                 self.flops = None
         return out
+
+    def _count(self, formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
+        """One call's operations; a formula takes longer than a small product, and calls of one shape have as many."""
+        if kwargs or not all(isinstance(each, Tensor) for each in args):
+            return int(formula(*args, **kwargs, out_val=out))
+        key = (formula, *(each.shape for each in args))
+        if key not in self._known:
+            self._known[key] = int(formula(*args, out_val=out))
+        return self._known[key]
 
 
 def schema_of(operator: Any) -> Any:

@@ -142,9 +142,10 @@ def test_noise_that_does_not_come_again_is_told_as_the_collective_that_nobody_wa
     assert told == "the difference of the candidate from itself did not come again in two replays"
 
 
-def test_under_stress_a_sum_arrives_when_it_is_waited_for_and_autograd_knows_nothing_of_it(one_rank: Any) -> None:
-    """One rank's sum changes nothing, so what stood there is changed beneath it."""
-    x = torch.ones(2)
+def test_under_stress_what_is_gathered_arrives_when_it_is_waited_for_and_autograd_knows_nothing_of_it(
+    one_rank: Any,
+) -> None:
+    x, gathered = torch.ones(2), torch.zeros(2)
     held: list[HeldWork] = []
     group = dist.distributed_c10d._get_default_group()
 
@@ -152,10 +153,9 @@ def test_under_stress_a_sum_arrives_when_it_is_waited_for_and_autograd_knows_not
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return late(function, args, kwargs or {}, held)
 
-    version = x._version
+    version = gathered._version
     with Late():
-        work = group.allreduce([x])
-    x.data.zero_()
-    assert not held[0].is_asked
+        work = group._allgather_base(gathered, x)
+    assert not gathered.any() and not held[0].is_asked
     work.wait()
-    assert x.equal(torch.ones(2)) and x._version == version and held[0].is_asked
+    assert gathered.equal(x) and gathered._version == version and held[0].is_asked

@@ -641,3 +641,46 @@ def test_an_update_that_leaves_out_a_parameter_lacks_that_call_though_nothing_el
     reference = [call("mm x g -> a", BACKWARD), call("adamw p a -> q", update), call("adamw r a -> s", update)]
     culprit = find_culprit([reference], [[reference[0], reference[2]]], {0: [("q", "p")]})
     assert culprit is not None and (culprit.how, culprit.call, culprit.reference) == ("lacks", reference[1], 1)
+
+
+def test_a_number_that_is_read_out_of_a_wrong_tensor_leads_on_to_what_computed_that() -> None:
+    update = Place(None, "update")
+
+    def step(count: str, number: str, quotient: str) -> list[Call]:
+        return [
+            call(f"add_ s -> {count}", update),
+            call(f"_local_scalar_dense {count} -> {number}", update)._replace(producers=(0,)),
+            call(f"div x -> {quotient}", update)._replace(scalars=(("other", number),)),
+        ]
+
+    culprit = blamed(step("t", "n", "q"), step("T", "N", "Q"), "Q")
+    assert culprit is not None and (culprit.candidate, culprit.how) == (0, "computes")
+    planted = step("t", "n", "Q")
+    planted[2] = planted[2]._replace(scalars=(("other", "7"),))
+    culprit = blamed(step("t", "n", "q"), planted, "Q")
+    assert culprit is not None and culprit.candidate == 2, "the number that was read out is right"
+
+
+def test_a_draw_stands_for_none_of_another_module() -> None:
+    """A recomputation that goes on drawing, where the reference goes back to the state that forward read."""
+    places = {way + layer: Place(f"layers.{layer}", way) for way in ("forward", "backward") for layer in "01"}
+
+    def draw(text: str, at: str, *producers: int | None) -> Call:
+        return call(f"bernoulli {text}", places[at])._replace(draws=True, producers=producers or (None,))
+
+    first = draw("s1 -> m1 s2", "forward1")
+    reference = [first, draw("s1 -> m1 s2", "backward1"), draw("s2 -> m2 s3", "forward0", 0)]
+    reference += [draw("s3 -> m3 s4", "forward1", 2), draw("s3 -> m3 s4", "backward1", 2), call("mul m2 -> l")]
+    candidate = [first, draw("s2 -> m2 s3", "backward1", 0), draw("s3 -> m3 s4", "backward0", 1)]
+    candidate += [draw("s4 -> M S", "forward0", 2), call("mul M -> L")._replace(producers=(3,))]
+    culprit = blamed(reference, candidate, "L")
+    assert culprit is not None and culprit.candidate == 1
+
+
+def test_a_call_that_is_made_of_what_a_wrong_one_gives_is_not_missing() -> None:
+    """A bias that is added before the sum over ranks, and not after it."""
+    reference = [call("mm x w -> y"), call("all_reduce y -> z", collective=True), call("add z b -> o")]
+    candidate = [reference[0], call("add y b -> Y"), call("all_reduce Y -> O", collective=True)]
+    candidate = [candidate[0], candidate[1]._replace(producers=(0, None)), candidate[2]._replace(producers=(1,))]
+    culprit = blamed(reference, candidate, "O")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("reads", 1, 2)

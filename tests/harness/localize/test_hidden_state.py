@@ -1,0 +1,55 @@
+"""State that nobody shows: it is remarked on, and blame reaches through it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Verdict
+
+SYSTEMS = Path(__file__).with_name("hidden_state.py")
+REMARK = (
+    f"{{}} {SYSTEMS}:{{}} keeps state that steps change and that it does not show: buffer 0.counts; "
+    "a difference there is seen once it reaches what is shown"
+)
+
+
+def result_of(candidate: str, folder: Path) -> CaseResult:
+    case = Case(
+        name=candidate,
+        family="hidden",
+        reference=f"{SYSTEMS}:right",
+        candidate=f"{SYSTEMS}:{candidate}",
+        steps=3,
+        parallelism=Parallelism(world_size=2, ep=1),
+    )
+    [result] = run_cases([case], RunOptions(device="cpu", timeout=60.0, control="never"), folder)
+    return result
+
+
+@pytest.mark.ranks
+def test_generators_that_steps_draw_from_are_compared_and_state_that_nobody_shows_is_remarked_on(tmp_path, one_host):
+    result = result_of("right", tmp_path)
+    assert result.verdict == Verdict.EQUAL and result.compared["rng"] == 6
+    assert list(result.remarks[:2]) == [REMARK.format(role, "right") for role in ("reference", "candidate")]
+
+
+@pytest.mark.ranks
+def test_a_mask_that_differs_is_led_back_to_the_number_that_was_drawn_before_it(tmp_path, one_host):
+    first = result_of("drawn", tmp_path).first_divergence
+    assert first is not None and first.call is not None and (first.step, first.rank, first.kind) == (1, 1, "loss")
+    assert (first.call.operator, first.call.rank) == ("rand", 1)
+    assert first.call.how == "is a call that the reference does not make"
+
+
+@pytest.mark.ranks
+def test_what_an_earlier_step_left_is_blamed_on_the_call_that_left_it(tmp_path, one_host):
+    result = result_of("left", tmp_path)
+    first = result.first_divergence
+    assert first is not None and first.call is not None and (first.step, first.rank) == (2, 1)
+    assert (first.call.operator, first.call.rank) == ("add_.Tensor", 1)
+    assert "the call to blame is one of step 0: it leaves what step 2 reads" in result.remarks

@@ -59,8 +59,9 @@ class ExpertExchange:
         num_local = counts_E.shape[0] // self.size
         even = [num_local] * self.size
         counts_WL = all_to_all(counts_E, even, even, self.group).view(self.size, num_local)
-        sent = counts_E.view(self.size, num_local).sum(1).tolist()
-        received = counts_WL.sum(1).tolist()
+        splits_2W = torch.cat([counts_E.view(self.size, num_local).sum(1), counts_WL.sum(1)])
+        splits = splits_2W.to("cpu").tolist()  # one copy for all: on CUDA each holds the host up
+        sent, received = splits[: self.size], splits[self.size :]
         rows_PD = AllToAll.apply(rows_RD, received, sent, self.group)  # type: ignore[no-untyped-call]
 
         ends_WL = counts_WL.flatten().cumsum(0)

@@ -27,7 +27,7 @@ from bitproof.harness.case import Parallelism
 from bitproof.harness.shared_memory import Board, SharedMemory
 from bitproof.harness.torch_compat import group_named, register_group, set_timeout, unregister_group
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
-from bitproof.reference.parallel.rank_order_group import RankOrderGroup
+from bitproof.reference.parallel.rank_order_group import LoneGroup, RankOrderGroup
 from bitproof.reference.parallel.reporting_group import ToldGroup
 from bitproof.reference.parallel.shared_memory_group import SharedMemoryGroup
 
@@ -157,15 +157,33 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
         return
     if any(ranks != sorted(ranks) for ranks in partition):
         raise ValueError(f"group {name} lists ranks out of order: {partition}")
-    is_gloo = dist.get_backend() == "gloo"
-    options: Any = None
-    if high_priority and not is_gloo:
-        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        set_timeout(options, _limits[0])
-    groups = [dist.new_group(ranks, timeout=_limits[0], pg_options=options) for ranks in partition]
+    is_alone = all(len(ranks) == 1 for ranks in partition)
+    group = LoneGroup() if is_alone else _in_rank_order(_own_part(partition, high_priority), partition)
+    _register(name, partition, group)
+
+
+def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
+    """torch's group over this rank's part: one that a rank makes, whatever the number of parts.
+
+    NCCL splits the communicator of all ranks once for the whole partition. On gloo only the ranks of a part meet; torch
+    then names the group by its ranks and by how many the rank has made, which must be as many on all of them: where
+    parts differ in size, and so in who makes what later, all ranks make all parts.
+    """
     rank = dist.get_rank()
-    group = next(group for group, ranks in zip(groups, partition, strict=True) if rank in ranks)
-    _register(name, partition, _in_rank_order(group, partition))
+    own = next(list(ranks) for ranks in partition if rank in ranks)
+    if dist.get_backend() != "gloo":
+        options: Any = None
+        if high_priority:
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            set_timeout(options, _limits[0])
+        parts = [list(ranks) for ranks in partition]
+        part = dist.split_group(split_ranks=parts, timeout=_limits[0], pg_options=options)
+        assert part is not None, "each rank is in a part"
+        return part
+    if len({len(ranks) for ranks in partition}) == 1:
+        return dist.new_group(own, timeout=_limits[0], use_local_synchronization=True)
+    groups = {tuple(ranks): dist.new_group(list(ranks), timeout=_limits[0]) for ranks in partition}
+    return groups[tuple(own)]
 
 
 def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:

@@ -115,6 +115,37 @@ class RankOrderGroup(dist.ProcessGroup):
         return _FinishOnWait(transfer, lambda: x.copy_(sum_in_rank_order(gathered_WN).view_as(x)))
 
 
+class LoneGroup(RankOrderGroup):
+    """The group of a rank alone: each collective is a copy, done where it is launched, and a sum is its one part."""
+
+    def __init__(self) -> None:
+        dist.ProcessGroup.__init__(self, 0, 1)  # type: ignore[call-arg]
+
+    def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
+        return _copied(output, x)
+
+    def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
+        return _copied(output, x_N)
+
+    def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
+        return _copied(output_N, x)
+
+    def _all_reduce(self, x: Tensor) -> Work:
+        return _Done()
+
+
+class _Done(Work):
+    """Work that was done before it was returned."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+
+def _copied(output: Tensor, x: Tensor) -> Work:
+    output.copy_(x.reshape(output.shape))
+    return _Done()
+
+
 def _all_of(works: list[Work]) -> Work:
     return works[0] if len(works) == 1 else _AllOf(works)
 

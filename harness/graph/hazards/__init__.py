@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.hazards.turns import RanksIn, name_of_call, one_order, rank_turns
 from bitproof.harness.graph.hazards.walk import At, GraphWalk
@@ -48,6 +49,7 @@ class Hazard:
         return f"{self.does}{self.second.where}: {named}; memory of `{self.memory}`; missing: {self.missing}"
 
 
+@collector_paused()
 def find_hazards(
     module: GraphModule, groups: Mapping[str, Partition] | None = None
 ) -> tuple[list[Hazard], list[Deadlock]]:

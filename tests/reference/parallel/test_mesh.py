@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
@@ -14,6 +16,7 @@ from bitproof.reference.parallel.mesh import (
     ensure_group,
     leave_groups,
 )
+from bitproof.reference.parallel.rank_order_group import LoneGroup
 from tests.ranks import on_ranks
 
 
@@ -113,3 +116,32 @@ def test_leaving_forgets_the_groups_that_a_graph_asked_for():
         return [len(meshes._joined), len(meshes._partitions), len(meshes._limits)]
 
     assert on_ranks(Parallelism(world_size=2, ep=1), body) == [[0, 0, 0]] * 2
+
+
+def making(monkeypatch, partition, backend="gloo", rank=3):
+    """What a rank asks torch for to make a group over each part, and what group it gets."""
+    asked = []
+    monkeypatch.setattr(meshes, "_limits", [timedelta(seconds=5)])
+    monkeypatch.setattr(meshes, "_wraps", [lambda group: group])
+    for registry in ("_joined", "_partitions"):
+        monkeypatch.setattr(meshes, registry, {})
+    monkeypatch.setattr(meshes.dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(meshes.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(meshes.dist, "new_group", lambda ranks, **given: asked.append(ranks) or "group")
+    monkeypatch.setattr(meshes.dist, "split_group", lambda *, split_ranks, **given: asked.append(split_ranks) or "part")
+    made = []
+    monkeypatch.setattr(meshes, "register_group", lambda name, group: made.append(group))
+    ensure_group("own", partition)
+    return asked, made[0]
+
+
+def test_a_rank_makes_one_group_however_many_parts_there_are_and_none_where_all_are_alone(monkeypatch):
+    assert making(monkeypatch, [[0, 1], [2, 3]]) == ([[2, 3]], "group")
+    assert making(monkeypatch, [[0, 1], [2, 3]], "nccl") == ([[[0, 1], [2, 3]]], "part"), "one split for all parts"
+    for backend in ("gloo", "nccl"):
+        asked, group = making(monkeypatch, [[0], [1], [2], [3]], backend)
+        assert asked == [] and isinstance(group, LoneGroup)
+
+
+def test_parts_of_several_sizes_are_made_by_all_ranks(monkeypatch):
+    assert making(monkeypatch, [[0], [1, 2, 3]])[0] == [[0], [1, 2, 3]]

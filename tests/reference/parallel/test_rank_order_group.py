@@ -2,8 +2,11 @@ import pytest
 import torch
 
 from bitproof.harness.case import Parallelism
+from bitproof.harness.torch_compat import register_group, unregister_group
+from bitproof.reference.parallel import collectives
 from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from bitproof.reference.parallel.mesh import EXPERT, FSDP
+from bitproof.reference.parallel.rank_order_group import LoneGroup
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks
@@ -63,3 +66,21 @@ def test_a_reduction_that_is_no_sum_is_refused(collectives):
         return True
 
     assert on_ranks(FOUR, body, collectives=collectives) == [True] * 4
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_rank_alone_gets_what_it_sends_in_memory_of_its_own(monkeypatch, is_watched):
+    group = LoneGroup()
+    register_group("alone", group)
+    monkeypatch.setattr(collectives, "is_watched", lambda: is_watched)  # where somebody watches, operators are called
+    try:
+        x = torch.arange(6.0).view(3, 2)
+        x[0, 0] = -0.0
+        results = [all_gather(x, 1, "alone"), reduce_scatter(x, 1, "alone"), all_reduce(x, "alone")]
+        results.append(all_to_all(x, [3], [3], "alone"))
+        x_bits = x.view(torch.int32).clone()
+        assert all(torch.equal(result.view(torch.int32), x_bits) for result in results)
+        x.zero_()
+        assert all(torch.equal(result.view(torch.int32), x_bits) for result in results)
+    finally:
+        unregister_group("alone")

@@ -189,7 +189,9 @@ def test_every_summary_of_a_command_names_one():
 def test_every_mark_is_one_that_is_known():
     for page in PAGES:
         for mark in (block.mark for block in blocks(page) if block.mark):
-            assert re.fullmatch(r"exits with [1-3]|needs: .+|takes: .+|file: [a-z_]+\.(py|json)", mark), (page, mark)
+            assert re.fullmatch(
+                r"exits with [1-3]|needs: .+|takes: .+|file: [a-z_]+\.(py|json|sbatch|sh|yaml)", mark
+            ), (page, mark)
 
 
 def test_only_bitproof_is_imported_in_what_is_shown_of_python():

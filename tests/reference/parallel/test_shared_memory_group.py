@@ -139,7 +139,7 @@ def test_groups_beyond_the_areas_of_the_mapping_meet_over_gloo():
         return [groups.count(SharedMemoryGroup), groups[-1].__name__, total, len(meshes._memory)]
 
     two = Parallelism(world_size=2, ep=2)
-    assert on_ranks(two, body, collectives="shared") == [[12, "RankOrderGroup", 2.0, 1]] * 2
+    assert on_ranks(two, body, collectives="shared") == [[14, "RankOrderGroup", 2.0, 1]] * 2
 
 
 def test_collectives_in_place_and_of_lists_and_of_tensors_with_gaps_work():

@@ -121,10 +121,9 @@ def test_leaving_forgets_the_groups_that_a_graph_asked_for():
 def making(monkeypatch, partition, backend="gloo", rank=3):
     """What a rank asks torch for to make a group over each part, and what group it gets."""
     asked = []
-    monkeypatch.setattr(meshes, "_limits", [timedelta(seconds=5)])
-    monkeypatch.setattr(meshes, "_wraps", [lambda group: group])
-    for registry in ("_joined", "_partitions"):
-        monkeypatch.setattr(meshes, registry, {})
+    state = {"_limits": [timedelta(seconds=5)], "_wraps": [lambda group: group], "_joined": {}, "_partitions": {}}
+    for name, value in state.items():
+        monkeypatch.setattr(meshes, name, value)
     monkeypatch.setattr(meshes.dist, "get_backend", lambda: backend)
     monkeypatch.setattr(meshes.dist, "get_rank", lambda: rank)
     monkeypatch.setattr(meshes.dist, "new_group", lambda ranks, **given: asked.append(ranks) or "group")

@@ -232,3 +232,12 @@ def test_counts_that_are_not_those_of_the_case_s_model_are_refused_where_no_reco
     assert report_json.read(run_dir / "report.json"), "its own numbers agree"
     assert main(["report", str(run_dir)]) == 3
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", [{"family": "gpt_9"}, {"flavor": "huge"}])
+def test_a_model_that_nobody_can_build_does_not_get_a_report_around_its_counts(tmp_path, capsys, model):
+    run_dir = write_report(tmp_path, [result(case())])
+    tamper(run_dir, lambda entry: entry["case"]["model"].update(model))
+    assert report_json.read(run_dir / "report.json"), "its own numbers agree"
+    assert main(["report", str(run_dir)]) == 3
+    assert "report.cases[0].case.model is damaged" in capsys.readouterr().err

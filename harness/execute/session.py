@@ -6,10 +6,8 @@ However a session ends, by its own end, an error or an interrupt, it leaves no p
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from bitproof.harness.machine.devices import Placement, place
 from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
+from bitproof.harness.runtime.work_folder import make_work_folder, remove_work_folder
 
 START_TIMEOUT = 120.0
 
@@ -62,7 +61,7 @@ class Session:
         """`crashes` are those of all hosts of the call, which grow."""
         self.run_dir = run_dir
         self.options = options
-        self.work = Path(tempfile.mkdtemp(prefix="bitproof-"))
+        self.work = make_work_folder()
         self._others: list[Session] = []
         self._log = run_dir / "logs" / log
         self._crashes: list[RankError] = [] if crashes is None else crashes
@@ -142,13 +141,13 @@ class Session:
         for host in hosts:
             host.kill()
         for session in (self, *self._others):
-            shutil.rmtree(session.work, ignore_errors=True)
+            remove_work_folder(session.work)
 
     def _start(self) -> HostProcess:
         try:
             return HostProcess(self._log, temporary=self.work, verbose=self.options.verbose)
         except BaseException:
-            shutil.rmtree(self.work, ignore_errors=True)
+            remove_work_folder(self.work)
             raise
 
 

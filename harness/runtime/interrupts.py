@@ -48,10 +48,11 @@ class _Phase(enum.Enum):
 
 
 class _Watch:
-    """The process's phase, whether an interrupt waits, and when the last one was raised."""
+    """The process's phase, whether an interrupt waits, whether any came, and when the last one was raised."""
 
     phase = _Phase.STARTING
     is_waiting = False
+    has_come = False
     raised_at = -GRACE_SECONDS
 
 
@@ -77,7 +78,7 @@ def raising() -> Iterator[None]:
     if not on_main_thread or _watch.phase in (_Phase.OPEN, _Phase.HELD):
         yield
         return
-    _watch.is_waiting, _watch.raised_at = False, -GRACE_SECONDS
+    _watch.is_waiting, _watch.has_come, _watch.raised_at = False, False, -GRACE_SECONDS
     _watch.phase = _Phase.OPEN
     previous = _install()
     try:
@@ -120,6 +121,13 @@ def too_late() -> None:
         _watch.phase = _Phase.OVER
 
 
+def wait(seconds: float) -> None:
+    """Sleep until time is up or an interrupt comes, also where that comes too late to change anything."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and not _watch.has_come:
+        time.sleep(0.1)
+
+
 def _leave(before: _Phase) -> None:
     if _watch.phase is not _Phase.OVER:
         _watch.phase = before
@@ -144,6 +152,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError):
             os.write(2, f"{MESSAGE}\n".encode())
         os._exit(STATUS)
+    _watch.has_come = True
     if _watch.phase is _Phase.OVER or time.monotonic() - _watch.raised_at < GRACE_SECONDS:
         return
     if _watch.phase is _Phase.HELD:

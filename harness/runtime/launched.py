@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Mapping
 
 from bitproof.harness.runtime import interrupts
@@ -73,7 +72,11 @@ def do_not_wait_for_rank_0() -> None:
 
 
 def let_rank_0_tell() -> None:
-    """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why."""
-    if is_rank() and os.environ["RANK"] != "0" and not _rank_0_is_gone:
+    """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why.
+
+    That is for those of rank 0's torchrun: another one ends only what is its own.
+    """
+    is_beside_rank_0 = os.environ.get("GROUP_RANK", "0") == "0"
+    if is_rank() and os.environ["RANK"] != "0" and is_beside_rank_0 and not _rank_0_is_gone:
         with contextlib.suppress(*interrupts.STOPS):
-            time.sleep(_PATIENCE)
+            interrupts.wait(_PATIENCE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +37,7 @@ from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
 from bitproof.harness.runtime.launched import do_not_wait_for_rank_0
 from bitproof.harness.runtime.search_path import search_path
+from bitproof.harness.runtime.work_folder import make_work_folder, remove_work_folder
 
 if TYPE_CHECKING:
     from bitproof.harness.options import RunOptions
@@ -100,8 +100,8 @@ def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
 def _joined(run_dir: Path, options: RunOptions) -> Iterator[Team]:
     os.environ.update(ENVIRONMENT)  # as the hosts have it: a manifest tells it
     sys.path[:] = search_path()
-    with tempfile.TemporaryDirectory(prefix="bitproof-", ignore_cleanup_errors=True) as work:
-        team = Team(Path(run_dir), options, Path(work), int(os.environ["RANK"]))
+    with _work_folder() as work:
+        team = Team(Path(run_dir), options, work, int(os.environ["RANK"]))
         problem = None
         try:
             team.join()
@@ -119,6 +119,15 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Team]:
         finally:
             with interrupts.held():
                 team.close(problem)
+
+
+@contextmanager
+def _work_folder() -> Iterator[Path]:
+    work = make_work_folder()
+    try:
+        yield work
+    finally:
+        remove_work_folder(work)
 
 
 class Team:
@@ -150,15 +159,22 @@ class Team:
         """
         rendezvous = Rendezvous(self.peers, self.options.timeout, self._facts)
         hello = Hello(token="", rank=self.rank, world_size=self.world_size, node=_node(), run_dir=str(self._own_dir))
-        if self.rank:
-            welcome = rendezvous.come(hello)
-            self._first_dir, self._own_dir = welcome.run_dir, welcome.own_dir
-            return
         self._rendezvous = rendezvous  # it may serve the store
         try:
-            rendezvous.call_roll(hello)
+            if self.rank:
+                welcome = rendezvous.come(hello)
+                self._first_dir, self._own_dir = welcome.run_dir, welcome.own_dir
+            else:
+                rendezvous.call_roll(hello)
         except BaseException as error:
-            self.peers.tell_all(Farewell(problem=Problem.of(error, "rank 0")))
+            named = self.peers.launcher.error_of_dead_siblings() if isinstance(error, interrupts.STOPS) else None
+            if self.rank == 0:
+                self.peers.tell_all(Farewell(problem=Problem.of(named or error, "rank 0")))
+            elif named is not None:
+                with interrupts.held():
+                    rendezvous.reach_in_the_end(hello)
+            if named is not None:
+                raise named from error
             raise
 
     def place(self, case: Case) -> Placement:

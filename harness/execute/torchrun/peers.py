@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from bitproof.harness.capture.made_of import Facts, tell_ranks
@@ -86,10 +87,10 @@ class Peers:
 
     def refuse_lost(self, when: str) -> None:
         """Raise RankError when somebody is gone without whom nothing goes on."""
-        error = self.launcher.ended()
+        error: BitproofError | None = self.launcher.ended()
         if error is None and (gone := self.gone()):
             ranks = sorted(gone)
-            error = RankError(
+            error = self._named_by(gone) or RankError(
                 f"{tell_ranks(ranks)} vanished {when}",
                 rank=ranks[0] if len(ranks) == 1 else None,
                 expected=f"{self.world_size} ranks until the end",
@@ -99,6 +100,11 @@ class Peers:
         if error is not None:
             self.lost = self.lost or error
             raise error
+
+    def _named_by(self, gone: Collection[int]) -> BitproofError | None:
+        """The error of one who left because of another rank, which it names; None where nobody did."""
+        told = (problem.error() for problem in self.left.values())
+        return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 
     def tell_failed(self) -> None:
         """Let the other ranks know that this one's run has failed: they may wait for it where no error reaches them."""

@@ -7,8 +7,10 @@ import json
 import os
 import secrets
 import socket
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,10 @@ from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.store import Store
 from bitproof.harness.processes import framing
 
+_WORD_SECONDS = 6.0
+"""How long rank 0 waits in silence, before it says, and again after each change, for whom it waits."""
+_LAST_SECONDS = 8.0
+"""How long a rank that has to end tries to reach rank 0; torchrun kills it after 30 s."""
 _HOST_MARGIN = 15.0
 """How much longer than for a rank to come its host may take to say what it is made of."""
 
@@ -39,6 +45,7 @@ class Rendezvous:
         self._deadline = time.monotonic() + timeout
         self._ask_facts = ask_facts
         self._store: Store | None = None  # where rank 0 serves it, its ranks meet there until the end
+        self._told_at, self._told = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> None:
         """Rank 0: wait for all others, see that all are made of the same, and let them begin.
@@ -61,6 +68,7 @@ class Rendezvous:
             if len(arrived) < self._peers.world_size:
                 self._peers.listen()
                 self._peers.refuse_lost("before all had come")
+                self._tell_missing(arrived)
                 self._wait_for("", deadline, arrived)
         self._peers.links.stop_listening()
         self._peers.made_of[0] = self._ask_facts(lambda: False) or {}
@@ -109,7 +117,30 @@ class Rendezvous:
 
     def come(self, hello: Hello) -> Welcome:
         """Any other rank: find rank 0, and wait until it says that all are there. Raises what rank 0 does."""
-        deadline = self._deadline
+        while True:
+            line = self._reach(hello, self._deadline)
+            self._tell_made_of(line)
+            while line.gone is None or line.inbox:
+                said = self._peers.links.take(line)
+                if said is None:  # rank 0 knows until when to wait for others, and lives
+                    self._wait_for("", float("inf"), None)
+                    continue
+                answer: Welcome | Farewell = read_message(said[0], Welcome, Farewell)
+                if isinstance(answer, Farewell):
+                    self._peers.is_told = True
+                    raise (answer.problem or Problem.of(RuntimeError("it ended"), "rank 0")).error()
+                return answer
+            del self._peers.lines[0]  # another run's, or one whose ranks are all started anew
+            self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
+
+    def reach_in_the_end(self, hello: Hello) -> None:
+        """Any other rank, which cannot take part: have a line to rank 0, if that is to be had within moments."""
+        if 0 not in self._peers.lines:
+            with suppress(BitproofError):
+                self._reach(hello, time.monotonic() + _LAST_SECONDS)
+
+    def _reach(self, hello: Hello, deadline: float) -> Line:
+        """A line to rank 0, who knows this rank from now on. Raises RankError when time is up."""
         store = Store(False, deadline, self._peers.launcher)
         while True:
             word = store.get()
@@ -125,19 +156,7 @@ class Rendezvous:
                 continue
             self._peers.links.tell(line, replace(hello, token=self._peers.token))
             self._peers.lines[0] = line
-            self._tell_made_of(line)
-            while line.gone is None or line.inbox:
-                said = self._peers.links.take(line)
-                if said is None:  # rank 0 knows until when to wait for others, and lives
-                    self._wait_for("", float("inf"), None)
-                    continue
-                answer: Welcome | Farewell = read_message(said[0], Welcome, Farewell)
-                if isinstance(answer, Farewell):
-                    self._peers.is_told = True
-                    raise (answer.problem or Problem.of(RuntimeError("it ended"), "rank 0")).error()
-                return answer
-            del self._peers.lines[0]  # another run's, or one whose ranks are all started anew
-            self._wait_for(f"rank 0 left: {line.gone}", deadline, None)
+            return line
 
     def _tell_made_of(self, line: Line) -> None:
         """Tell rank 0 what this rank is made of, once its host can; or why it cannot take part."""
@@ -157,6 +176,18 @@ class Rendezvous:
             except OSError as error:
                 problem = error
         raise problem
+
+    def _tell_missing(self, arrived: Mapping[int, Hello]) -> None:
+        """Say for whom rank 0 waits, and who came from where: nobody else knows of a rank that died before it came."""
+        missing = [rank for rank in range(self._peers.world_size) if rank not in arrived]
+        nodes: dict[str, list[int]] = {}
+        for rank in sorted(arrived):
+            nodes.setdefault(arrived[rank].node, []).append(rank)
+        came = "; ".join(f"{tell_ranks(ranks)} came from {node}" for node, ranks in nodes.items())
+        word = f"bitproof: waiting for {tell_ranks(missing)} of {self._peers.world_size}: {came}"
+        if word != self._told and time.monotonic() - self._told_at > _WORD_SECONDS:
+            self._told_at, self._told = time.monotonic(), word
+            print(word, file=sys.stderr, flush=True)
 
     def _wait_for(self, what: str, deadline: float, arrived: Collection[int] | None) -> None:
         """A moment, before looking again whether somebody has come. Raises RankError when time is up."""

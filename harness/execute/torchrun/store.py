@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from bitproof.harness.capture.made_of import tell_ranks
 from bitproof.harness.errors import RankError
 
 # One call into torch's store, which hears no signal; and the same where nothing is asked of it but a value.
@@ -50,6 +52,28 @@ class Launcher:
                 fix="see what ended it there",
             )
         return None
+
+    def error_of_dead_siblings(self) -> RankError | None:
+        """The error that names the ranks of this torchrun whose processes have ended; None where all live.
+
+        torchrun ends all ranks of a machine when one of them has died, and says to none of them which one that was.
+        Where the system does not show who are its children (other than Linux), None.
+        """
+        if self._parent is None or not (processes := _children_environments(self._parent)):
+            return None
+        rank, local_rank, count = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        living = {int(value) for each in processes for name, value in each if name == "RANK"}
+        first = rank - local_rank
+        dead = [each for each in range(first, first + count) if each not in living]
+        if not dead:
+            return None
+        return RankError(
+            f"{tell_ranks(dead)} ended on {socket.gethostname()} before all ranks had come",
+            rank=dead[0],
+            expected=f"torchrun's {tell_ranks(range(first, first + count))} there to live",
+            found=f"{tell_ranks(sorted(living))} alone",
+            fix="see what ended it on that machine: what it printed last, torchrun's own lines, the kernel's log",
+        )
 
     def close(self) -> None:
         """Watch no longer."""
@@ -164,6 +188,21 @@ def _apart(act: Callable[[], A], deadline: float) -> A:
 def _key() -> str:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"bitproof/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}/rank0"
+
+
+def _children_environments(parent: int) -> list[list[tuple[str, str]]]:
+    """What the living children of a process were given as environment variables, a list a child."""
+    found = []
+    try:
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    content = Path(f"/proc/{child}/environ").read_bytes().decode(errors="replace")
+                    pairs = (line.partition("=") for line in content.split("\0"))
+                    found.append([(name, value) for name, _, value in pairs if name])
+    except OSError:
+        return []
+    return found
 
 
 def _is_closed(watched: socket.socket) -> bool:

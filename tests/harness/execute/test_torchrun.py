@@ -336,6 +336,50 @@ def test_files_that_did_not_come_whole_are_refused(tmp_path):
             unpack(Account(run=1, clock=0.0, num_bytes=sizes), content, part)
 
 
+DYING = """
+import os, signal, sys, time
+if os.environ.get("RANK") == os.environ["DIES"] and "bitproof" in sys.orig_argv:
+    time.sleep(float(os.environ["AFTER"]))
+    open(os.environ["DIED"], "w").write(str(time.time()))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["static", "c10d"])
+@pytest.mark.parametrize(("dies", "after"), [(1, 10), (3, 10), (3, 0)])
+def test_a_rank_that_dies_before_it_reaches_rank_0_is_named_within_ten_seconds(kind, dies, after, tmp_path):
+    """By what torchrun started beside it; where that was still loading and so ended, too, as one that does not come."""
+    (tmp_path / "sitecustomize.py").write_text(DYING)
+    died, port = tmp_path / "died", free_port()
+    told = {"DIES": str(dies), "AFTER": str(after), "DIED": str(died), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    told |= {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)}
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
+    nodes = []
+    for node in (0, 1):
+        where = ["--master-port", port, "--node-rank", str(node)] if kind == "static" else meeting
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *where]
+        words = [*command("--world-size", "4", "--timeout", "25")[1:], "--report-dir", str(tmp_path / f"reports{node}")]
+        output = (tmp_path / f"output{node}").open("w")
+        nodes.append(
+            subprocess.Popen([*torchrun, *words], env=os.environ | told, cwd=ROOT, stdout=output, stderr=output)
+        )
+        time.sleep(node == 0)
+    try:
+        # torchrun's agents choose their order in c10d, so either may have rank 0
+        word = f"rank {dies} ended on" if after else "waiting for ranks 2, 3 of 4: ranks 0, 1 came from"
+        while word not in "".join((tmp_path / f"output{node}").read_text() for node in (0, 1)):
+            assert any(node.poll() is None for node in nodes), "all have ended, and nobody named it"
+            time.sleep(0.1)
+        assert time.time() - float(died.read_text()) < 10
+        assert all(node.wait(timeout=60) == 1 for node in nodes), "torchrun's status"
+    finally:
+        for node in nodes:
+            node.terminate()
+            node.wait()
+    assert not list(tmp_path.glob("bitproof-*"))
+
+
 def command(*arguments):
     return [sys.executable, "-m", "bitproof", "run", "-k", "unchunked", *arguments, "--device", "cpu", "--no-control"]
 

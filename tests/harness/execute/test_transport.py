@@ -194,9 +194,12 @@ def test_srun_without_torchrun_is_refused_once_with_the_line_that_works(
 
 def test_only_a_rank_that_follows_waits_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(launched.time, "sleep", waited.append)
+    monkeypatch.setattr(launched.interrupts, "wait", waited.append)
     launched.let_rank_0_tell()
     for rank in (0, 1):
         become_rank(monkeypatch, rank)
         launched.let_rank_0_tell()
     assert waited == [20.0]
+    monkeypatch.setenv("GROUP_RANK", "1")
+    launched.let_rank_0_tell()
+    assert waited == [20.0], "another torchrun does not end rank 0"

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,15 +18,19 @@ import pytest
 
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import BitproofError, CaseError, RankError
+from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.links import Links
 from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
 from bitproof.harness.execute.torchrun import coordinator as team_module
+from bitproof.harness.execute.torchrun import rendezvous as rendezvous_module
+from bitproof.harness.execute.torchrun import store as store_module
 from bitproof.harness.execute.torchrun.coordinator import Team
 from bitproof.harness.execute.torchrun.messages import Account, Failed, unpack
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.processes import framing
+from bitproof.harness.runtime import interrupts
 from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
@@ -249,6 +254,71 @@ def test_those_who_do_not_come_are_named_by_all(teams):
     assert str(first).startswith("RankError: rank 2 of 3 did not come within 3 s\n")
     assert "found: ranks 0, 1\n" in str(first)
     assert str(second) == str(first)
+
+
+def test_rank_0_says_for_whom_it_waits_and_who_came_from_where(teams, monkeypatch, capsys):
+    monkeypatch.setattr(rendezvous_module, "_WORD_SECONDS", 0.5)
+    monkeypatch.setattr(team_module, "_node", iter(["a/0", "b/1"]).__next__)
+    joined(teams(0, timeout=4.0), teams(1, timeout=30.0))
+    words = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bitproof: waiting")]
+    assert words[-1] == "bitproof: waiting for rank 2 of 3: rank 0 came from a/0; rank 1 came from b/1"
+    assert len(words) == len(set(words)), "once each"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_torchrun_ends_names_its_dead_siblings_to_all(rank, teams, monkeypatch):
+    """As after SIGTERM: rank 2 has died, and torchrun ends who is left."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(3 - rank))
+    monkeypatch.setenv("RANK", str(rank))
+    living = [[("RANK", str(each))] for each in range(rank, 2)]
+    monkeypatch.setattr(store_module, "_children_environments", lambda parent: [*living, [], [("A", "b")]])
+    made = [teams(0), teams(1)]
+    is_ended = threading.Event()
+    listen = made[rank].peers.links.wait
+
+    def wait(seconds):
+        listen(seconds)
+        if is_ended.is_set():
+            is_ended.clear()
+            raise interrupts.Interrupt
+
+    monkeypatch.setattr(made[rank].peers.links, "wait", wait)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(joined, team) for team in made]
+        time.sleep(1.0)
+        is_ended.set()
+        [error] = running[rank].result()
+        if rank:
+            made[1].close(Problem.of(error, "rank 1"))
+        assert str(error).startswith("RankError: rank 2 ended on ")
+        assert error.rank == 2
+        assert f"torchrun's ranks {'0 to 2' if rank == 0 else '1, 2'} there to live" in str(error)
+        [told] = running[1 - rank].result()
+        assert str(told) == str(error)
+
+
+def test_nobody_is_named_where_all_siblings_live_or_nothing_is_known_of_them(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    launcher = store_module.Launcher()
+    for processes in ([], [[("RANK", "3")], [("RANK", "2")], [("A", "b")]]):
+        monkeypatch.setattr(store_module, "_children_environments", lambda parent, found=processes: found)
+        assert launcher.error_of_dead_siblings() is None
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert store_module.Launcher().error_of_dead_siblings() is None, "another launcher's"
+
+
+def test_the_children_of_a_process_are_those_that_live():
+    child = subprocess.Popen(["sleep", "60"], env={"RANK": "7"})
+    assert [("RANK", "7")] in store_module._children_environments(os.getpid())
+    child.kill()
+    while (status := Path(f"/proc/{child.pid}/stat").read_text().split()[2]) != "Z":
+        assert status
+    assert [("RANK", "7")] not in store_module._children_environments(os.getpid()), "nobody has reaped it yet"
+    child.wait()
 
 
 def test_one_who_came_and_vanished_before_the_others_came_is_named_at_once(teams):

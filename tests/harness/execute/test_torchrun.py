@@ -430,10 +430,8 @@ def test_a_rank_that_dies_before_it_reaches_rank_0_is_named_within_ten_seconds(k
         where = ["--master-port", port, "--node-rank", str(node)] if kind == "static" else meeting
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *where]
         words = [*command("--world-size", "4", "--timeout", "25")[1:], "--report-dir", str(tmp_path / f"reports{node}")]
-        output = (tmp_path / f"output{node}").open("w")
-        nodes.append(
-            subprocess.Popen([*torchrun, *words], env=os.environ | told, cwd=ROOT, stdout=output, stderr=output)
-        )
+        with (tmp_path / f"output{node}").open("w") as out:
+            nodes.append(subprocess.Popen([*torchrun, *words], env=os.environ | told, cwd=ROOT, stdout=out, stderr=out))
         time.sleep(node == 0)
     try:
         # torchrun's agents choose their order in c10d, so either may have rank 0

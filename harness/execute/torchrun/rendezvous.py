@@ -25,7 +25,7 @@ from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.store import Store
 from bitproof.harness.processes import framing
 
-_WORD_SECONDS = 6.0
+WORD_SECONDS = 6.0
 """How long rank 0 waits in silence, before it says, and again after each change, for whom it waits."""
 _LAST_SECONDS = 8.0
 """How long a rank that has to end tries to reach rank 0; torchrun kills it after 30 s."""
@@ -185,7 +185,7 @@ class Rendezvous:
             nodes.setdefault(arrived[rank].node, []).append(rank)
         came = "; ".join(f"{tell_ranks(ranks)} came from {node}" for node, ranks in nodes.items())
         word = f"bitproof: waiting for {tell_ranks(missing)} of {self._peers.world_size}: {came}"
-        if word != self._told and time.monotonic() - self._told_at > _WORD_SECONDS:
+        if word != self._told and time.monotonic() - self._told_at > WORD_SECONDS:
             self._told_at, self._told = time.monotonic(), word
             print(word, file=sys.stderr, flush=True)
 

@@ -59,7 +59,7 @@ class Launcher:
         torchrun ends all ranks of a machine when one of them has died, and says to none of them which one that was.
         Where the system does not show who are its children (other than Linux), None.
         """
-        if self._parent is None or not (processes := _children_environments(self._parent)):
+        if self._parent is None or not (processes := children_environments(self._parent)):
             return None
         rank, local_rank, count = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         living = {int(value) for each in processes for name, value in each if name == "RANK"}
@@ -190,7 +190,7 @@ def _key() -> str:
     return f"bitproof/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}/rank0"
 
 
-def _children_environments(parent: int) -> list[list[tuple[str, str]]]:
+def children_environments(parent: int) -> list[list[tuple[str, str]]]:
     """What the living children of a process were given as environment variables, a list a child."""
     found = []
     try:

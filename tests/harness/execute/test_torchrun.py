@@ -257,7 +257,7 @@ def test_those_who_do_not_come_are_named_by_all(teams):
 
 
 def test_rank_0_says_for_whom_it_waits_and_who_came_from_where(teams, monkeypatch, capsys):
-    monkeypatch.setattr(rendezvous_module, "_WORD_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous_module, "WORD_SECONDS", 0.5)
     monkeypatch.setattr(team_module, "_node", iter(["a/0", "b/1"]).__next__)
     joined(teams(0, timeout=4.0), teams(1, timeout=30.0))
     words = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bitproof: waiting")]
@@ -273,7 +273,7 @@ def test_a_rank_that_torchrun_ends_names_its_dead_siblings_to_all(rank, teams, m
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(3 - rank))
     monkeypatch.setenv("RANK", str(rank))
     living = [[("RANK", str(each))] for each in range(rank, 2)]
-    monkeypatch.setattr(store_module, "_children_environments", lambda parent: [*living, [], [("A", "b")]])
+    monkeypatch.setattr(store_module, "children_environments", lambda parent: [*living, [], [("A", "b")]])
     made = [teams(0), teams(1)]
     is_ended = threading.Event()
     listen = made[rank].peers.links.wait
@@ -305,7 +305,7 @@ def test_nobody_is_named_where_all_siblings_live_or_nothing_is_known_of_them(mon
         monkeypatch.setenv(name, value)
     launcher = store_module.Launcher()
     for processes in ([], [[("RANK", "3")], [("RANK", "2")], [("A", "b")]]):
-        monkeypatch.setattr(store_module, "_children_environments", lambda parent, found=processes: found)
+        monkeypatch.setattr(store_module, "children_environments", lambda parent, found=processes: found)
         assert launcher.error_of_dead_siblings() is None
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     assert store_module.Launcher().error_of_dead_siblings() is None, "another launcher's"
@@ -313,11 +313,11 @@ def test_nobody_is_named_where_all_siblings_live_or_nothing_is_known_of_them(mon
 
 def test_the_children_of_a_process_are_those_that_live():
     child = subprocess.Popen(["sleep", "60"], env={"RANK": "7"})
-    assert [("RANK", "7")] in store_module._children_environments(os.getpid())
+    assert [("RANK", "7")] in store_module.children_environments(os.getpid())
     child.kill()
     while (status := Path(f"/proc/{child.pid}/stat").read_text().split()[2]) != "Z":
         assert status
-    assert [("RANK", "7")] not in store_module._children_environments(os.getpid()), "nobody has reaped it yet"
+    assert [("RANK", "7")] not in store_module.children_environments(os.getpid()), "nobody has reaped it yet"
     child.wait()
 
 

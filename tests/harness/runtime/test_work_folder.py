@@ -91,5 +91,5 @@ def test_another_users_folder_stays(temporary, monkeypatch):
     (folder / ".lock").write_text("")
     real = os.getuid()
     monkeypatch.setattr(work_folder.os, "getuid", lambda: real + 1)
-    work_folder._remove_left_behind(temporary)
+    remove_work_folder(make_work_folder())
     assert folder.exists()

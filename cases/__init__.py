@@ -23,6 +23,7 @@ from bitproof.builtin_cases import (
     shapes,
     tp_ep,
     trainers,
+    two_layouts,
     unequal,
 )
 from bitproof.harness.case import Case
@@ -62,6 +63,7 @@ FAMILIES = (
     backends,
     regional,
     joint,
+    two_layouts,
     precompiled,
     autoplace,
     nightly,

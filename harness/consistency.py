@@ -26,7 +26,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bitproof.harness.case import PREPARED
-from bitproof.harness.records import UNLIKE, BaselineStatus, CaseResult, Report, Verdict, needs_one_rank, required_kinds
+from bitproof.harness.records import (
+    UNLIKE,
+    BaselineStatus,
+    CaseResult,
+    LayoutBounds,
+    Report,
+    Verdict,
+    needs_one_rank,
+    required_kinds,
+)
 
 _DECIDED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 _COMPARED = (*_DECIDED, Verdict.NONDETERMINISTIC)
@@ -186,7 +195,9 @@ def _unfounded_equal(result: CaseResult) -> Iterator[Contradiction]:
 def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
     """CLOSE needs a bound, something that differs, and values of every compared kind measured within the bound."""
     bound, closeness = result.case.close_within, result.closeness
-    if bound is None:
+    if result.layouts is not None:
+        yield from _unfounded_layouts(result, result.layouts)
+    elif bound is None:
         yield _no(result, "as the case states no bound")
     elif closeness is None or closeness.bound != bound or not closeness.is_within:
         yield _no(result, f"as no evidence shows every tensor within {bound:g}")
@@ -196,6 +207,16 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
         yield _no(result, "as there is an error")
     else:
         yield from _unfounded_closeness(result)
+
+
+def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Contradiction]:
+    """CLOSE of two layouts: something differs, all of it within bounds that runs in other orders gave."""
+    if not found.is_within or not found.rows or len(found.rows) > found.regrouped:
+        yield _no(result, "as no evidence shows every tensor within what sums in other orders explain")
+    elif not any(result.mismatched.values()):
+        yield _no(result, "as no record differs")
+    elif result.error is not None:
+        yield _no(result, "as there is an error")
 
 
 def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:

@@ -342,6 +342,11 @@ def is_backward_running() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
 
 
+def backward_number() -> int:
+    """Which backward autograd's engine runs on this thread; they ascend. -1 where none runs."""
+    return int(torch._C._current_graph_task_id())
+
+
 def group_of(boxed: Any) -> Any:
     """The process group that an operator is given as an object of its own."""
     return ProcessGroup.unbox(boxed)
@@ -404,6 +409,16 @@ def register_group(name: str, group: Any) -> None:
 def group_named(name: str) -> ProcessGroup:
     """The process group of a name. Raises RuntimeError where none is registered."""
     return torch._C._distributed_c10d._resolve_process_group(cast(Any, name))
+
+
+def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
+    """A dim's indices, one after the other, as a DTensor's sharding placement divides them among ranks."""
+    from torch.distributed.tensor import Shard
+
+    factor = getattr(placement, "split_factor", None)
+    along: Any = Shard(0) if factor is None else type(placement)(0, split_factor=factor)
+    parts: list[Tensor] = along._split_tensor(indices, ranks, with_padding=False, contiguous=False)[0]
+    return parts
 
 
 def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:

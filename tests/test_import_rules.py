@@ -28,6 +28,8 @@ FLOOR = {
     "bitproof.harness.records.bisection",
     "bitproof.harness.records.comparison",
     "bitproof.harness.records.faults",
+    "bitproof.harness.records.layout",
+    "bitproof.harness.records.layout_bounds",
     "bitproof.harness.records.partition",
     "bitproof.harness.records.placed",
     "bitproof.harness.records.proof",
@@ -280,6 +282,7 @@ def test_nothing_of_ours_imports_the_face_that_others_see():
     assert {arrow.split()[0] for arrow in found} == {
         "bitproof.builtin_cases.examples.compiled",
         "bitproof.builtin_cases.examples.fsdp2_loop",
+        "bitproof.builtin_cases.examples.mesh_loop",
     }, "the examples are written as a user would"
 
 

@@ -15,7 +15,7 @@ from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.determinism import Readings
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.machine.gpus import agreed_facts, num_gpus
-from bitproof.harness.records import GraphIdentity, MachineFacts, Manifest, Switch, TorchCompile
+from bitproof.harness.records import GraphIdentity, MachineFacts, Manifest, Meeting, Switch, TorchCompile
 from bitproof.harness.runtime.sources import own_digest
 
 
@@ -38,12 +38,14 @@ def build_manifest(
     alone: Sequence[int] = (),
     compiled: Sequence[TorchCompile | None] = (),
     unshown: Sequence[str] = (),
+    meetings: Sequence[Meeting] | None = None,
 ) -> Manifest:
     """One recording's manifest, with what is known of this machine and process. `systems` are its `ranks`.
 
     `switches` has the readings of the lowest rank on which a switch changed. `gpus` is what each rank says of CUDA and
     its libraries, and `gpu_environments` the variables that they read; both say nothing on a CPU, whose recordings
-    stay comparable with those from before they were told. `alone`, `compiled` and `unshown` are the manifest's.
+    stay comparable with those from before they were told. `alone`, `compiled`, `unshown` and `meetings` are the
+    manifest's.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 
@@ -72,6 +74,7 @@ def build_manifest(
         alone=list(alone),
         compiled=list(compiled) if any(compiled) else None,
         unshown=list(unshown) or None,
+        meetings=None if meetings is None else list(meetings),
         digest=ALGORITHM,
         values=list(values),
     )

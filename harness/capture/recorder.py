@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+from bitproof.harness.capture.boxes import box_of, digests_of_cells
 from bitproof.harness.capture.digest import digest_and_constant, placements, plain
 from bitproof.harness.capture.dtypes import dtype_name
 from bitproof.harness.capture.selection import chooser
@@ -14,6 +16,7 @@ from bitproof.harness.capture.values import copy_value
 from bitproof.harness.case import KINDS, Kind
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Record
+from bitproof.harness.records.layout import Box, Cuts
 
 
 @dataclass
@@ -21,7 +24,7 @@ class Recorder:
     """One rank's rows, in the order computed. `seconds` is the wall time that recording took.
 
     `kept` is a copy of the tensor under the key `keep`, once it was observed; `values` has copies of those that
-    fit `patterns`.
+    fit `patterns`. With `cuts`, by kind and name, the digests of those cells are recorded as well.
     """
 
     rank: int
@@ -32,6 +35,7 @@ class Recorder:
     rows: dict[Key, Record] = field(default_factory=dict)
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
     seconds: float = 0.0
+    cuts: Mapping[str, Cuts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._is_chosen = chooser(self.patterns) if self.patterns else None
@@ -52,12 +56,22 @@ class Recorder:
         part = plain(tensor)
         digest, constant = digest_and_constant(part)
         told = (dtype_name(part.dtype), tuple(part.shape), _loss(kind, part), constant, placements(tensor))
-        self.rows[key] = Record(digest, *told)
+        box = box_of(tensor) if told[-1] else None
+        self.rows[key] = Record(
+            digest, *told, str(box) if box else None, self._cells(f"{kind}/{name}", told[-1], part, box)
+        )
         if self.keep is not None and self.keep == key:
             self.kept = copy_value(part)
         if self._is_chosen is not None and self._is_chosen(key):
             self.values[key] = copy_value(part)
         self.seconds += time.perf_counter() - began
+
+    def _cells(self, tensor: str, placed: str | None, part: torch.Tensor, box: Box | None) -> str | None:
+        """The digests of what is to be recorded cell by cell. Of a DTensor whose part is not known there are none."""
+        cuts = self.cuts.get(tensor)
+        if cuts is None or (placed and box is None):
+            return None
+        return digests_of_cells(part, box or Box.whole(part.shape), cuts)
 
 
 def _loss(kind: Kind, tensor: torch.Tensor) -> str | None:

@@ -30,6 +30,7 @@ from bitproof.harness.case import KINDS
 from bitproof.harness.case.bounds import MOST_STEPS_OF_RANKS
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import SCHEMA, KeptCalls, Key, Manifest, Record, Recording
+from bitproof.harness.records.layout import is_box
 
 MANIFEST = "manifest.json"
 DIGESTS = "digests.parquet"
@@ -48,16 +49,19 @@ COLUMNS = pa.schema(
         pa.field("value", pa.string()),
         pa.field("content", pa.string()),
         pa.field("placements", pa.string()),
+        pa.field("box", pa.string()),
+        pa.field("cells", pa.string()),
     ]
 )
-_WITHOUT_PLACEMENTS = pa.schema(list(COLUMNS)[:-1])
-"""What recordings have in which no tensor is a part of one that is spread over ranks."""
+_OF_LAYOUTS = ("cells", "box", "placements")
+"""The last columns, from the last on: a recording is without those that have nothing to say."""
+_WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(_OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
 )
 """What recordings had before they told of NaN and zeros."""
 
-_OPTIONAL = ("value", "content", "placements")
+_OPTIONAL = ("value", "content", "placements", "box", "cells")
 _REQUIRED: dict[str, type] = {
     "schema": int,
     "case": dict,
@@ -235,8 +239,10 @@ def _write_folder(folder: Path, manifest: Manifest, table: pa.Table, values: Seq
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    if table["placements"].null_count == len(table):
-        table = table.drop_columns("placements")
+    for name in _OF_LAYOUTS:
+        if table[name].null_count < len(table):
+            break
+        table = table.drop_columns(name)
     try:
         pq.write_table(table, partial / DIGESTS, compression="zstd")
         about = {"schema": SCHEMA} | manifest.to_dict() | {"digests_sha256": _sha256(partial / DIGESTS)}
@@ -346,7 +352,7 @@ def _read_table(path: Path) -> pa.Table:
     _check_file(path, MAX_DIGESTS_BYTES)
     try:
         with pq.ParquetFile(path) as file:
-            if not any(map(file.schema_arrow.equals, (COLUMNS, _WITHOUT_PLACEMENTS, _FIRST_COLUMNS))):
+            if not any(map(file.schema_arrow.equals, (*_WITHOUT, _FIRST_COLUMNS))):
                 found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
                 expected = ", ".join(f"{field.name}: {field.type}" for field in COLUMNS)
                 raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
@@ -359,7 +365,7 @@ def _read_table(path: Path) -> pa.Table:
                 if num_bytes > MAX_DIGESTS_BYTES:
                     raise RecordingError(f"{path} is too large", expected=f"{MAX_DIGESTS_BYTES} bytes at most")
             table = pa.Table.from_batches(batches, schema=file.schema_arrow)
-        for name in ("content", "placements"):
+        for name in _OPTIONAL[1:]:
             if name not in table.column_names:
                 table = table.append_column(COLUMNS.field(name), pa.nulls(len(table), pa.string()))
         table = table.cast(COLUMNS)
@@ -388,6 +394,10 @@ def _check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
         f"placements absent, or of 1 to {_MAX_NAME} printable characters": _are_printable(
             table["placements"].drop_null()
         ),
+        "box absent, or a part of a tensor": pa.array([is_box(text) for text in _texts(table["box"])]),
+        "cells absent, or digests of 32 hexadecimal digits each": _matches(
+            table["cells"].drop_null(), r"^([0-9a-f]{32})*$"
+        ),
         "losses as hexadecimal floats": pa.array([_is_hex_float(v) for v in table["value"].drop_null().to_pylist()]),
     }
     for expected, passed in checks.items():
@@ -413,6 +423,10 @@ def _are_printable(column: pa.ChunkedArray) -> Any:
     sizes = pc.utf8_length(column)
     fits = pc.and_(pc.greater_equal(sizes, 1), pc.less_equal(sizes, _MAX_NAME))
     return pc.and_(fits, pc.invert(_matches(column, r"[\p{C}\p{Zl}\p{Zp}]")))
+
+
+def _texts(column: pa.ChunkedArray) -> set[str]:
+    return {text for text in values_of(column) if text is not None}
 
 
 def _is_hex_float(text: str) -> bool:

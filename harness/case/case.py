@@ -257,6 +257,9 @@ class Case:
 
     `preload` names modules that the process imports, once, from which all ranks are forked: a framework that takes
     long to import. `options` are for factories of the user's, who read them as `case.options`.
+    `reference_parallelism`, where it is stated, is how the reference lies on the ranks, and `parallelism` is the
+    candidate's: tensors are then compared by logical tensor (`harness.compare.relaid`). Such a case may expect CLOSE
+    without a bound, which then follows from the reference's own sums in other orders.
 
     `requires` names what the case cannot be judged without, a device or a package: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
@@ -283,6 +286,7 @@ class Case:
     seed: int = 0
     model: Model = field(default_factory=Model)
     parallelism: Parallelism = field(default_factory=Parallelism)
+    reference_parallelism: Parallelism | None = None
     batch: Batch = field(default_factory=Batch)
     precision: Precision = field(default_factory=Precision)
     memory: Memory = field(default_factory=Memory)
@@ -340,9 +344,22 @@ class Case:
         """The largest relative error that the case allows, if it states one."""
         return self.close_within or self.differs_within
 
+    def of(self, role: str) -> Case:
+        """The case as a side runs it: where the reference lies otherwise on the ranks, its own parallelism."""
+        if role != "reference" or self.reference_parallelism is None:
+            return self
+        return dataclasses.replace(self, parallelism=self.reference_parallelism)
+
+    @property
+    def most_ranks(self) -> int:
+        """How many ranks the larger of both runs has."""
+        return max(self.parallelism.world_size, self.of("reference").parallelism.world_size)
+
     def _check_bounds(self) -> None:
         close, apart = self.close_within, self.differs_within
-        if (self.expected == "CLOSE") != (close is not None) or not 0 < (1 if close is None else close) < math.inf:
+        is_derived = self.expected == "CLOSE" and self.reference_parallelism is not None and close is None
+        is_stated = (self.expected == "CLOSE") == (close is not None) and 0 < (1 if close is None else close) < math.inf
+        if not (is_stated or is_derived):
             raise CaseError(
                 f"case {self.name} must state how close is close exactly when it expects CLOSE",
                 expected="expected='CLOSE' with a finite close_within > 0, or another verdict with close_within=None",

@@ -109,6 +109,8 @@ def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
     systems = (values.get("reference"), values.get("candidate"))
     if isinstance(parallelism, dict) and all(isinstance(each, str) and is_factory(each) for each in systems):
         values["parallelism"] = {"ep": 1, **parallelism}
+        if isinstance(other := values.get("reference_parallelism"), dict):
+            values["reference_parallelism"] = {"ep": 1, **other}
     return values
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from bitproof.harness.case import KINDS, Case, Kind, boundary_of
 from bitproof.harness.compare.align import NUM_NAMED, Alignment, align
 from bitproof.harness.compare.chunked import unlike_chunks
+from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond
 from bitproof.harness.compare.same_case import contradictions, unlike_digests
 from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs, vacuous_steps, vacuous_tensors
 from bitproof.harness.records import (
@@ -33,6 +34,7 @@ from bitproof.harness.records import (
     Differing,
     Divergence,
     Key,
+    LayoutBounds,
     Record,
     Recording,
     Role,
@@ -67,6 +69,7 @@ class Judgement:
     control: dict[Role, str | None]
     error: str | None
     closeness: Closeness | None = None
+    layouts: LayoutBounds | None = None
     stress: dict[Role, str | None] | None = None
     differing: Differing = field(default_factory=dict)
     differing_left_out: int = 0
@@ -147,6 +150,7 @@ def judge(
     reference_control: Comparison | None = None,
     candidate_control: Comparison | None = None,
     closeness: Closeness | None = None,
+    layouts: LayoutBounds | None = None,
     reference_stress: Comparison | None = None,
     candidate_stress: Comparison | None = None,
     races: Sequence[str] = (),
@@ -159,7 +163,8 @@ def judge(
     shapes differ: then there is nothing to measure. Agreement is withdrawn where graphs that ran have `races`: they
     read what a collective or a copy brings, or write what it reads, before anything waits for it. Where a system
     differs from itself, its races are told beside that. A bound says nothing about two layouts: a case with one is
-    UNVERIFIED where tensors that differ are sharded otherwise.
+    UNVERIFIED where tensors that differ are sharded otherwise. With `layouts` the bounds follow from those, and a
+    difference within all of them is CLOSE.
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}
@@ -191,6 +196,10 @@ def judge(
         texts += [text] if text else []
     if verdict == Verdict.DIFFERENT and case.bound is not None and comparison.is_sharded_otherwise:
         verdict, texts = Verdict.UNVERIFIED, [*texts, SHARDED_OTHERWISE.format(case.bound)]
+    if verdict == Verdict.DIFFERENT and layouts is not None and not comparison.layout_mismatches:
+        verdict, text = decide_by_layout(layouts)
+        texts += [text] if text else []
+        first = first_beyond(layouts, comparison) or first
     if verdict == Verdict.CLOSE and comparison.vacuous:
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
     if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:
@@ -206,6 +215,7 @@ def judge(
         control=_verdicts(controls),
         error="\n".join(texts) or None,
         closeness=closeness,
+        layouts=layouts,
         stress=_verdicts(stresses) if any(stresses.values()) else None,
         differing=comparison.differing,
         differing_left_out=comparison.differing_left_out,

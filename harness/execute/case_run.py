@@ -14,8 +14,11 @@ from bitproof.harness.case import PREPARED, Case, with_plan
 from bitproof.harness.compare.baselines import values_to_keep
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
+from bitproof.harness.compare.relaid import are_laid_out_otherwise
 from bitproof.harness.compare.verdict import Judgement, compare, judge, repeats
+from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.execute.across import AcrossLayouts, compare_layouts
 from bitproof.harness.execute.find_cause import Explainer
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.execute.precompiled import PrecompiledStep
@@ -29,7 +32,7 @@ from bitproof.harness.execute.requests import (
     RunRequest,
 )
 from bitproof.harness.execute.session import Desk, Session
-from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of
+from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.every_call import EveryCall, told_uncompared
@@ -151,10 +154,10 @@ class CaseRun:
         return [archive_of(folder, rank) for rank in range(self.case.parallelism.world_size)]
 
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
-        system = getattr(self.case, role)
+        system, case = getattr(self.case, role), self.case.of(role)
         suffix = "" if arm == "first" else f".{arm}"
         return RunRequest(
-            case=replace(self.case, steps=self._control_steps) if arm == "control" else self.case,
+            case=replace(case, steps=self._control_steps) if arm == "control" else case,
             system=system,
             arm=arm,
             placement=self.placement,
@@ -237,11 +240,15 @@ class CaseRun:
         began = time.monotonic()
         self._on_event(Event(event="compare", case=self.case.name))
         recordings = {role: self._read_first(role) for role in ROLES}
-        comparison = compare(recordings["reference"], recordings["candidate"], self.case)
+        across = self._across(recordings)
+        here, there = recordings["reference"], recordings["candidate"]
+        comparison = across.comparison if across else compare(here, there, self.case)
         self.seconds.compare = time.monotonic() - began
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
+        controls |= across.controls if across else {}
         needs_control = control == "always" or (control != "never" and comparison.verdict == Verdict.DIFFERENT)
-        self._control_steps = self._steps_of_control(comparison)
+        self._control_steps, cut_short = steps_of_control(self.case, self.options, comparison)
+        self.remarks += cut_short
         first = comparison.first_divergence
         if needs_control and control == "up_to_difference" and first is not None and not self._watches:
             key = Key(first.step, first.kind, first.name, first.rank)  # with what this leaves, a search replays nothing
@@ -255,6 +262,7 @@ class CaseRun:
             reference_control=controls["reference"],
             candidate_control=controls["candidate"],
             closeness=closeness,
+            layouts=across.layouts if across else None,
             reference_stress=stresses["reference"],
             candidate_stress=stresses["candidate"],
             races=tuple(self.races),
@@ -269,7 +277,8 @@ class CaseRun:
             is_logged=bool(self._watches),
             shows_bits=self._shows_bits,
         )
-        judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
+        if across is None:  # calls of two layouts have no partners
+            judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
         if (
             judgement.verdict == Verdict.EQUAL
             and self.options.extra_passes
@@ -280,6 +289,17 @@ class CaseRun:
         self.seconds.replay, self.every_call = explainer.seconds, explainer.every_call
         self.remarks += explainer.remarks
         return judgement, recordings
+
+    def _across(self, firsts: dict[Role, Recording]) -> AcrossLayouts | None:
+        """Compare by logical tensor, where tensors lie otherwise and the case states no bound of its own."""
+        if self.case.bound is not None or not are_laid_out_otherwise(self.case, *firsts.values()):
+            return None
+
+        def record(role: Role, arm: str, across: Across) -> Path:
+            self._run(replace(self._request(role, arm), across=across), self.desk)
+            return self.folders.recording(role, arm).resolve()
+
+        return compare_layouts(self.case, firsts, record, read_recording, self._ask)
 
     def _is_measurable(self, comparison: Comparison) -> bool:
         """Whether the case states a bound, and the two systems differ in nothing but values."""
@@ -307,23 +327,9 @@ class CaseRun:
         if arm == "control" and self._control_steps < case.steps:
             case = replace(case, steps=self._control_steps)
             first = first.first_steps(case.steps)
-        found = compare(first, read_recording(self.folders.recording(role, arm)), case)
+        found = compare(first, read_recording(self.folders.recording(role, arm)), case.of(role))
         self.seconds.note(arm, role, time.monotonic() - began)
         return found
-
-    def _steps_of_control(self, comparison: Comparison) -> int:
-        """How many steps a second run takes: all, or those up to the first difference, where that is all one asks for.
-
-        A fault may strike later than that, and one that never strikes is an error.
-        """
-        first = comparison.first_divergence
-        if self.options.control != "up_to_difference" or first is None or self.options.inject is not None:
-            return self.case.steps
-        if first.step + 1 < self.case.steps:
-            self.remarks.append(
-                f"second runs took {first.step + 1} of {self.case.steps} steps: those up to the first difference"
-            )
-        return first.step + 1
 
     def _control(self, role: Role) -> Comparison:
         """A system's second run; where it fails as its calls are logged, one more that does not log them."""

@@ -55,7 +55,7 @@ class CaseFolders:
         return {
             f"{self.label(role)} rank {rank}": file
             for role in ROLES
-            for rank in range(self.case.parallelism.world_size)
+            for rank in range(self.case.of(role).parallelism.world_size)
             if (file := self.profile(role) / f"rank{rank}.json").is_file()
         }
 

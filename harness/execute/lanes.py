@@ -84,7 +84,7 @@ def plan_lanes(cases: Sequence[Case], options: RunOptions) -> Plan:
         )
     if is_torchrun() or may_use_gpus or not cases:
         return Plan()
-    ranks, cores, memory = max(case.parallelism.world_size for case in cases), cores_for_runs(), free_memory()
+    ranks, cores, memory = max(case.most_ranks for case in cases), cores_for_runs(), free_memory()
     room = num_at_once(ranks, cores, memory)
     asked = room if options.jobs == "auto" else num_in_memory(ranks, memory, options.jobs)
     lanes = min(len(cases), asked)

@@ -128,7 +128,7 @@ def _run_cases(
                 request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
                 return own.ask(request, _DRIFT_TIMEOUT).drift
 
-            with lease_gpus(placement, case.parallelism.world_size):
+            with lease_gpus(placement, case.most_ranks):
                 run = CaseRun(case, placement, own, options, on_event, sessions)
                 result = run.result()
                 result = hold_against_baselines(result, run.recordings(), measure_drift, options)

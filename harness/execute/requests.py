@@ -14,12 +14,13 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
-from bitproof.harness.execute.status_messages import End, PreparedGraph
+from bitproof.harness.disturb.regroup import Across
+from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import Replay, Watch
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import Stress
-from bitproof.harness.records import Artifact, Closeness, Drift, Placed, Throughput
+from bitproof.harness.records import Artifact, Closeness, Drift, LayoutBounds, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
@@ -68,16 +69,6 @@ class MadeOfRequest(Request[MadeOf]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSeconds:
-    """How long the parts of a run took."""
-
-    prepare: float = 0.0
-    start_ranks: float = 0.0
-    steps: float = 0.0
-    record: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunAnswer:
     """What is known of a run that ended well.
 
@@ -91,7 +82,7 @@ class RunAnswer:
     kept: str | None = None
     switches_changed: tuple[str, ...] = ()
     races: tuple[str, ...] = ()
-    seconds: RunSeconds = RunSeconds()
+    seconds: RunSeconds = field(default_factory=RunSeconds)
     throughput: Throughput | None = None
 
 
@@ -111,7 +102,7 @@ class RunRequest(Request[RunAnswer]):
     may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
     `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be. `precompiled` is the
     precompiled step that is read in place of tracing one. `watch` is what a run that is no replay leaves of a step's
-    calls, and where, None for nothing.
+    calls, and where, None for nothing. `across` is what a run is asked for beside where layouts differ.
     """
 
     answer = RunAnswer
@@ -128,6 +119,7 @@ class RunRequest(Request[RunAnswer]):
     inject: str | None = None
     replay: Replay | None = None
     watch: Watch | None = None
+    across: Across | None = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     stress: Stress | None = None
     names: dict[str, str] = field(default_factory=dict)
@@ -145,6 +137,8 @@ class RunRequest(Request[RunAnswer]):
     @property
     def values_to_keep(self) -> tuple[str, ...]:
         """Patterns for the values that ranks keep: all where the case states a bound, and once is enough."""
+        if self.across is not None:
+            return ALL if self.across.keeps_values else ()
         if not self.is_first:
             return ()
         return ALL if self.case.bound is not None else self.values
@@ -242,6 +236,16 @@ class ClosenessRequest(Request[Closeness]):
     candidate: Path
     bound: float
     step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundsRequest(Request[LayoutBounds]):
+    """Hold two recordings of two layouts against the bounds that `samples` give, the reference in other orders."""
+
+    answer = LayoutBounds
+    reference: Path
+    candidate: Path
+    samples: list[Path]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,6 +387,7 @@ AnyRequest = (
     | SeatedRunRequest
     | BitsRequest
     | ClosenessRequest
+    | BoundsRequest
     | DriftRequest
     | SizesRequest
     | StandaloneRequest

@@ -127,7 +127,7 @@ class Session:
             with contextlib.suppress(RankError):  # a host that cannot start says so again, as each case's result
                 self._num_gpus = self.ask(MachineRequest(), START_TIMEOUT).gpus
         options = self.options
-        ranks, num_gpus = case.parallelism.world_size, self._num_gpus or 0
+        ranks, num_gpus = case.most_ranks, self._num_gpus or 0
         return place(options.device, ranks, num_gpus, options.collectives, share_gpus=options.share_gpus)
 
     def announce(self, result: CaseResult) -> None:

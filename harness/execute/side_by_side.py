@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from bitproof.harness.case import PREPARED, Case
 from bitproof.harness.execute.session import Session
 from bitproof.harness.options import ROLES, Role, RunOptions
+from bitproof.harness.records import Comparison
 from bitproof.harness.systems.registry import BUILT_IN
 
 A = TypeVar("A")
@@ -38,6 +39,19 @@ def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
         if len(groups) < most and len(group) > 1 and getattr(case, role) not in PREPARED:
             groups.append([group.pop()])
     return groups
+
+
+def steps_of_control(case: Case, options: RunOptions, comparison: Comparison) -> tuple[int, list[str]]:
+    """How many steps a second run takes, and a remark where that is not all: those up to the first difference will do.
+
+    A fault may strike later than that, and one that never strikes is an error.
+    """
+    first = comparison.first_divergence
+    if options.control != "up_to_difference" or first is None or options.inject is not None:
+        return case.steps, []
+    steps = first.step + 1
+    text = f"second runs took {steps} of {case.steps} steps: those up to the first difference"
+    return steps, [text] if steps < case.steps else []
 
 
 class Begun(Generic[A]):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bitproof.harness.errors import RankError
 from bitproof.harness.execute.failures import Failure, error_of_failure, error_of_hang
 from bitproof.harness.operators.crossings import RankTurn
-from bitproof.harness.records import Artifact, MachineFacts, PassReport, Switch, TorchCompile
+from bitproof.harness.records import Artifact, MachineFacts, Meeting, PassReport, Switch, TorchCompile
 
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
@@ -115,7 +115,7 @@ class Done:
     was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
     are independent; `compiled` is what torch.compile made of its code; `races` are those of the graph that a system of
     a user's shows, and `turns` the collectives that it launches and waits for; `unshown` is the state that the system
-    keeps, and steps have changed, and no record has.
+    keeps, and steps have changed, and no record has; `meetings` are the manifest's.
     """
 
     seconds: float = 0.0
@@ -137,6 +137,17 @@ class Done:
     races: tuple[str, ...] = ()
     unshown: tuple[str, ...] = ()
     turns: tuple[RankTurn, ...] = ()
+    meetings: tuple[Meeting, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSeconds:
+    """How long the parts of a run took."""
+
+    prepare: float = 0.0
+    start_ranks: float = 0.0
+    steps: float = 0.0
+    record: float = 0.0
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure

@@ -175,6 +175,10 @@ class Operator:
     """It mixes the positions of a sequence."""
     sums_ranks: bool = False
     """A collective that adds values of several ranks."""
+    exchanges: bool = False
+    """A collective that hands each rank other rows."""
+    adds: str | None = None
+    """It adds the elements of its first argument along dims, or takes their mean; this is the argument of the dims."""
     draws_untold: bool = False
     """It draws random numbers, and torch does not tag it so."""
     hides: Hides | None = None

@@ -27,6 +27,7 @@ _ROWS = (
     Operator(
         name="_c10d_functional.all_to_all_single",
         launch=_COLLECTIVE,
+        exchanges=True,
         rows=RowFlow.ALL_TO_ALL,
         num_elements=1,
         is_understood=True,
@@ -51,6 +52,14 @@ _ROWS = (
         allowed=("default",),
     ),
     Operator(name="_c10d_functional_autograd.*", launch=_COLLECTIVE),
+    *(
+        Operator(name=f"c10d.{name}", sums_ranks=True)
+        for name in (
+            *("_reduce_scatter_base_", "allreduce_", "allreduce_coalesced_", "reduce_", "reduce_scatter_"),
+            "reduce_scatter_tensor_coalesced_",
+        )
+    ),
+    *(Operator(name=f"c10d.{name}", exchanges=True) for name in ("alltoall_", "alltoall_base_")),
     Operator(name="_operator.getitem", hides=Hides.CHOICE),
     Operator(name="ao.offload", launch=Launch(work=Work.TRANSFER, takes="copies", holds_source=True)),
     Operator(name="ao.reload", launch=Launch(work=Work.TRANSFER, takes="copies", holds_source=True)),

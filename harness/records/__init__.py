@@ -20,6 +20,7 @@ from bitproof.harness.records.faults import (
     FaultStatus,
     Score,
 )
+from bitproof.harness.records.layout_bounds import LayoutBounds, LayoutRow
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed, PlacedTensor
 from bitproof.harness.records.proof import (
@@ -35,6 +36,7 @@ from bitproof.harness.records.recording import (
     Key,
     MachineFacts,
     Manifest,
+    Meeting,
     PassSettings,
     Record,
     Recording,
@@ -121,9 +123,12 @@ __all__ = [
     "KeptCalls",
     "Key",
     "KindName",
+    "LayoutBounds",
+    "LayoutRow",
     "MachineFacts",
     "Manifest",
     "ModuleCalls",
+    "Meeting",
     "Neighbour",
     "Pair",
     "Partition",

@@ -44,7 +44,9 @@ class Record(NamedTuple):
     hexadecimal float of a loss, else None. `content` says of a tensor with elements that they are all NaN, "nan", that
     none is finite and some are infinite, "inf", or that all are zero, "zero", of either sign; else it is None, as in
     recordings from before it was recorded. Of a DTensor all of this is of the rank's own part, and `placements` says
-    which part that is, such as "Shard(dim=0) of [8, 4] over [2]".
+    which part that is, such as "Shard(dim=0) of [8, 4] over [2]"; `box` is that part of the logical tensor, as
+    `records.layout.Box` writes it, and None where nobody knows, or where the rank holds a plain tensor. `cells` has the
+    digests of the part's cells, one after the other, of a run that was asked for them.
     """
 
     digest: str
@@ -53,6 +55,8 @@ class Record(NamedTuple):
     value: str | None = None
     content: str | None = None
     placements: str | None = None
+    box: str | None = None
+    cells: str | None = None
 
 
 Switch = bool | int | str
@@ -136,6 +140,23 @@ class Accepted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """A collective that adds over ranks, "sum", or hands rows from rank to rank, "exchange", and where in a step.
+
+    `phase` is "forward", "backward", "clip" (from backward to the first gradient that is shown) or "update"; `ranks`
+    are those of the group, as in "0,1"; `operator` is what ran it, as in "allreduce_", in `backwards` of each step.
+    """
+
+    __pydantic_config__ = GROWING
+
+    phase: str
+    what: str
+    ranks: str
+    operator: str
+    backwards: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a recording says of how it was made: everything that can change a bit.
 
@@ -147,6 +168,7 @@ class Manifest:
     `alone` are the ranks that ran no collective with another in any step, though their system does not say that they
     are independent; `compiled` has what torch.compile made of each rank's code, None where none was to be compiled.
     `unshown` names state of a user's system that steps have changed and no record has.
+    `meetings` are the sums and exchanges over ranks that any rank took part in, of a run that was asked for them.
     `sources` is the sha256 of bitproof's own files, which with machine, commit and environment is that of every rank.
     `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
     the last step. `calls` are the logs that a baseline has beside it, and `accepted` says why it was accepted: neither
@@ -179,6 +201,7 @@ class Manifest:
     alone: list[int] | None = None
     compiled: list[TorchCompile | None] | None = None
     unshown: list[str] | None = None
+    meetings: list[Meeting] | None = None
     digest: str | None = None
     values: list[str] = field(default_factory=list)
     digests_sha256: str | None = None

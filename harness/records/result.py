@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from bitproof.harness.case import KINDS, USUAL_KINDS, Case, Kind
 from bitproof.harness.records.artifact import Artifact
+from bitproof.harness.records.layout_bounds import LayoutBounds
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed
 from bitproof.harness.records.proof import ProofOutcome
@@ -338,9 +339,9 @@ class CaseResult:
     that the case was merged from. `baseline` has each side that was held against its baseline. `remarks` are what
     readers must know of how much the agreement shows. `kept_graph`: an earlier run had traced the graph; None where no
     graph was made. `collectives`: where ranks met, "shared" for memory that they share; `backend` is torch's default
-    group's. `proof` is what a proof said before the case ran, `sensitivity` how much of the step is seen, None where
-    not asked. `partition` tells of the candidate's two graphs, where it was divided, `artifact` of the precompiled step
-    that its ranks read, `placed` of placements that were solved for, `throughput` how fast each side's first run was.
+    group's. `proof` is what a proof said before, `sensitivity` how much is seen, None where not asked. `partition` of
+    a divided graph, `artifact` of the precompiled step, `placed` of placements solved for, `throughput` how fast each
+    side's first run was, `layouts` what two layouts had to agree in.
     """
 
     case: Case
@@ -375,6 +376,7 @@ class CaseResult:
     artifact: Artifact | None = None
     placed: Placed | None = None
     throughput: dict[Role, Throughput] = field(default_factory=dict)
+    layouts: LayoutBounds | None = None
 
     @property
     def where(self) -> str:

@@ -158,6 +158,10 @@ def _case_details(report: Report, result: CaseResult) -> str:
         parts.append(
             f"### Closeness\n\n{_sentence(text.closeness(result))}\n\n{_histogram(result.closeness.histogram)}"
         )
+    if result.layouts:
+        header = ("step", "kind", "tensor", "relative error", "bound", "used")
+        table = f"\n\n{table_of(header, result.layouts.table())}" if result.layouts.rows else ""
+        parts.append(f"### LayoutBounds\n\n{_sentence(result.layouts.tell())}{table}")
     if result.baseline:
         lines = "\n".join(text.baselines(result, MAX_VALUES))
         parts.append(f"### Baselines\n\n{code_block(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")

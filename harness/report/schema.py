@@ -31,6 +31,7 @@ from bitproof.harness.records import (
     Key,
     KindName,
     ModuleCalls,
+    LayoutBounds,
     Neighbour,
     Partition,
     PassReport,
@@ -279,6 +280,7 @@ class CaseEntry:
     artifact: Artifact | None = None
     placed: Placed | None = None
     throughput: dict[Role, Throughput] = field(default_factory=dict)
+    layouts: LayoutBounds | None = None
     case: WholeCase
 
     @staticmethod

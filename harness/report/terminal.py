@@ -33,6 +33,8 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     for result in report.cases:
         if result.closeness:
             console.print(f"{result.case.name}: {text.closeness(result)}")
+        if result.layouts:
+            console.print(f"{result.case.name}: {result.layouts.tell()}")
         for remark in result.remarks:
             console.print(f"{result.case.name}: {remark}")
         if result.baseline:

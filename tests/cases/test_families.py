@@ -23,6 +23,7 @@ from bitproof.builtin_cases import (
     regional,
     shapes,
     tp_ep,
+    two_layouts,
     unequal,
 )
 from bitproof.harness.case import Case, Parallelism, Pipeline, pattern_of
@@ -322,3 +323,12 @@ def test_autoplace_cases_are_held_against_eager_on_four_and_eight_ranks_of_both_
     native = [case for case in autoplace.CASES if case.pipeline.backend == "fx"]
     found = {(case.model.family, case.parallelism.world_size) for case in native}
     assert found == {(family, ranks) for family in ("llama3", "deepseek_v3") for ranks in (4, 8)}
+
+
+def test_cases_of_layouts_say_how_each_side_lies_and_state_no_bound():
+    for case in two_layouts.CASES:
+        assert case.is_foreign and case.reference_parallelism is not None
+        assert case.close_within is None and case.differs_within is None
+        assert (case.expected == "EQUAL") == (case.most_ranks == 2)
+    sizes = {(case.reference_parallelism.world_size, case.parallelism.world_size) for case in two_layouts.CASES}
+    assert sizes == {(2, 2), (8, 8), (1, 8)}

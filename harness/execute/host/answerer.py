@@ -26,6 +26,7 @@ from bitproof.harness.execute.requests import (
     VALUES,
     AnyRequest,
     BitsRequest,
+    BoundsRequest,
     ClosenessRequest,
     DriftAnswer,
     DriftRequest,
@@ -58,7 +59,7 @@ from bitproof.harness.machine.determinism import first_changed, set_determinism,
 from bitproof.harness.machine.gpus import num_gpus
 from bitproof.harness.operators.crossings import crossed
 from bitproof.harness.options import OnEvent
-from bitproof.harness.records import Closeness, GraphIdentity, PassSettings
+from bitproof.harness.records import Closeness, GraphIdentity, LayoutBounds, Meeting, PassSettings
 from bitproof.harness.runtime.sources import Installation
 
 A = TypeVar("A")
@@ -100,6 +101,8 @@ class Answerer:
                 return compare_bits(request)
             case ClosenessRequest():
                 return measure_closeness(request)
+            case BoundsRequest():
+                return find_layouts(request)
             case DriftRequest():
                 return find_drift(request)
             case SizesRequest():
@@ -287,8 +290,14 @@ def join_recording(
         alone=[rank for rank, account in enumerate(done) if account.is_alone],
         compiled=[rank.compiled for rank in done],
         unshown=list(dict.fromkeys(told for rank in done for told in rank.unshown)),
+        meetings=None if request.across is None else _met(done),
     )
     join_parts(request.out, manifest, parts, values)
+
+
+def _met(done: Sequence[Done]) -> list[Meeting]:
+    """The sums and exchanges of all ranks, each once."""
+    return list(dict.fromkeys(meeting for rank in done for meeting in rank.meetings or ()))
 
 
 def _decisive(graph: PreparedGraph) -> GraphIdentity:
@@ -309,6 +318,13 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
     from bitproof.harness.compare.closeness import measure
 
     return measure(request.reference, request.candidate, request.bound, step=request.step)
+
+
+def find_layouts(request: BoundsRequest) -> LayoutBounds:
+    """How far two layouts are apart, and how far they may be."""
+    from bitproof.harness.compare.regrouping import measure_layouts
+
+    return measure_layouts(request.reference, request.candidate, request.samples)
 
 
 def find_drift(request: DriftRequest) -> DriftAnswer:

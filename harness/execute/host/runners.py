@@ -339,6 +339,7 @@ def run_ranks(
         local_rank=seats.local_rank,
         stress=request.stress,
         names=request.names,
+        across=request.across,
         values=request.values_to_keep,
         is_first=request.is_first,
         profile=request.profile,

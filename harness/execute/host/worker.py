@@ -57,7 +57,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
+    from bitproof.harness.disturb.regroup import Across
     from bitproof.harness.execute.host.activity_monitor import Witness
+    from bitproof.harness.execute.meetings import Sums
     from bitproof.harness.execute.requests import StepFolder
     from bitproof.harness.shared_memory import Board, SharedMemory
     from bitproof.reference.parallel.mesh import Mesh
@@ -88,7 +90,7 @@ class Job:
     same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into.
     `is_alone` is false where processes of others, perhaps on other machines, have ranks of the run, too. Times are in
     seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all; `collective_timeout` is
-    longer where somebody watches the ranks, who can say more about a hang than a collective.
+    longer where somebody watches the ranks, who can say more about a hang than a collective. `across` is the request's.
     """
 
     case: Case
@@ -107,6 +109,7 @@ class Job:
     stress: Stress | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     values: tuple[str, ...] = ()
+    across: Across | None = None
     is_first: bool = True
     profile: Path | None = None
     shelf: Shelf | None = None
@@ -157,7 +160,9 @@ def run_rank(
     import torch.distributed as dist
 
     from bitproof.harness.capture.digest import digest
+    from bitproof.harness.disturb.regroup import regrouped
     from bitproof.harness.execute.host.activity_monitor import Witness
+    from bitproof.harness.execute.meetings import Sums
     from bitproof.harness.systems.user_system import UserSystem
     from bitproof.reference.parallel.mesh import Mesh, collectives_in_memory, join_groups, leave_groups, ranks_in
 
@@ -188,10 +193,14 @@ def run_rank(
         )
     tell(Ready())
 
-    recorder = Recorder(rank, job.watched.record if job.watched else None, job.values)
+    cuts, regroup = (job.across.cuts, job.across.regroup) if job.across else ({}, None)
+    recorder = Recorder(rank, job.watched.record if job.watched else None, job.values, cuts=cuts)
     observe = injector.unseen(recorder.observe if job.profile is None else showing_digests(recorder.observe))
     remains, witness = Remains(), Witness(collectives_in_memory)
-    with stressed(job.stress, rank, device), injector.at_work(), witness.at_work():
+    sums = Sums(is_asked=job.across is not None)
+    observe = sums.noticing(observe)
+    disturbed = (stressed(job.stress, rank, device), regrouped(regroup, rank))
+    with disturbed[0], disturbed[1], sums.at_work(), injector.at_work(), witness.at_work():
         with phase("make system"):
             looks_for_mixing = checks_mixing(job, rank)
             system = make_system(job, mesh, program, injector, looks_for_mixing)
@@ -203,7 +212,7 @@ def run_rank(
         witness.begin_steps()
         began = time.perf_counter()
         watch = Stopwatch(recorder, device, is_on=_is_timed(job), counts=counts_flops(job.system, rank))
-        _take_steps(job, system, _Around(recorder, remains, injector, witness, observe, tell, watch))
+        _take_steps(job, system, _Around(recorder, remains, injector, witness, observe, tell, watch, sums))
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
         seconds = time.perf_counter() - began
@@ -232,6 +241,7 @@ def run_rank(
             kept=digest(recorder.kept) if recorder.kept is not None else None,
             is_alone=_is_alone(job, system, witness.collectives),
             compiled=witness.compiled,
+            meetings=sums.meetings,
             races=tuple(system.races()) if isinstance(system, UserSystem) else (),
             unshown=tuple(system.unshown(recorder.rows)) if isinstance(system, UserSystem) else (),
             turns=tuple(system.turns(ranks_in)) if isinstance(system, UserSystem) else (),
@@ -255,6 +265,7 @@ class _Around(NamedTuple):
     observe: Observe
     tell: Tell
     watch: Stopwatch
+    sums: Sums
 
 
 def _take_steps(job: Job, system: System, around: _Around) -> None:
@@ -266,6 +277,7 @@ def _take_steps(job: Job, system: System, around: _Around) -> None:
         around.tell(StepBegan(step=step))
         around.recorder.step = step
         around.injector.begin_step(step)
+        around.sums.begin_step()
         if job.watched and job.watched.watches(step):
             surroundings = _watching_step(job.watched, step, system, around.recorder, around.remains)
         else:

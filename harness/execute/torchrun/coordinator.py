@@ -32,7 +32,7 @@ from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.devices import Placement, place
-from bitproof.harness.options import OnEvent
+from bitproof.harness.options import ROLES, OnEvent
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
 from bitproof.harness.runtime.launched import do_not_wait_for_rank_0
@@ -55,7 +55,7 @@ def check_world_size(cases: Sequence[Case]) -> None:
     """Raise CaseError when a case has another world size than torchrun."""
     world_size = int(os.environ["WORLD_SIZE"])
     for case in cases:
-        if case.parallelism.world_size != world_size:
+        if {case.of(role).parallelism.world_size for role in ROLES} != {world_size}:
             raise CaseError(
                 f"case {case.name} does not fit the ranks that torchrun started",
                 expected=f"{case.parallelism.world_size} ranks",

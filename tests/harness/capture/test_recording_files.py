@@ -145,7 +145,7 @@ def test_wrong_columns_are_refused(folder):
     assert refusal(folder) == (
         f"RecordingError: {path} has the wrong columns\n"
         "  expected: step: int32, rank: int32, kind: string, name: string, digest: string, dtype: string, "
-        "shape: list<item: int64>, value: string, content: string, placements: string\n"
+        "shape: list<item: int64>, value: string, content: string, placements: string, box: string, cells: string\n"
         "  found: step: int64, digest: string"
     )
 

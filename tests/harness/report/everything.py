@@ -16,6 +16,8 @@ from bitproof.harness.records import (
     Closeness,
     FormulaRow,
     Key,
+    LayoutBounds,
+    LayoutRow,
     Partition,
     PassReport,
     Placed,
@@ -94,6 +96,10 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
     artifact = Artifact(
         fingerprint="ab", content="cd", case="bad", system="graph", ranks=8, nodes=1, groups=1, bytes=9, compiled="ef"
     )
+    layouts = LayoutBounds(
+        across=2, exact=1, regrouped=1, regrouped_from="backward", samples=3, confidence=0.99, beyond=1,
+        rows=[LayoutRow(step=1, kind="grad", name="w", error=0.5, bound=0.25)],
+    )  # fmt: skip
     baseline = BaselineResult(
         status=BaselineStatus.DRIFTED, path="baselines/x", reasons=["it drifted"], compared=9, mismatched=4,
         tensors_drifted=1, drift=[drift], call=call,
@@ -125,6 +131,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         proof=proof,
         placed=placed,
         throughput={"candidate": throughput},
+        layouts=layouts,
         partition=partition,
         artifact=artifact,
         baseline={"candidate": baseline},

@@ -1,0 +1,251 @@
+"""One training loop laid out on ranks in six ways, as systems: the same model, text and global batch in each.
+
+    bitproof run -k layouts
+
+    ddp         every rank has the model (one rank has it alone)
+    fsdp        parameters sharded over all ranks
+    hsdp        sharded over half of the ranks, replicated twice
+    fsdp_tp     sharded over data ranks, each layer split over `tp` ranks
+    ep          experts split over `ep` ranks, which send each other their tokens
+    halves      as ddp, the batch in two micro-batches
+
+The loss is that of the whole batch, so it means the same on however many ranks. Each rank shows the part that it holds:
+a DTensor says which that is, also where a loop makes one only to say so (`SharedExperts.shown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy, gelu
+from torch.nn.parallel import DistributedDataParallel
+
+from bitproof import Case, Mesh
+
+VOCABULARY, DIM, HIDDEN, EXPERTS, SEQUENCES, LENGTH = 61, 24, 64, 4, 8, 12
+"""A vocabulary that no number of ranks divides: its rows are sharded unevenly."""
+
+
+class Block(nn.Module):
+    """A residual MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.up = nn.Linear(DIM, HIDDEN)
+        self.down = nn.Linear(HIDDEN, DIM, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's input plus what it computes of it."""
+        y: Tensor = x + self.down(gelu(self.up(self.norm(x))))
+        return y
+
+
+class SharedExperts(nn.Module):
+    """A rank holds some experts; each token goes to one. `mesh` has a dim for replicas and one for experts."""
+
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.router = nn.Linear(DIM, EXPERTS, bias=False)
+        self.mesh = mesh
+        weight = torch.randn(EXPERTS, DIM, DIM) / DIM**0.5
+        self.weight = nn.Parameter(weight.chunk(self.ranks)[self.rank].clone())
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks share the experts."""
+        return self.mesh["ep"].size() if self.mesh else 1
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        return int(self.mesh["ep"].get_local_rank()) if self.mesh else 0
+
+    def shown(self, part: Tensor) -> Tensor:
+        """A part of what all experts have, with its place."""
+        return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Replicate(), Shard(0)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (.., D) go to the ranks of their experts and come back."""
+        rows_TD = self.norm(x).reshape(-1, DIM)
+        scores_TE = self.router(rows_TD).softmax(-1)
+        if self.mesh is not None:
+            rows_TD, scores_TE = (all_gather_tensor_autograd(y, 0, self.mesh["ep"]) for y in (rows_TD, scores_TE))
+        weight_T, expert_T = scores_TE.max(-1)
+        out_TD = torch.zeros_like(rows_TD)
+        for index, weight_DD in enumerate(self.weight):
+            token = (expert_T == self.rank * len(self.weight) + index).nonzero()[:, 0]
+            out_TD = out_TD.index_put((token,), rows_TD[token] @ weight_DD * weight_T[token, None])
+        if self.mesh is not None:
+            out_TD = reduce_scatter_tensor_autograd(out_TD, "sum", 0, self.mesh["ep"])
+        y: Tensor = x + out_TD.view_as(x)
+        return y
+
+
+class MixedModel(nn.Module):
+    """Predicts each token from the one before."""
+
+    def __init__(self, experts: DeviceMesh | None = None, *, has_experts: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.blocks = nn.ModuleList(SharedExperts(experts) if has_experts and i else Block() for i in range(2))
+        self.output = nn.Linear(DIM, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits for the next token."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.output(x)
+        return logits
+
+
+class MeshLoop:
+    """The training run, on this rank's share of each batch; in `micro` micro-batches."""
+
+    def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1, micro: int = 1) -> None:
+        self.rank, self.readers = mesh.rank // sharers, case.parallelism.world_size // sharers
+        self.world, self.micro, self.model = case.parallelism.world_size, micro, model
+        self.names = {"module.*": "*"} if isinstance(model, DistributedDataParallel) else {}
+        self.independent_ranks = self.world == 1
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / 4))
+        self.data = torch.Generator().manual_seed(1000 + case.seed)
+
+    def batch(self) -> Tensor:
+        """This rank's rows of the batch that all ranks read."""
+        rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
+        return rows.chunk(self.readers)[self.rank]
+
+    def loss(self, rows: Tensor) -> Tensor:
+        """The loss of some rows."""
+        return cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+    def backward(self) -> Tensor:
+        """Accumulate the batch's gradients; the loss of all ranks."""
+        total = torch.zeros(())
+        for rows in self.batch().chunk(self.micro):
+            loss = self.loss(rows) / self.micro
+            loss.backward()
+            total += loss.detach()
+        if self.world > 1:
+            dist.all_reduce(total)
+        return total / self.world
+
+    def shown(self, name: str, part: Tensor) -> Tensor:
+        """A tensor as it is shown."""
+        return part
+
+    def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
+        """Take one step, and yield each value as it is computed."""
+        yield "loss", "loss", self.backward()
+        for name, parameter in self.model.named_parameters():
+            assert parameter.grad is not None
+            yield "grad", name, self.shown(name, parameter.grad)
+        self.optimizer.step()
+        self.schedule.step()
+        for name, parameter in self.model.named_parameters():
+            yield "param", name, self.shown(name, parameter)
+            for state, value in self.optimizer.state[parameter].items():
+                yield "optimizer", f"{name}.{state}", self.shown(name, value) if value.dim() else value
+        yield "buffer", "learning_rate@after_optimizer", torch.tensor(self.schedule.get_last_lr())
+        yield "buffer", "data@after_optimizer", self.data.get_state()
+        self.optimizer.zero_grad()
+
+    def save(self, folder: Path) -> None:
+        """Write all that a run needs to go on."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        own = {"data": self.data.get_state(), "schedule": self.schedule.state_dict()}
+        dcp.save({"model": model, "optimizer": optimizer, **own}, checkpoint_id=folder)
+
+    def load(self, folder: Path) -> None:
+        """Go on from what was written, on ranks of another layout, too."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        own: dict[str, Any] = {"data": self.data.get_state(), "schedule": self.schedule.state_dict()}
+        state = {"model": model, "optimizer": optimizer, **own}
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+        self.data.set_state(state["data"])
+        self.schedule.load_state_dict(state["schedule"])
+
+
+class ExpertLoop(MeshLoop):
+    """The same with experts: what ranks share between them is reduced by hand, as each part has its own group."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        ep = case.parallelism.ep
+        grid = init_device_mesh("cpu", (case.parallelism.world_size // ep, ep), mesh_dim_names=("replicas", "ep"))
+        super().__init__(case, mesh, MixedModel(grid, has_experts=True))
+        self.replicas = grid["replicas"].get_group()
+        self.experts: SharedExperts = self.model.blocks[1]  # type: ignore[index,assignment]
+
+    def backward(self) -> Tensor:
+        """As ever, and then the sums: of experts over their replicas, of all else over all ranks."""
+        total = super().backward()
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad, group=self.replicas if parameter is self.experts.weight else None)
+            parameter.grad /= self.world
+        return total
+
+    def shown(self, name: str, part: Tensor) -> Tensor:
+        """Experts say which of all they are."""
+        return self.experts.shown(part) if name == "blocks.1.weight" else part
+
+
+def ddp(case: Case, mesh: Mesh, micro: int = 1) -> MeshLoop:
+    """Every rank has the model."""
+    model: nn.Module = MixedModel()
+    return MeshLoop(
+        case, mesh, DistributedDataParallel(model) if case.parallelism.world_size > 1 else model, micro=micro
+    )
+
+
+def halves(case: Case, mesh: Mesh) -> MeshLoop:
+    """Two micro-batches."""
+    return ddp(case, mesh, micro=2)
+
+
+def _sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
+    for module in (*model.blocks, model):  # type: ignore[misc]
+        fully_shard(module, mesh=grid)
+    return model
+
+
+def fsdp(case: Case, mesh: Mesh) -> MeshLoop:
+    """Parameters sharded over all ranks."""
+    return MeshLoop(case, mesh, _sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,))))
+
+
+def hsdp(case: Case, mesh: Mesh) -> MeshLoop:
+    """Sharded over half of the ranks, and replicated twice."""
+    grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
+    return MeshLoop(case, mesh, _sharded(MixedModel(), grid))
+
+
+def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
+    """Sharded over the ranks that read other rows, and split over those that read the same."""
+    tp = case.parallelism.tp
+    grid = init_device_mesh("cpu", (case.parallelism.world_size // tp, tp), mesh_dim_names=("data", "tp"))
+    model = MixedModel()
+    for block in model.blocks:
+        parallelize_module(block, grid["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return MeshLoop(case, mesh, _sharded(model, grid["data"]), sharers=tp)
+
+
+def ep(case: Case, mesh: Mesh) -> MeshLoop:
+    """SharedExperts split over `ep` ranks."""
+    return ExpertLoop(case, mesh)

@@ -1,0 +1,47 @@
+"""One training loop laid out on ranks in two ways, compared by logical tensor: what a change of layout may move.
+
+EQUAL where both layouts take the same sums; else CLOSE, within bounds that follow from the reference's own sums taken
+in other orders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bitproof.harness.case import Case, Parallelism
+
+FAMILY = "two_layouts"
+_LOOP = "bitproof.builtin_cases.examples.mesh_loop"
+_EIGHT, _TWO, _ONE = (Parallelism(world_size=ranks, ep=1) for ranks in (8, 2, 1))
+
+ddp_fsdp = Case(
+    name="ddp_fsdp",
+    family=FAMILY,
+    reference=f"{_LOOP}:ddp",
+    candidate=f"{_LOOP}:fsdp",
+    steps=3,
+    parallelism=_TWO,
+    reference_parallelism=_TWO,
+)
+ddp_fsdp_eight = replace(
+    ddp_fsdp, name="ddp_fsdp_eight", parallelism=_EIGHT, reference_parallelism=_EIGHT, expected="CLOSE"
+)
+fsdp_tp = replace(
+    ddp_fsdp_eight,
+    name="fsdp_tp",
+    reference=f"{_LOOP}:fsdp",
+    candidate=f"{_LOOP}:fsdp_tp",
+    parallelism=Parallelism(world_size=8, ep=1, tp=2),
+)
+fsdp_hsdp = replace(ddp_fsdp_eight, name="fsdp_hsdp", reference=f"{_LOOP}:fsdp", candidate=f"{_LOOP}:hsdp")
+one_eight = replace(ddp_fsdp_eight, name="one_eight", candidate=f"{_LOOP}:ddp", reference_parallelism=_ONE)
+ep2_ep4 = replace(
+    ddp_fsdp_eight,
+    name="ep2_ep4",
+    reference=f"{_LOOP}:ep",
+    candidate=f"{_LOOP}:ep",
+    parallelism=Parallelism(world_size=8, ep=4),
+    reference_parallelism=Parallelism(world_size=8, ep=2),
+)
+
+CASES = (ddp_fsdp, ddp_fsdp_eight, fsdp_tp, fsdp_hsdp, one_eight, ep2_ep4)

@@ -1,0 +1,59 @@
+"""The part of its logical tensor that a rank holds of a DTensor, and the digests of that part's cells.
+
+The part is found as torch found it: each placement divides each dim's indices in the order of the mesh, so uneven
+shards, empty ones and those that tensor parallelism interleaves come out as they lie.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.records.layout import MAX_TEXT, Box, Cuts, Run
+from bitproof.harness.torch_compat import parts_of
+
+
+def box_of(tensor: torch.Tensor) -> Box | None:
+    """What this rank holds of a DTensor. None of any other tensor, of a partial sum, and of a part of another size."""
+    if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
+        return None
+    placed: Any = tensor
+    coordinate = placed.device_mesh.get_coordinate()
+    if coordinate is None or any(placement.is_partial() for placement in placed.placements):
+        return None
+    box = _box(tuple(placed.shape), tuple(placed.placements), tuple(placed.device_mesh.shape), tuple(coordinate))
+    fits = box.local_shape == tuple(placed.to_local().shape) and len(str(box)) <= MAX_TEXT
+    return box if fits else None
+
+
+def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
+    """The digests of what a rank holds, a cell each, as one text; None where the part is not as large as its box."""
+    if tuple(part.shape) != box.local_shape or len(cuts) != len(box.shape):
+        return None
+    return "".join(digest(part[box.slices(cell)]) for cell in box.cells(cuts))
+
+
+@functools.lru_cache(maxsize=4096)
+def _box(
+    shape: tuple[int, ...], placements: tuple[Any, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...]
+) -> Box:
+    indices = [torch.arange(size) for size in shape]
+    for placement, ranks, here in zip(placements, mesh, coordinate, strict=True):
+        if placement.is_replicate():
+            continue
+        dim = placement.dim % len(shape)
+        indices[dim] = parts_of(placement, indices[dim], ranks)[here]
+    return Box(shape, tuple(_runs(row.tolist()) for row in indices))
+
+
+def _runs(indices: list[int]) -> tuple[Run, ...]:
+    found: list[list[int]] = []
+    for index in indices:
+        if found and found[-1][1] == index:
+            found[-1][1] += 1
+        else:
+            found.append([index, index + 1])
+    return tuple((first, end) for first, end in found) or ((0, 0),)

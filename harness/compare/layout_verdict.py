@@ -1,0 +1,29 @@
+"""What bounds of two layouts make of a difference."""
+
+from __future__ import annotations
+
+from bitproof.harness.records import Comparison, Divergence, LayoutBounds, Verdict
+
+
+def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
+    """CLOSE where all that differs is within the bound that follows for it; else DIFFERENT, and what is not."""
+    if layouts.is_within:
+        return Verdict.CLOSE, None
+    row = next((row for row in layouts.rows if row.is_beyond), None)
+    if row is None:
+        return Verdict.DIFFERENT, None
+    error = "infinite" if row.error is None else f"{row.error:.3g}"
+    where = f"the relative error of step {row.step}, {row.kind} {row.name} is {error}"
+    more = f"; {layouts.beyond} tensors are like this, and this is the first" if layouts.beyond > 1 else ""
+    if row.bound is None:
+        return Verdict.DIFFERENT, f"{where}, and it had to be equal: both layouts take the same sums up to it{more}"
+    return Verdict.DIFFERENT, f"{where}, beyond the {row.bound:.3g} that sums in other orders explain{more}"
+
+
+def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
+    """The first tensor that differs by more than rounding, on the first rank on which it differs."""
+    for row in layouts.rows:
+        ranks = comparison.differing.get(row.kind, {}).get(row.name, {}).get(str(row.step))
+        if row.is_beyond and ranks:
+            return Divergence(step=row.step, rank=ranks[0], kind=row.kind, name=row.name)
+    return None

@@ -1,0 +1,58 @@
+"""Which tensors another layout must leave as they are in every bit.
+
+A layout changes nothing but the order of sums. Up to the first phase of a step (forward, backward, what is done to
+gradients before they are shown, update) in which the two systems add over other ranks, or exchange rows among other
+ones, every sum has the same terms in the same order: each tensor up to there must agree in every bit. Two terms have
+one sum, so over two ranks an all-reduce and a reduce-scatter agree; over more, other collectives add in other orders,
+and so they do where several backwards of a step add: one reduces what was accumulated, another accumulates what was
+reduced.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from bitproof.harness.case import boundary_of
+from bitproof.harness.compare.relaid import LogicalTensor
+from bitproof.harness.records import Manifest, Meeting
+from bitproof.harness.records.layout_bounds import Phase
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+def regrouped_from(reference: Manifest, candidate: Manifest) -> int | None:
+    """The first phase, as its place in PHASES, whose sums have another order or other terms; None where none has.
+
+    Systems of unequal numbers of ranks cut the batch otherwise, so from the first on.
+    """
+    if reference.world_size != candidate.world_size:
+        return 0
+    for place, phase in enumerate(PHASES):
+        sides = [
+            {_signature(meeting) for meeting in manifest.meetings or () if meeting.phase == phase}
+            for manifest in (reference, candidate)
+        ]
+        if sides[0] != sides[1]:
+            return place
+    return None
+
+
+def _signature(meeting: Meeting) -> tuple[str, str, str]:
+    """What two sums must have in common to have one order: over two ranks it is the same by any collective."""
+    is_ordered = meeting.ranks.count(",") > 1 or meeting.backwards > 1
+    return meeting.what, meeting.ranks, meeting.operator if is_ordered else ""
+
+
+def phase_of(tensor: LogicalTensor) -> int:
+    """In which phase of its step a tensor is computed, as a place in PHASES."""
+    if tensor.kind == "activation":
+        boundary = boundary_of(tensor.name)
+        return 0 if boundary and boundary.direction == "forward" else 1
+    if tensor.kind == "loss" or (tensor.kind == "buffer" and tensor.name.endswith("@before_optimizer")):
+        return 0
+    return 2 if tensor.kind in ("grad", "grad_norm") else 3
+
+
+def is_exact(tensor: LogicalTensor, first: int | None) -> bool:
+    """Whether a tensor must agree in every bit, where sums have another order from a phase on."""
+    return first is None or (tensor.step == 0 and phase_of(tensor) < first)

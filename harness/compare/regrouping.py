@@ -1,0 +1,195 @@
+"""Which tensors another layout must leave as they are, and how far it may move the others.
+
+1. Which tensors must agree in every bit, `phases.py` says.
+2. Afterwards a tensor may differ by rounding. By how much depends on the number of terms, on dtypes and on what
+   amplifies errors on the way, so it is measured: the reference runs a few times more with all of its sums in other
+   orders (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
+3. A tensor's bound is Student's quantile times the root mean square of its samples' distances from the reference, at
+   the level at which all tensors together stay within theirs with CONFIDENCE; and at least FEWEST_UNITS units in the
+   last place of its largest element, since samples of few elements may all be rounded to one value.
+
+Distances are Euclidean, over all cells of a tensor, each cell once; of a candidate's replicas the farthest counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor as Values
+
+from bitproof.harness.capture.recording_files import read_recording
+from bitproof.harness.capture.values import open_values_of
+from bitproof.harness.compare.bits import bits_equal, is_unlike
+from bitproof.harness.compare.phases import PHASES, is_exact, regrouped_from
+from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
+from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.records import Key, LayoutBounds, LayoutRow, Recording
+from bitproof.harness.records.layout import Box, joint_cuts
+from bitproof.harness.records.layout_bounds import MAX_ROWS
+
+CONFIDENCE = 0.99
+FEWEST_UNITS = 4
+
+
+def measure_layouts(reference: Path, candidate: Path, samples: Sequence[Path]) -> LayoutBounds:
+    """Hold every tensor that differs against its bound. All folders are recordings with values.
+
+    Raises RecordingError where a value is not the one that was recorded.
+    """
+    folders = (reference, candidate, *samples)
+    recordings = [read_recording(folder) for folder in folders]
+    first = regrouped_from(recordings[0].manifest, recordings[1].manifest)
+    names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in recordings[0].records)]
+    free = [tensor for tensor in names if not is_exact(tensor, first)]
+    factor = student_quantile((1 - CONFIDENCE) / max(1, len(free)))
+    rows: list[LayoutRow] = []
+    with ExitStack() as stack:
+        sides = [_Side(folder, recording, stack) for folder, recording in zip(folders, recordings, strict=True)]
+        for tensor in names:
+            found = _distances(tensor, sides)
+            if found.error > 0:
+                bound = None if is_exact(tensor, first) else found.bound(factor)
+                rows.append(LayoutRow(**tensor._asdict(), error=_finite(found.relative(found.error)), bound=bound))
+    order = computation_order(recordings[0].records)
+    rows.sort(key=lambda row: order(Key(row.step, row.kind, row.name, 0)))
+    rows.sort(key=lambda row: (not row.is_beyond, 0.0 if row.is_beyond else -(row.used or 0.0)))
+    return LayoutBounds(
+        across=sum(_crosses(tensor, *sides[:2]) for tensor in names),
+        exact=len(names) - len(free),
+        regrouped=len(free),
+        regrouped_from=None if first is None else PHASES[first],
+        samples=len(samples),
+        confidence=CONFIDENCE,
+        beyond=sum(row.is_beyond for row in rows),
+        rows=rows[:MAX_ROWS],
+    )
+
+
+def student_quantile(level: float) -> float:
+    """How many standard deviations, estimated from three distances, a normal error exceeds with this probability.
+
+    Student's t distribution with 3 degrees of freedom, on both sides: Student, Biometrika 6 (1908), 1.
+    """
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        x = middle / math.sqrt(3)
+        beyond = 1 - 2 / math.pi * (x / (1 + x * x) + math.atan(x))
+        low, high = (middle, high) if beyond > level else (low, middle)
+    return high
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """How far the candidate, and each sample, is from the reference, how large that is, and its least bound."""
+
+    error: float
+    samples: tuple[float, ...]
+    norm: float
+    least: float
+
+    def bound(self, factor: float) -> float:
+        """The largest relative error that sums in other orders explain."""
+        spread = math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
+        return self.relative(max(factor * spread, self.least)) if math.isfinite(spread) else math.inf
+
+    def relative(self, distance: float) -> float:
+        return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
+
+
+class _Side:
+    """One recording, whose ranks' values are read a tensor at a time."""
+
+    def __init__(self, folder: Path, recording: Recording, stack: ExitStack) -> None:
+        self.recording = recording
+        self.parts = by_rank(recording)
+        ranks = range(recording.manifest.world_size)
+        self._files = [stack.enter_context(open_values_of(folder, recording, rank)) for rank in ranks]
+
+    def value(self, tensor: LogicalTensor, rank: int) -> Values:
+        key = Key(*tensor, rank)
+        return self._files[rank].read_recorded(key, self.recording.records[key])
+
+
+class _Unit(NamedTuple):
+    """A cell: the rank of the reference that stands for it, those of the candidate that hold it, and where it lies."""
+
+    here: int
+    at: tuple[slice, ...]
+    there: list[tuple[int, tuple[slice, ...]]]
+
+
+def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
+    squares, norm, units = [0.0] * (len(sides) - 1), 0.0, 0.0
+    values: dict[tuple[int, int], Values] = {}
+
+    def value(side: int, rank: int) -> Values:
+        if (side, rank) not in values:
+            values[side, rank] = sides[side].value(tensor, rank)
+        return values[side, rank]
+
+    for cell in _units(tensor, *sides[:2]):
+        own = value(0, cell.here)[cell.at]
+        if not own.numel():
+            continue
+        farthest = max((_square(own, value(1, rank)[at]) for rank, at in cell.there), default=math.inf)
+        squares[0] += farthest
+        for place in range(2, len(sides)):
+            squares[place - 1] += _square(own, value(place, cell.here)[cell.at])
+        if own.is_floating_point():
+            finite = own.double()[own.isfinite()]
+            norm += float(finite.square().sum())
+            largest = float(finite.abs().max()) if finite.numel() else 0.0
+            units += (largest * torch.finfo(own.dtype).eps) ** 2
+    error, *samples = map(math.sqrt, squares)
+    return _Distances(error, tuple(samples), math.sqrt(norm), FEWEST_UNITS * math.sqrt(units))
+
+
+def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
+    sizes = {side.recording.manifest.world_size for side in (reference, candidate)}
+    return lies_otherwise(reference.parts[tensor], candidate.parts.get(tensor, {}), len(sizes) == 1)
+
+
+def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> Iterator[_Unit]:
+    """The cells of a tensor, each once; where it pairs rank by rank, what each rank holds."""
+    here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
+    if not _crosses(tensor, reference, candidate):
+        for rank in here:
+            yield _Unit(rank, (), [(rank, ())] if rank in there else [])
+        return
+    boxes = [{rank: box_of(record) for rank, record in side.items()} for side in (here, there)]
+    known: list[dict[int, Box]] = [{rank: box for rank, box in side.items() if box is not None} for side in boxes]
+    cuts = joint_cuts(box for side in known for box in side.values())
+    holders: dict[object, list[tuple[int, tuple[slice, ...]]]] = {}
+    for rank, box in known[1].items():
+        for cell in box.cells(cuts):
+            holders.setdefault(cell, []).append((rank, box.slices(cell)))
+    done = set()
+    for rank, box in known[0].items():
+        for cell in box.cells(cuts):
+            if cell not in done:
+                done.add(cell)
+                yield _Unit(rank, box.slices(cell), holders.get(cell, []))
+
+
+def _square(own: Values, other: Values) -> float:
+    """The squared distance of two values; infinite where elements have none."""
+    if own.dtype != other.dtype or own.shape != other.shape:
+        return math.inf
+    if not own.is_floating_point():
+        return 0.0 if torch.equal(own, other) else math.inf
+    left, right = own.double(), other.double()
+    if is_unlike(left, right).any():
+        return math.inf
+    distance = float((left - right)[left.isfinite()].square().sum())
+    return distance if distance or bits_equal(own, other) else math.ulp(0.0)  # zeros of other signs differ, too
+
+
+def _finite(error: float) -> float | None:
+    return error if math.isfinite(error) else None

@@ -1,0 +1,127 @@
+"""A system's own sums in other orders: how far rounding alone moves what it records.
+
+Another layout adds the same terms in other groups: tensor parallelism sums a product's parts by rank, data parallelism
+those of the batch. So every product of matrices and every sum that this thread runs is taken in `parts`, over terms in
+another order: each part is computed in the operator's own dtype, and the parts are added one after the other. What the
+system makes of that, with whatever amplifies or damps it, is what a layout may move. Orders are drawn from a seed, so
+each run has others, and a run has them again.
+
+A mode below autograd sees the calls of eager code, of backward and of other people's systems, as scheduling stress does
+(`stress.py`). Fused operators (attention, norms, a compiled region) run as they are, and read other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.records.layout import Cuts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regroup:
+    """Sums in this many parts, of an order that the seed decides."""
+
+    seed: int
+    parts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Across:
+    """What a run is asked for where two systems lay tensors out otherwise: the digests of cells, by these cuts.
+
+    Its values are kept where they may be measured. With `regroup` its sums are taken in other orders.
+    """
+
+    cuts: dict[str, Cuts]
+    keeps_values: bool = False
+    regroup: Regroup | None = None
+
+
+@contextmanager
+def regrouped(regroup: Regroup | None, rank: int) -> Iterator[None]:
+    """Take this thread's sums in other orders; without `regroup` all is as ever."""
+    if regroup is None:
+        yield
+        return
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from bitproof.harness.graph.operators import row_of
+    from bitproof.harness.torch_compat import TorchDispatchMode
+
+    parts = regroup.parts
+    generator = torch.Generator().manual_seed(regroup.seed * 65_537 + rank)
+
+    class Regrouping(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if DTensor in types:
+                return NotImplemented  # what it calls for it is taken in other orders then
+            row, kwargs = row_of(function), kwargs or {}
+            if row.factors_from is not None and _is_product(args, kwargs, row.factors_from):
+                return _product(function, args, kwargs, row.factors_from, parts, generator)
+            if row.adds is not None and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+                return _sum(function, args, kwargs, parts, generator)
+            return function(*args, **kwargs)
+
+    with Regrouping():
+        yield
+
+
+def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
+    """Whether a call multiplies two float matrices and takes nothing beside them but what is added."""
+    import torch
+
+    factors = args[at : at + 2]
+    are_matrices = len(args) == at + 2 and all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in factors)
+    return are_matrices and not kwargs and factors[0].shape[-1] > 2
+
+
+def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: int, generator: Any) -> Tensor:
+    """left (.., M, K) @ right (.., K, N), of which K is taken in another order and in parts."""
+    left, right = args[at], args[at + 1]
+    total = None
+    for terms in _terms(left.shape[-1], parts, generator, left.device):
+        factors = left.index_select(-1, terms), right.index_select(-2, terms)
+        # What is added, such as a bias, is added with the first part; the others are products alone.
+        part = function(*args[:at], *factors, **kwargs) if total is None else factors[0] @ factors[1]
+        total = part if total is None else total + part
+    assert total is not None, "a product has terms"
+    return total
+
+
+def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator: Any) -> Any:
+    """A sum or a mean over dims, of which the longest is taken in another order and in parts."""
+    import torch
+
+    x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+    dims = [*range(x.dim())] if dims is None or dims == [] else [dims] if isinstance(dims, int) else [*dims]
+    dim = max(dims, key=lambda dim: x.shape[dim], default=None)
+    if dim is None or x.shape[dim] < 3 or kwargs.get("dtype") not in (None, x.dtype):
+        return function(*args, **kwargs)
+    pieces = [x.index_select(dim, terms) for terms in _terms(x.shape[dim], parts, generator, x.device)]
+    keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
+    total = torch.ops.aten.sum.dim_IntList(pieces[0], dims, keep)
+    for piece in pieces[1:]:
+        total = total + torch.ops.aten.sum.dim_IntList(piece, dims, keep)
+    if "mean" not in str(function):
+        return total
+    count = 1
+    for each in dims:
+        count *= x.shape[each]
+    return total / count
+
+
+def _terms(size: int, parts: int, generator: Any, device: Any) -> Sequence[Tensor]:
+    """The indices of a sum's terms in another order, in as many groups of two or more as there may be."""
+    import torch
+
+    order = torch.randperm(size, generator=generator).to(device)
+    return order.tensor_split(max(1, min(parts, size // 2)))

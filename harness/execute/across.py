@@ -1,0 +1,96 @@
+"""A case whose systems lay tensors out otherwise: second runs show cells and, if bits differ, others add otherwise.
+
+1. From both first runs follow the cuts. Each system runs again and shows the digests of cells, as its control.
+2. The reference, laid out as the candidate is, is compared with the candidate as ever.
+3. Where bits differ that may differ, the reference runs a few times more with its sums in other orders, and the values
+   of all these runs are held against the bounds that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bitproof.harness.case import Case
+from bitproof.harness.compare.phases import PHASES, is_exact, regrouped_from
+from bitproof.harness.compare.relaid import Relaid, by_rank, common_cuts, first_few, relaid, replicas
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.disturb.regroup import Across, Regroup
+from bitproof.harness.execute.requests import BoundsRequest
+from bitproof.harness.options import ROLES, Role
+from bitproof.harness.records import Comparison, LayoutBounds, Recording, Verdict
+
+CELLS = "cells"
+SAMPLES = 3
+
+Record = Callable[[Role, str, Across], Path]
+"""Runs a side as an arm that is asked for something, and returns its recording's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcrossLayouts:
+    """What second runs showed: the comparison, each side's control, and what of it had to agree."""
+
+    comparison: Comparison
+    controls: dict[Role, Comparison]
+    layouts: LayoutBounds
+
+
+def compare_layouts(
+    case: Case,
+    firsts: Mapping[Role, Recording],
+    record: Record,
+    read: Callable[[Path], Recording],
+    ask: Callable[[BoundsRequest], LayoutBounds],
+) -> AcrossLayouts:
+    """Compare two systems that lay tensors out otherwise, whose first runs recorded `firsts`."""
+    cuts = common_cuts(firsts["reference"], firsts["candidate"])
+    folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)) for role in ROLES}
+    cells = {role: read(folder) for role, folder in folders.items()}
+    controls = {role: compare(firsts[role], cells[role], case.of(role)) for role in ROLES}
+    other = relaid(cells["reference"], cells["candidate"], cuts)
+    comparison = _with_layouts(compare(other.recording, cells["candidate"], case), other, cells)
+    layouts = _exactness(cells, other)
+    are_repeated = all(control.verdict == Verdict.EQUAL for control in controls.values())
+    may_be_close = comparison.verdict == Verdict.DIFFERENT and layouts.regrouped and not comparison.layout_mismatches
+    if may_be_close and are_repeated and not other.apart:
+        parts = max(2, case.most_ranks)
+        samples = [
+            record(
+                "reference",
+                f"regrouped{seed}",
+                Across(cuts={}, keeps_values=True, regroup=Regroup(seed=seed, parts=parts)),
+            )
+            for seed in range(1, SAMPLES + 1)
+        ]
+        layouts = ask(BoundsRequest(reference=folders["reference"], candidate=folders["candidate"], samples=samples))
+    return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts)
+
+
+def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
+    """The comparison, with what came to light of layouts: gaps in the evidence, and replicas that differ."""
+    apart = [
+        f"replicas of one tensor differ within the {role}: {first_few(found)}"
+        for role in ROLES
+        if (found := [*replicas(cells[role])])
+    ]
+    remarks = tuple(dict.fromkeys([*other.apart, *apart]))
+    comparison = replace(comparison, remarks=(*comparison.remarks, *remarks))
+    if not other.unusable:
+        return comparison
+    reason = "\n  ".join(filter(None, (comparison.reason, f"layouts are not known: {first_few(other.unusable)}")))
+    return replace(comparison, verdict=Verdict.UNVERIFIED, reason=reason)
+
+
+def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
+    """How many tensors had to agree, by the sums that both systems were seen to take."""
+    first = regrouped_from(cells["reference"].manifest, cells["candidate"].manifest)
+    tensors = by_rank(cells["reference"])
+    exact = sum(is_exact(tensor, first) for tensor in tensors)
+    return LayoutBounds(
+        across=len(other.across),
+        exact=exact,
+        regrouped=len(tensors) - exact,
+        regrouped_from=None if first is None else PHASES[first],
+    )

@@ -1,0 +1,110 @@
+"""Which ranks a rank's step added values of, or exchanged rows with, and in which part of the step.
+
+Two layouts that add over the same two ranks take the same sums, and must give the same bits; one that adds over other
+ranks, or over more, takes them in other orders. Seen by a mode below autograd, of runs that are asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bitproof.harness.graph.operators import row_of
+from bitproof.harness.operators import Operator
+from bitproof.harness.records import Meeting
+from bitproof.harness.torch_compat import TorchDispatchMode, backward_number, group_named, group_of
+
+_Met = tuple[str, str, str, str]
+
+
+class Sums:
+    """`meetings` are those that a rank took part in, each once, after the last step; None where nobody asked."""
+
+    def __init__(self, *, is_asked: bool = True) -> None:
+        self._is_asked = is_asked
+        self._found: dict[_Met, int] = {}
+        self._in_step: dict[_Met, set[int]] = {}
+        self._last_backward = -1
+        self._shows_gradients = False
+
+    def begin_step(self) -> None:
+        """A step begins, with its forward."""
+        for met, backwards in self._in_step.items():
+            self._found[met] = max(len(backwards), self._found.get(met, 0))
+        self._in_step = {}
+        self._last_backward, self._shows_gradients = -1, False
+
+    def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
+        """`observe`: once it is shown a gradient, what follows is no part of gradients."""
+
+        def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
+            self._shows_gradients |= kind == "grad"
+            observe(kind, name, tensor)
+
+        return noticed
+
+    @property
+    def meetings(self) -> tuple[Meeting, ...] | None:
+        """What was met, and in how many backwards of a step."""
+        if not self._is_asked:
+            return None
+        self.begin_step()
+        return tuple(
+            Meeting(phase=phase, what=what, ranks=ranks, operator=name, backwards=count)
+            for (phase, what, ranks, name), count in self._found.items()
+        )
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Watch this thread's collectives, if that was asked for."""
+        if not self._is_asked:
+            yield
+            return
+        from torch.distributed.tensor import DTensor
+
+        note = self._note
+
+        class Watching(TorchDispatchMode):
+            supports_higher_order_operators = True
+
+            def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if DTensor in types:
+                    return NotImplemented  # what it calls for it is seen then
+                row = row_of(function)
+                note(row, [*args, *(kwargs or {}).values()] if row.sums_ranks or row.exchanges else [])
+                return function(*args, **kwargs or {})
+
+        with Watching():
+            yield
+
+    def _note(self, row: Operator, args: list[Any]) -> None:
+        backward = backward_number()
+        self._last_backward = max(backward, self._last_backward)
+        ranks = next((ranks for arg in args if (ranks := _ranks_of(arg))), "")
+        if ranks.count(","):
+            what, name = "sum" if row.sums_ranks else "exchange", row.name.partition(".")[2]
+            self._in_step.setdefault((self._phase(backward), what, ranks, name), set()).add(backward)
+
+    def _phase(self, backward: int) -> str:
+        if backward >= 0:
+            return "backward"
+        if self._last_backward < 0:
+            return "forward"
+        return "update" if self._shows_gradients else "clip"
+
+
+def _ranks_of(arg: Any) -> str:
+    """The ranks of the group that an argument is or names; "" of any other argument."""
+    try:
+        is_group = isinstance(arg, dist.ProcessGroup)
+        group = group_named(arg) if isinstance(arg, str) else arg if is_group else group_of(arg)
+    except (RuntimeError, TypeError, ValueError):
+        return ""
+    try:
+        return ",".join(map(str, dist.get_process_group_ranks(group)))
+    except (RuntimeError, KeyError, ValueError):
+        return ",".join("?" * group.size())

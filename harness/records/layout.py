@@ -1,0 +1,117 @@
+"""Which part of a logical tensor a rank holds, and the cells into which the cuts of two layouts divide it.
+
+A *box* is what one rank holds: of each dim one or several runs of indices, half-open. A shard of FSDP is one run of
+one dim; one that tensor parallelism interleaves may be several. A replica's box is the whole tensor. A *cell* is a box
+of one run a dim that no cut of either layout crosses, so that a rank of either layout holds all of it or nothing of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Run = tuple[int, int]
+"""Indices from the first to the one before the second."""
+Cell = tuple[Run, ...]
+Cuts = tuple[tuple[int, ...], ...]
+"""Of each dim the indices at which some run begins or ends, ascending."""
+
+_BOX = re.compile(r"\[([0-9:+, ]*)\] of \[([0-9, ]*)\]")
+DIGEST_DIGITS = 32
+MAX_TEXT = 1000
+"""How long the text of a box may be: one of more runs is not recorded."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """The part that `runs` say of each dim, of a tensor of `shape`."""
+
+    shape: tuple[int, ...]
+    runs: tuple[tuple[Run, ...], ...]
+
+    def __str__(self) -> str:
+        dims = ("+".join(f"{first}:{end}" for first, end in runs) for runs in self.runs)
+        return f"[{', '.join(dims)}] of {list(self.shape)}"
+
+    @staticmethod
+    def whole(shape: Sequence[int]) -> Box:
+        """All of a tensor."""
+        return Box(tuple(shape), tuple(((0, size),) for size in shape))
+
+    @staticmethod
+    def parse(text: str) -> Box:
+        """The inverse of `str`. Raises ValueError for what is no box, or leads out of its tensor."""
+        found = _BOX.fullmatch(text)
+        if found is None:
+            raise ValueError(f"no part of a tensor: {text[:100]!r}")
+        shape = tuple(int(size) for size in found[2].split(", ") if size)
+        dims = [dim for dim in found[1].split(", ") if dim]
+        runs = tuple(tuple(_run(text) for text in dim.split("+")) for dim in dims)
+        if len(runs) != len(shape) or not all(map(_ascend, runs, shape)):
+            raise ValueError(f"no part of a tensor: {text[:100]!r}")
+        return Box(shape, runs)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of what the rank holds."""
+        return tuple(sum(end - first for first, end in runs) for runs in self.runs)
+
+    def cells(self, cuts: Cuts) -> list[Cell]:
+        """The box's cells, in row-major order. One without elements has none."""
+        return [*itertools.product(*(_divided(runs, at) for runs, at in zip(self.runs, cuts, strict=True)))]
+
+    def slices(self, cell: Cell) -> tuple[slice, ...]:
+        """Where a cell of the box lies within what the rank holds."""
+        return tuple(_slice_within(runs, run) for runs, run in zip(self.runs, cell, strict=True))
+
+
+def is_box(text: str) -> bool:
+    """Whether a text that somebody else wrote is a box."""
+    try:
+        return len(text) <= MAX_TEXT and Box.parse(text) is not None
+    except ValueError:
+        return False
+
+
+def joint_cuts(boxes: Iterable[Box]) -> Cuts:
+    """The cuts of boxes of one tensor."""
+    boxes = list(boxes)
+    return tuple(
+        tuple(sorted({index for box in boxes for run in box.runs[dim] for index in run}))
+        for dim in range(len(boxes[0].shape))
+    )
+
+
+def name_cell(cell: Cell) -> str:
+    """As in [0:4, 8:16]."""
+    return f"[{', '.join(f'{first}:{end}' for first, end in cell)}]"
+
+
+def _run(text: str) -> Run:
+    first, _, end = text.partition(":")
+    return int(first), int(end)
+
+
+def _ascend(runs: Sequence[Run], size: int) -> bool:
+    """Whether runs follow each other within a dim; an empty part is one run without indices."""
+    ends = [index for run in runs for index in run]
+    return ends == sorted(ends) and ends[-1] <= size and (len(runs) == 1 or all(first < end for first, end in runs))
+
+
+def _divided(runs: Iterable[Run], cuts: Sequence[int]) -> list[Run]:
+    found = []
+    for first, end in runs:
+        at = [first, *(cut for cut in cuts if first < cut < end), end]
+        found += [run for run in itertools.pairwise(at) if run[0] < run[1]]
+    return found
+
+
+def _slice_within(runs: Iterable[Run], cell: Run) -> slice:
+    before = 0
+    for first, end in runs:
+        if first <= cell[0] and cell[1] <= end:
+            return slice(before + cell[0] - first, before + cell[1] - first)
+        before += end - first
+    raise ValueError(f"{cell} lies in none of {list(runs)}")

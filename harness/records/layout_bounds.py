@@ -1,0 +1,92 @@
+"""What must agree when the layout changes, what may be regrouped, and how much of its bound each tensor used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bitproof.harness.case import Kind
+from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING
+
+MAX_ROWS = 20
+Phase = Literal["forward", "backward", "clip", "update"]
+"""The parts of a step, in order; "clip" is whatever is done to gradients between backward and the optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRow:
+    """A tensor at a step that differs: its relative error, and the bound of that; None where it had to be equal.
+
+    An error of None is one that no finite number states.
+    """
+
+    __pydantic_config__ = GROWING
+
+    step: Count
+    kind: Kind
+    name: str
+    error: float | None
+    bound: float | None
+
+    @property
+    def used(self) -> float | None:
+        """Which share of its bound the error is; None where no number says it."""
+        return self.error / self.bound if self.bound and self.error is not None else None
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it differs by more than sums in other orders explain."""
+        return self.bound is None or self.error is None or not self.error <= self.bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutBounds:
+    """Two systems that lay tensors out otherwise.
+
+    `across` counts the tensors, at each step, that were compared by cells. `exact` had to be equal in every bit:
+    sums up to `regrouped_from` (a phase of the first step, None for never) are the same on both sides. `regrouped` may
+    differ by rounding; `confidence` is the chance that rounding alone leaves all of them within bounds, which come
+    from `samples` runs of the reference with its sums in other orders. `beyond` counts tensors that had to be equal
+    and are not, or are beyond their bound. `rows` has those first, as computed, then who used most of its bound.
+    """
+
+    __pydantic_config__ = GROWING
+
+    across: Count
+    exact: Count
+    regrouped: Count
+    regrouped_from: Phase | None = None
+    samples: Count = 0
+    confidence: float | None = None
+    beyond: Count = 0
+    rows: list[LayoutRow] = field(default_factory=list)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether every tensor that differs was free to, and is within its bound."""
+        return self.samples > 0 and not self.beyond and not any(row.is_beyond for row in self.rows)
+
+    def tell(self) -> str:
+        """As in "12 tensors lie otherwise; 13 had to be equal, 26 may be regrouped, from backward on"."""
+        start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
+        counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
+        told = f"{self.across} tensors lie otherwise; {counts}{start}"
+        if not self.samples or self.confidence is None:
+            return told
+        used = max((row.used for row in self.rows if row.used is not None), default=0.0)
+        return (
+            f"{told}; {self.beyond} are beyond what {self.samples} runs with sums in other orders explain at "
+            f"{100 * self.confidence:g}%, and the largest used share of a bound is {100 * used:.3g}%"
+        )
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Step, kind, tensor, relative error, bound and used share of each row."""
+        return [
+            (
+                *(str(row.step), row.kind, row.name, "infinite" if row.error is None else f"{row.error:.3g}"),
+                "must be equal" if row.bound is None else f"{row.bound:.3g}",
+                "" if row.used is None else f"{100 * row.used:.3g}%",
+            )
+            for row in self.rows
+        ]

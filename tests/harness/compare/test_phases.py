@@ -1,0 +1,66 @@
+"""Which tensors two layouts must leave equal, by the sums that both were seen to take."""
+
+from __future__ import annotations
+
+import pytest
+
+from bitproof.harness.compare.phases import PHASES, is_exact, regrouped_from
+from bitproof.harness.compare.relaid import LogicalTensor
+from bitproof.harness.records import Manifest, Meeting
+
+
+def manifest(*meetings: tuple[str, str, str], ranks: int = 8, backwards: int = 1) -> Manifest:
+    found = [
+        Meeting(phase=phase, what="sum", ranks=group, operator=operator, backwards=backwards)
+        for phase, group, operator in meetings
+    ]
+    return Manifest(case={}, system="s", world_size=ranks, steps=1, meetings=found)
+
+
+PAIR, FOUR = "0,1", "0,1,2,3"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "first"),
+    [
+        (manifest(("backward", PAIR, "allreduce_")), manifest(("backward", PAIR, "_reduce_scatter_base_")), None),
+        (manifest(("backward", FOUR, "allreduce_")), manifest(("backward", FOUR, "allreduce_")), None),
+        (manifest(("backward", FOUR, "allreduce_")), manifest(("backward", FOUR, "_reduce_scatter_base_")), "backward"),
+        (manifest(("backward", PAIR, "allreduce_")), manifest(("backward", "2,3", "allreduce_")), "backward"),
+        (manifest(), manifest(("forward", PAIR, "all_reduce")), "forward"),
+        (manifest(), manifest(("clip", PAIR, "all_reduce")), "clip"),
+        (manifest(), manifest(("update", PAIR, "all_reduce")), "update"),
+        (manifest(), manifest(ranks=4), "forward"),
+        (
+            manifest(("backward", PAIR, "allreduce_"), backwards=2),
+            manifest(("backward", PAIR, "_reduce_scatter_base_"), backwards=2),
+            "backward",
+        ),
+        (
+            manifest(("backward", PAIR, "allreduce_")),
+            manifest(("backward", PAIR, "allreduce_"), backwards=2),
+            "backward",
+        ),
+    ],
+)
+def test_sums_have_another_order_from_the_first_phase_with_other_ranks_or_operators(here, there, first):
+    found = regrouped_from(here, there)
+    assert (None if found is None else PHASES[found]) == first
+    assert regrouped_from(there, here) == found
+
+
+def test_what_is_computed_before_that_must_be_equal_at_the_first_step_alone():
+    backward = PHASES.index("backward")
+    assert is_exact(LogicalTensor(0, "loss", "loss"), backward)
+    assert is_exact(LogicalTensor(0, "activation", "layers.0@forward"), backward)
+    assert is_exact(LogicalTensor(0, "buffer", "counts@before_optimizer"), backward)
+    assert not is_exact(LogicalTensor(0, "activation", "layers.0@backward"), backward)
+    assert not is_exact(LogicalTensor(0, "grad", "w"), backward)
+    assert not is_exact(LogicalTensor(1, "loss", "loss"), backward)
+    clip = PHASES.index("clip")
+    assert not is_exact(LogicalTensor(0, "grad", "w"), clip) and is_exact(
+        LogicalTensor(0, "activation", "a@backward"), clip
+    )
+    update = PHASES.index("update")
+    assert is_exact(LogicalTensor(0, "grad", "w"), update) and not is_exact(LogicalTensor(0, "param", "w"), update)
+    assert is_exact(LogicalTensor(5, "param", "w"), None)

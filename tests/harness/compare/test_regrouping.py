@@ -1,0 +1,99 @@
+"""How far another layout may move a tensor: bounds from samples, by values on disk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.compare.regrouping import FEWEST_UNITS, measure_layouts, student_quantile
+from bitproof.harness.errors import RecordingError
+from tests.harness.forging import make_recording, vouch
+
+CASE = Case(
+    name="mine", family="mine", reference="a:b", candidate="a:c", steps=1, parallelism=Parallelism(world_size=2, ep=1)
+)
+OTHER_SUMS = [{"phase": "backward", "what": "sum", "ranks": "0,1", "operator": "all_reduce", "backwards": 1}]
+EPS = torch.finfo(torch.float32).eps
+
+
+def moved(kind: str, factor: float):
+    """A change of a kind's tensors by a factor on all ranks."""
+    return lambda key, x: x * factor if key.kind == kind else x
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Hold a changed candidate against samples of which the parameter was moved by so much."""
+
+    def measure(change, *samples: float):
+        reference = make_recording(tmp_path / "reference", CASE)
+        candidate = make_recording(tmp_path / "candidate", CASE, change)
+        vouch(candidate, meetings=OTHER_SUMS)
+        folders = [
+            make_recording(tmp_path / f"sample{i}", CASE, moved("param", factor)) for i, factor in enumerate(samples)
+        ]
+        return measure_layouts(reference, candidate, folders)
+
+    return measure
+
+
+def test_students_quantiles_are_those_of_three_degrees_of_freedom():
+    for level, quantile in ((0.1, 2.353), (0.05, 3.182), (0.01, 5.841), (0.001, 12.924)):
+        assert student_quantile(level) == pytest.approx(quantile, rel=1e-3)
+
+
+def test_an_error_of_the_samples_size_is_within_its_bound_and_one_far_beyond_is_not(measured):
+    near = measured(moved("param", 1 + 16 * EPS), 1 + 16 * EPS, 1 - 16 * EPS, 1.0)
+    assert near.is_within and near.beyond == 0
+    row = near.rows[0]
+    assert (row.kind, row.name, row.step) == ("param", "w", 0) and 0 < row.used < 0.2
+    # Four tensors may differ, all but the loss: each may be wrong with a chance of a quarter of a hundredth.
+    spread = 16 * EPS * (2 / 3) ** 0.5
+    assert row.bound == pytest.approx(student_quantile(0.01 / 4) * spread, rel=1e-3)
+    far = measured(moved("param", 1.001), 1 + 16 * EPS, 1 - 16 * EPS, 1.0)
+    assert not far.is_within and far.beyond == 1 and far.rows[0].is_beyond
+
+
+def test_a_tensor_that_no_sample_moves_may_move_by_some_units_in_the_last_place(measured):
+    found = measured(moved("param", 1 + EPS), 1.0, 1.0, 1.0)
+    # A unit of one element, on each rank that shows it, over the norm of four like it.
+    assert found.is_within and found.rows[0].bound == pytest.approx(FEWEST_UNITS * EPS / 2)
+    assert not measured(moved("param", 1 + 8 * EPS), 1.0, 1.0, 1.0).is_within
+
+
+def test_a_loss_before_the_first_other_sum_has_no_bound(measured):
+    found = measured(moved("loss", 1 + EPS), 1.0, 1.0, 1.0)
+    assert found.beyond == 1 and found.rows[0].bound is None and (found.exact, found.regrouped) == (1, 4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_no_number_states_are_beyond_any_bound(measured, value):
+    found = measured(lambda key, x: x + value if key.kind == "param" else x, 1.1, 1.2, 1.3)
+    assert found.beyond == 1 and found.rows[0].error is None
+
+
+def test_integers_have_no_rounding(measured):
+    found = measured(lambda key, x: x + 1 if key.kind == "buffer" else x, 1.0, 1.0, 1.0)
+    assert found.beyond == 1 and found.rows[0].kind == "buffer"
+
+
+def test_zeros_of_other_signs_are_told_as_a_difference(measured):
+    found = measured(lambda key, x: -x if key.kind == "optimizer" else x, 1.0, 1.0, 1.0)
+    assert [row.kind for row in found.rows] == ["optimizer"] and found.beyond == 1
+
+
+def test_one_rank_of_the_candidate_that_differs_counts_though_the_other_agrees(measured):
+    found = measured(lambda key, x: x * 2 if (key.kind, key.rank) == ("param", 1) else x, 1.0, 1.0, 1.0)
+    assert found.beyond == 1
+
+
+def test_values_that_were_not_recorded_are_refused(tmp_path, measured):
+    measured(moved("param", 1.0), 1.0, 1.0, 1.0)
+    forged = tmp_path / "forged"
+    make_recording(forged, CASE, moved("param", 1.5))
+    (tmp_path / "sample0" / "values" / "rank0.safetensors").write_bytes(
+        (forged / "values" / "rank0.safetensors").read_bytes()
+    )
+    with pytest.raises(RecordingError, match="damaged"):
+        measure_layouts(tmp_path / "reference", tmp_path / "candidate", [tmp_path / "sample0"])

@@ -1,0 +1,147 @@
+"""The reference in the candidate's layout: what pairs, what differs, what is a gap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bitproof.harness.capture.boxes import digests_of_cells
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.compare.relaid import are_laid_out_otherwise, common_cuts, relaid, replicas
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.records import Key, Manifest, Record, Recording, Verdict
+from bitproof.harness.records.layout import Box
+
+WHOLE = torch.arange(48.0).reshape(8, 6)
+ROWS = [Box((8, 6), (((2 * rank, 2 * rank + 2),), ((0, 6),))) for rank in range(4)]
+GRID = [Box((8, 6), (((4 * i, 4 * i + 4),), ((3 * j, 3 * j + 3),))) for i in range(2) for j in range(2)]
+KINDS = ("grad", "param", "optimizer")
+
+
+def case(ranks: int = 4) -> Case:
+    parallelism = Parallelism(world_size=ranks, ep=1)
+    return Case(name="mine", family="mine", reference="a:b", candidate="a:c", steps=1, parallelism=parallelism)
+
+
+def part(box: Box, whole: torch.Tensor) -> torch.Tensor:
+    return whole[tuple(slice(*runs[0]) for runs in box.runs)]
+
+
+def recording(boxes, whole=WHOLE, cuts=None, *, change=lambda rank, kind, x: x, name="w") -> Recording:
+    """Each rank's part of one tensor, as a DTensor's; None stands for a plain tensor."""
+    rows = {}
+    for rank, box in enumerate(boxes):
+        one = digest(torch.tensor(1.0))
+        has_cells = bool(cuts) and "loss/loss" in cuts
+        rows[Key(0, "loss", "loss", rank)] = Record(
+            one, "float32", (), (1.0).hex(), None, None, None, one if has_cells else None
+        )
+        for kind in KINDS:
+            x = change(rank, kind, part(box, whole).clone() if box else whole.clone())
+            cells = cuts and digests_of_cells(x, box or Box.whole(x.shape), cuts[f"{kind}/{name}"])
+            placed = ("by hand", str(box)) if box else (None, None)
+            rows[Key(0, kind, name, rank)] = Record(digest(x), "float32", tuple(x.shape), None, None, *placed, cells)
+    manifest = {"case": case(len(boxes)).to_dict(), "system": "s", "world_size": len(boxes), "steps": 1}
+    return Recording(Manifest.of(manifest), rows)
+
+
+def judged(here, there, **changes):
+    """Two layouts of one tensor, compared."""
+    cuts = common_cuts(recording(here), recording(there))
+    candidate = recording(there, cuts=cuts, **changes)
+    other = relaid(recording(here, cuts=cuts), candidate, cuts)
+    return other, compare(other.recording, candidate, case(len(there)))
+
+
+@pytest.mark.parametrize("there", [GRID, [None] * 4, [Box.whole((8, 6))] * 4])
+@pytest.mark.parametrize("here", [ROWS, GRID[::-1], [None] * 4])
+def test_the_same_values_in_two_layouts_are_equal_record_by_record(here, there):
+    other, found = judged(here, there)
+    assert (found.verdict, sum(found.compared.values())) == (Verdict.EQUAL, 16), found.reason
+    assert not other.unusable and not other.apart
+
+
+def test_one_rank_is_compared_with_four():
+    other, found = judged([None], ROWS)
+    assert found.verdict == Verdict.EQUAL and len(other.across) == 4, found.reason
+
+
+@pytest.mark.parametrize("here", [ROWS, [None] * 4])
+def test_one_element_of_one_rank_differs_there_and_nowhere_else(here):
+    def change(rank, kind, x):
+        if (rank, kind) == (2, "grad"):
+            x[0, 0] += 1
+        return x
+
+    _, found = judged(here, GRID, change=change)
+    assert found.verdict == Verdict.DIFFERENT and found.mismatched["grad"] == 1
+    first = found.first_divergence
+    assert (first.rank, first.kind, first.name) == (2, "grad", "w")
+
+
+def test_exchanged_parts_differ_on_both_ranks_though_all_values_are_there():
+    _, found = judged([None] * 4, [GRID[1], GRID[0], *GRID[2:]])
+    assert found.verdict == Verdict.EQUAL, "each says which part it has"
+    swapped = {0: 1, 1: 0}
+    _, found = judged([None] * 4, GRID, change=lambda rank, kind, x: part(GRID[swapped.get(rank, rank)], WHOLE).clone())
+    assert found.mismatched["param"] == 2
+
+
+def test_a_replica_that_differs_is_a_difference_whichever_side_has_it():
+    def apart(rank, kind, x):
+        return x + 1 if (rank, kind) == (3, "param") else x
+
+    _, found = judged(ROWS, [Box.whole((8, 6))] * 4, change=apart)
+    assert found.mismatched["param"] == 1 and found.first_divergence.rank == 3
+    cuts = common_cuts(recording([None] * 4), recording(ROWS))
+    reference = recording([Box.whole((8, 6))] * 4, cuts=cuts, change=apart)
+    candidate = recording(ROWS, cuts=cuts)
+    other = relaid(reference, candidate, cuts)
+    assert compare(other.recording, candidate, case()).verdict == Verdict.DIFFERENT
+    assert other.apart == ("replicas of one tensor differ within the reference: step 0, param w",)
+    assert [*replicas(reference)] == ["step 0, param w"] and not [*replicas(candidate)]
+
+
+def test_a_part_that_nobody_holds_is_a_gap_on_either_side():
+    for here, there, side in ((ROWS, GRID[:3], "candidate"), (ROWS[:3], GRID, "reference")):
+        _, found = judged(here, there)
+        assert found.verdict == Verdict.UNVERIFIED and f"the {side} lacks" in found.reason
+
+
+def test_a_tensor_that_one_side_lacks_is_a_gap():
+    cuts = common_cuts(recording(ROWS), recording(GRID))
+    other_name = recording(GRID, name="v")
+    found = compare(relaid(recording(ROWS, cuts=cuts), other_name, cuts).recording, other_name, case())
+    assert found.verdict == Verdict.UNVERIFIED
+
+
+def test_another_shape_or_dtype_is_a_difference_though_local_parts_are_alike():
+    taller = [Box((16, 6), (((4 * i, 4 * i + 4),), ((0, 6),))) for i in range(4)]
+    whole = torch.zeros(16, 6)
+    here = recording([None] * 4, whole=torch.zeros(4, 6))
+    there = recording(taller, whole=whole)
+    cuts = common_cuts(here, there)
+    assert cuts == {}
+    assert compare(relaid(here, there, cuts).recording, there, case()).mismatched["grad"] == 4
+
+
+def test_forged_and_missing_digests_of_cells_are_no_evidence():
+    cuts = common_cuts(recording(ROWS), recording(GRID))
+    good = recording(GRID, cuts=cuts)
+    for cells in (None, "", "0" * 32):
+        bad = recording(ROWS, cuts=cuts)
+        key = Key(0, "grad", "w", 1)
+        bad.records[key] = bad.records[key]._replace(cells=cells)
+        other = relaid(bad, good, cuts)
+        assert other.unusable == ("the reference has no digests of cells of step 0, grad w on rank 1",)
+    unknown = recording(ROWS, cuts=cuts)
+    unknown.records[Key(0, "grad", "w", 1)] = unknown.records[Key(0, "grad", "w", 1)]._replace(box=None)
+    assert relaid(unknown, good, cuts).unusable[0] == "which parts ranks hold is not known of step 0, grad w"
+
+
+def test_one_layout_pairs_rank_by_rank_whatever_plain_tensors_hold():
+    mine = recording([None] * 4, change=lambda rank, kind, x: x + rank)
+    assert not are_laid_out_otherwise(case(), mine, mine)
+    assert are_laid_out_otherwise(case(), recording(ROWS), recording(GRID))
+    assert relaid(mine, mine, {}).recording.records == mine.records

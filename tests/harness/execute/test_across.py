@@ -1,0 +1,85 @@
+"""Systems that lay tensors out otherwise: which runs that takes, what it gives, and what each defect gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from bitproof.harness.evidence import contradiction
+
+from bitproof.builtin_cases import two_layouts
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Verdict
+
+pytestmark = pytest.mark.ranks
+
+LOOP, WRONG = "bitproof.builtin_cases.examples.mesh_loop", "tests.harness.execute.laid_out"
+ONE, TWO = Parallelism(world_size=1, ep=1), Parallelism(world_size=2, ep=1)
+
+
+def case(name: str, reference: str, candidate: str, ranks: Parallelism = TWO, there: Parallelism = TWO, **more) -> Case:
+    base = replace(two_layouts.ddp_fsdp, name=name, steps=2, parallelism=there, reference_parallelism=ranks)
+    return replace(base, reference=reference, candidate=candidate, **more)
+
+
+CASES = [
+    case("equal", f"{LOOP}:ddp", f"{LOOP}:fsdp"),
+    replace(case("unstated", f"{LOOP}:fsdp", f"{LOOP}:ddp"), reference_parallelism=None),
+    case("fewer", f"{LOOP}:ddp", f"{LOOP}:fsdp", ONE, expected="CLOSE"),
+    case("experts", f"{LOOP}:ep", f"{LOOP}:ep", there=Parallelism(world_size=2, ep=2), expected="CLOSE"),
+    case("shards", f"{LOOP}:ddp", f"{WRONG}:exchanged_shards"),
+    case("doubled", f"{LOOP}:ep", f"{WRONG}:doubled_under_ep", there=Parallelism(world_size=2, ep=2)),
+    case("norm", f"{LOOP}:ep", f"{WRONG}:norm_left_alone", there=Parallelism(world_size=2, ep=2)),
+    case("late", f"{LOOP}:ddp", f"{WRONG}:late_loader", ONE),
+    case("means", f"{LOOP}:ddp", f"{WRONG}:mean_of_means", ONE),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[dict[str, CaseResult], dict[str, list[str]]]:
+    arms: dict[str, list[str]] = {}
+
+    def on_event(event):
+        if event.event == "start":
+            arms.setdefault(event.case, []).append(event.arm)
+
+    folder = tmp_path_factory.mktemp("run")
+    results = {result.case.name: result for result in run_cases(CASES, RunOptions(device="cpu"), folder, on_event)}
+    return results, arms
+
+
+def test_two_layouts_that_take_the_same_sums_are_equal_though_the_case_says_nothing(runs):
+    for name in ("equal", "unstated"):
+        result = runs[0][name]
+        assert (result.verdict, result.error) == (Verdict.EQUAL, None)
+        assert sum(result.compared.values()) == 252 and not any(result.mismatched.values())
+        assert result.layouts.regrouped == 0 and result.layouts.across > 0
+        assert runs[1][name] == ["first", "first", "cells", "cells"], "as many runs as of one layout"
+
+
+def test_fewer_ranks_and_other_experts_regroup_sums_and_are_close_within_derived_bounds(runs):
+    for name in ("fewer", "experts"):
+        result = runs[0][name]
+        assert (result.verdict, result.error) == (Verdict.CLOSE, None)
+        assert result.as_expected and contradiction(result) is None
+        assert result.layouts.samples == 3 and max(row.used for row in result.layouts.rows) < 1
+        assert runs[1][name][4:] == ["regrouped1", "regrouped2", "regrouped3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("shards", ("loss", "loss")),
+        ("doubled", ("grad", "blocks.1.weight")),
+        ("norm", ("grad", "blocks.1.norm.weight")),
+        ("late", ("loss", "loss")),
+        ("means", ("loss", "loss")),
+    ],
+)
+def test_a_defect_of_a_change_of_layout_is_different_and_named_by_its_tensor(runs, name, tensor):
+    result = runs[0][name]
+    assert result.verdict == Verdict.DIFFERENT and contradiction(result) is None
+    first = result.first_divergence
+    assert (first.step, first.kind, first.name) == (0, *tensor)

@@ -1,0 +1,75 @@
+"""Which ranks a step adds values of, and where in the step: seen on rank 0 of four that never meet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bitproof.harness.execute.meetings import Sums
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # releases give collectives other names
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp"))
+    dist.destroy_process_group()
+
+
+def told(step) -> set[tuple[str, str, str, str, int]]:
+    sums = Sums()
+    observe = sums.noticing(lambda kind, name, tensor: None)
+    with sums.at_work():
+        sums.begin_step()
+        step(observe)
+    return {(m.phase, m.what, m.ranks, m.operator, m.backwards) for m in sums.meetings or ()}
+
+
+def test_each_part_of_a_step_has_its_own_sums(mesh):
+    x = torch.ones(4, requires_grad=True)
+    x.register_hook(lambda grad: all_reduce(grad, "sum", mesh["data"]).clone())
+
+    def step(observe):
+        dist.all_reduce(torch.ones(1))
+        x.sum().backward()
+        dist.all_reduce(torch.ones(1), group=mesh["tp"].get_group())
+        observe("grad", "x", x.grad)
+        dist.reduce_scatter_tensor(torch.ones(1), torch.ones(2), group=mesh["data"].get_group())
+
+    assert told(step) == {
+        ("forward", "sum", "0,1,2,3", "allreduce_", 1),
+        ("backward", "sum", "0,2", "all_reduce", 1),
+        ("clip", "sum", "0,1", "allreduce_", 1),
+        ("update", "sum", "0,2", "_reduce_scatter_base_", 1),
+    }
+
+
+def test_sums_that_a_dtensor_takes_are_seen(mesh):
+    partial = DTensor.from_local(torch.ones(4), mesh["tp"], [Partial()])
+    assert told(lambda observe: partial.full_tensor().clone()) == {("forward", "sum", "0,1", "all_reduce", 1)}
+
+
+def test_backwards_of_one_step_are_counted(mesh):
+    x = torch.ones(4, requires_grad=True)
+    x.register_hook(lambda grad: dist.all_reduce(grad.clone()))
+
+    def step(observe):
+        for _ in range(3):
+            x.sum().backward()
+
+    assert told(step) == {("backward", "sum", "0,1,2,3", "allreduce_", 3)}
+
+
+def test_exchanges_are_told_and_gathers_are_not(mesh):
+    def step(observe):
+        dist.all_to_all_single(torch.ones(4), torch.ones(4))
+        dist.all_gather_into_tensor(torch.ones(16), torch.ones(4))
+        dist.broadcast(torch.ones(4), 0)
+
+    assert told(step) == {("forward", "exchange", "0,1,2,3", "alltoall_base_", 1)}

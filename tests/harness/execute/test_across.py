@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bitproof.harness.evidence import contradiction
+from bitproof.harness.consistency import contradiction
 
 from bitproof.builtin_cases import two_layouts
 from bitproof.harness.case import Case, Parallelism

@@ -43,7 +43,7 @@ def test_the_report_for_people_has_each_tensors_bound_and_what_it_used_of_it(mak
 def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
     from dataclasses import replace
 
-    from bitproof.harness.evidence import contradiction
+    from bitproof.harness.consistency import contradiction
 
     from bitproof.harness.case import Parallelism
 

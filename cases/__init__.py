@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bitproof.builtin_cases import (
+    accumulation,
     attention,
     autoplace,
     backends,
@@ -20,6 +21,7 @@ from bitproof.builtin_cases import (
     precompiled,
     process_groups,
     regional,
+    resume,
     shapes,
     tp_ep,
     trainers,
@@ -64,6 +66,8 @@ FAMILIES = (
     regional,
     joint,
     two_layouts,
+    resume,
+    accumulation,
     precompiled,
     autoplace,
     nightly,

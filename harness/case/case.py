@@ -261,6 +261,8 @@ class Case:
     candidate's: tensors are then compared by logical tensor (`harness.compare.relaid`). Such a case may expect CLOSE
     without a bound, which then follows from the reference's own sums in other orders.
 
+    `resume_at`: after so many steps the candidate saves and ends, and goes on in new processes (`execute/resume.py`).
+
     `requires` names what the case cannot be judged without, a device or a package: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
     """
@@ -287,6 +289,7 @@ class Case:
     model: Model = field(default_factory=Model)
     parallelism: Parallelism = field(default_factory=Parallelism)
     reference_parallelism: Parallelism | None = None
+    resume_at: int | None = None
     batch: Batch = field(default_factory=Batch)
     precision: Precision = field(default_factory=Precision)
     memory: Memory = field(default_factory=Memory)
@@ -329,6 +332,12 @@ class Case:
                 f"case {self.name} lists unknown kinds", expected=", ".join(KINDS), found=", ".join(sorted(unknown))
             )
         self._check_bounds()
+        if self.resume_at is not None and not (self.is_foreign and 0 < self.resume_at < self.steps):
+            raise CaseError(
+                f"case {self.name} has its candidate end and go on where it cannot",
+                expected=f"two systems of yours, and resume_at from 1 to steps - 1, that is {self.steps - 1}",
+                found=f"resume_at={self.resume_at}, systems {self.reference} and {self.candidate}",
+            )
         if "eager_chunked" in (self.reference, self.candidate) and self.chunking is None:
             raise CaseError(
                 f"case {self.name} runs eager_chunked but does not say how to chunk",

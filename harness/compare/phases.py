@@ -5,7 +5,7 @@ gradients before they are shown, update) in which the two systems add over other
 ones, every sum has the same terms in the same order: each tensor up to there must agree in every bit. Two terms have
 one sum, so over two ranks an all-reduce and a reduce-scatter agree; over more, other collectives add in other orders,
 and so they do where several backwards of a step add: one reduces what was accumulated, another accumulates what was
-reduced.
+reduced. Where a step has another number of backwards, its batch is added in other parts from the first on.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def regrouped_from(reference: Manifest, candidate: Manifest) -> int | None:
 
 def _signature(meeting: Meeting) -> tuple[str, str, str]:
     """What two sums must have in common to have one order: over two ranks it is the same by any collective."""
+    if meeting.what == "backward":
+        return meeting.what, "", str(meeting.backwards)
     is_ordered = meeting.ranks.count(",") > 1 or meeting.backwards > 1
     return meeting.what, meeting.ranks, meeting.operator if is_ordered else ""
 

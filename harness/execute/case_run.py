@@ -31,6 +31,7 @@ from bitproof.harness.execute.requests import (
     RunAnswer,
     RunRequest,
 )
+from bitproof.harness.execute.resume import Resume
 from bitproof.harness.execute.session import Desk, Session
 from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.status_messages import PreparedGraph
@@ -156,6 +157,7 @@ class CaseRun:
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
         system, case = getattr(self.case, role), self.case.of(role)
         suffix = "" if arm == "first" else f".{arm}"
+        at, work = case.resume_at, self.desk.work / f"{self.case.name}-{role}{suffix}"
         return RunRequest(
             case=replace(case, steps=self._control_steps) if arm == "control" else case,
             system=system,
@@ -163,11 +165,12 @@ class CaseRun:
             placement=self.placement,
             out=(out or self.folders.recording(role, arm)).resolve(),
             logs=self.folders.logs(role),
-            work=self.desk.work / f"{self.case.name}-{role}{suffix}",
+            work=work,
             timeout=self._remaining(),
             case_timeout=self._limit,
             inject=self.options.inject if role == "candidate" else None,
             replay=replay,
+            resume=Resume(at=at, folder=str(work / "saved")) if role == "candidate" and at is not None else None,
             watch=Watch(replay=self._watches[arm], folder=archives_of(self._archives.resolve(), role))
             if arm in self._watches
             else None,

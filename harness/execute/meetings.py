@@ -28,6 +28,8 @@ class Sums:
         self._is_asked = is_asked
         self._found: dict[_Met, int] = {}
         self._in_step: dict[_Met, set[int]] = {}
+        self._num_backwards = 0
+        self._backwards: set[int] = set()
         self._last_backward = -1
         self._shows_gradients = False
 
@@ -35,7 +37,8 @@ class Sums:
         """A step begins, with its forward."""
         for met, backwards in self._in_step.items():
             self._found[met] = max(len(backwards), self._found.get(met, 0))
-        self._in_step = {}
+        self._num_backwards = max(len(self._backwards), self._num_backwards)
+        self._in_step, self._backwards = {}, set()
         self._last_backward, self._shows_gradients = -1, False
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
@@ -49,11 +52,12 @@ class Sums:
 
     @property
     def meetings(self) -> tuple[Meeting, ...] | None:
-        """What was met, and in how many backwards of a step."""
+        """What was met, and in how many backwards of a step; first, how many backwards there were."""
         if not self._is_asked:
             return None
         self.begin_step()
-        return tuple(
+        own = Meeting(phase="forward", what="backward", ranks="", operator="", backwards=self._num_backwards)
+        return own, *(
             Meeting(phase=phase, what=what, ranks=ranks, operator=name, backwards=count)
             for (phase, what, ranks, name), count in self._found.items()
         )
@@ -84,6 +88,8 @@ class Sums:
     def _note(self, row: Operator, args: list[Any]) -> None:
         backward = backward_number()
         self._last_backward = max(backward, self._last_backward)
+        if backward >= 0:
+            self._backwards.add(backward)
         ranks = next((ranks for arg in args if (ranks := _ranks_of(arg))), "")
         if ranks.count(","):
             what, name = "sum" if row.sums_ranks else "exchange", row.name.partition(".")[2]

@@ -15,6 +15,7 @@ from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.disturb.regroup import Across
+from bitproof.harness.execute.resume import Resume
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import Replay, Watch
@@ -101,8 +102,8 @@ class RunRequest(Request[RunAnswer]):
     `timeout` is what is left of `case_timeout`, in seconds. `later` is the run that will be asked for next: its program
     may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
     `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be. `precompiled` is the
-    precompiled step that is read in place of tracing one. `watch` is what a run that is no replay leaves of a step's
-    calls, and where, None for nothing. `across` is what a run is asked for beside where layouts differ.
+    step that is read in place of tracing one. `watch` is what a run that is no replay leaves of a step's calls, and
+    where. `across` is what it is asked for where layouts differ, `resume` where it ends half-way and goes on.
     """
 
     answer = RunAnswer
@@ -120,6 +121,7 @@ class RunRequest(Request[RunAnswer]):
     replay: Replay | None = None
     watch: Watch | None = None
     across: Across | None = None
+    resume: Resume | None = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
     stress: Stress | None = None
     names: dict[str, str] = field(default_factory=dict)
@@ -220,7 +222,6 @@ class BitsRequest(Request[ComparedBits]):
     """How two values differ that replays of both systems left in their archives under `name`."""
 
     answer = ComparedBits
-
     reference: Path
     candidate: Path
     name: str
@@ -231,7 +232,6 @@ class ClosenessRequest(Request[Closeness]):
     """How close two recordings are in value, of one step or all."""
 
     answer = Closeness
-
     reference: Path
     candidate: Path
     bound: float
@@ -260,7 +260,6 @@ class DriftRequest(Request[DriftAnswer]):
     """Which tensors of two recordings differ, and by how much."""
 
     answer = DriftAnswer
-
     reference: Path
     candidate: Path
 

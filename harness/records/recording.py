@@ -144,7 +144,8 @@ class Meeting:
     """A collective that adds over ranks, "sum", or hands rows from rank to rank, "exchange", and where in a step.
 
     `phase` is "forward", "backward", "clip" (from backward to the first gradient that is shown) or "update"; `ranks`
-    are those of the group, as in "0,1"; `operator` is what ran it, as in "allreduce_", in `backwards` of each step.
+    are those of the group, as in "0,1"; `operator` is what ran it, as in "allreduce_", in `backwards` of each step. One
+    whose `what` is "backward" is none, and only counts those.
     """
 
     __pydantic_config__ = GROWING

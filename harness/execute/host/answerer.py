@@ -51,6 +51,7 @@ from bitproof.harness.execute.requests import (
     StepAnswer,
     StepRequest,
 )
+from bitproof.harness.execute.resume import join_halves
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph
 from bitproof.harness.execute.stopwatch import throughput_of
 from bitproof.harness.graph.graph_options import GraphOptions
@@ -123,12 +124,32 @@ class Answerer:
         num_ranks = request.case.parallelism.world_size
         seats = Seats(ranks=tuple(range(num_ranks)), part=part, store=str(request.work / "store"))
         try:
-            end = self._runner.run(request, seats)
-            if error := end.error(request.system, request.case_timeout):
-                raise error
+            end = self._run_halves(request, seats) if request.resume else self._run_ranks(request, seats)
             return finish_run(request, [end], [Path(part.format(rank=rank)) for rank in seats.ranks])
         finally:
             shutil.rmtree(request.work, ignore_errors=True)
+
+    def _run_ranks(self, request: RunRequest, seats: Seats) -> End:
+        """How a run ended well; raises what went wrong."""
+        end = self._runner.run(request, seats)
+        if error := end.error(request.system, request.case_timeout):
+            raise error
+        return end
+
+    def _run_halves(self, request: RunRequest, seats: Seats) -> End:
+        """A run that ends half-way and goes on in new processes; a replay of an earlier step does not get that far."""
+        resume, replay = request.resume, request.replay
+        assert resume is not None, "others run in one piece"
+        if replay is not None and replay.step < resume.at:
+            return self._run_ranks(dataclasses.replace(request, resume=None), seats)
+        before = dataclasses.replace(
+            seats, part=seats.part.replace("rank{", "before.rank{"), store=f"{seats.store}.before"
+        )
+        self._run_ranks(dataclasses.replace(request, replay=None, watch=None), before)
+        end = self._run_ranks(dataclasses.replace(request, resume=dataclasses.replace(resume, goes_on=True)), seats)
+        for rank in seats.ranks if replay is None else ():
+            join_halves(Path(before.part.format(rank=rank)), Path(seats.part.format(rank=rank)))
+        return end
 
     def _write_standalone(self, request: StandaloneRequest) -> StandaloneAnswer:
         """Both graphs are traced for it, with the candidate's extra passes: that takes a stage."""

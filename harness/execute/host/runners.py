@@ -340,6 +340,7 @@ def run_ranks(
         stress=request.stress,
         names=request.names,
         across=request.across,
+        resume=request.resume,
         values=request.values_to_keep,
         is_first=request.is_first,
         profile=request.profile,

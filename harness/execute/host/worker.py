@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from bitproof.harness.execute.host.activity_monitor import Witness
     from bitproof.harness.execute.meetings import Sums
     from bitproof.harness.execute.requests import StepFolder
+    from bitproof.harness.execute.resume import Resume
     from bitproof.harness.shared_memory import Board, SharedMemory
     from bitproof.reference.parallel.mesh import Mesh
 
@@ -90,7 +91,8 @@ class Job:
     same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into.
     `is_alone` is false where processes of others, perhaps on other machines, have ranks of the run, too. Times are in
     seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all; `collective_timeout` is
-    longer where somebody watches the ranks, who can say more about a hang than a collective. `across` is the request's.
+    longer where somebody watches the ranks, who can say more about a hang than a collective.
+    `across` and `resume` are the request's.
     """
 
     case: Case
@@ -110,6 +112,7 @@ class Job:
     names: Mapping[str, str] = field(default_factory=dict)
     values: tuple[str, ...] = ()
     across: Across | None = None
+    resume: Resume | None = None
     is_first: bool = True
     profile: Path | None = None
     shelf: Shelf | None = None
@@ -123,8 +126,15 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """How many steps the run takes."""
+        """How many steps have been taken when the run ends."""
+        if self.resume is not None and not self.resume.goes_on:
+            return self.resume.at
         return self.case.steps if self.replay is None else self.replay.step + 1
+
+    @property
+    def first_step(self) -> int:
+        """The run's first step: not 0 where it goes on from what an earlier one saved."""
+        return self.resume.at if self.resume is not None and self.resume.goes_on else 0
 
     def part_of(self, rank: int) -> Path:
         """The file that a rank records into."""
@@ -212,7 +222,11 @@ def run_rank(
         witness.begin_steps()
         began = time.perf_counter()
         watch = Stopwatch(recorder, device, is_on=_is_timed(job), counts=counts_flops(job.system, rank))
+        if job.resume is not None:
+            job.resume.begin(system)
         _take_steps(job, system, _Around(recorder, remains, injector, witness, observe, tell, watch, sums))
+        if job.resume is not None:
+            job.resume.end(system)
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
         seconds = time.perf_counter() - began
@@ -291,10 +305,10 @@ def _take_steps(job: Job, system: System, around: _Around) -> None:
                 around.recorder.observe("rng", name, state)
         around.witness.end_step()
 
-    if hasattr(system, "take_steps"):
+    if hasattr(system, "take_steps") and job.resume is None:
         system.take_steps(job.steps, taking)
         return
-    for step in range(job.steps):
+    for step in range(job.first_step, job.steps):
         with taking(step) as shown:
             system.step(step, shown)
 

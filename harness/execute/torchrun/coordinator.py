@@ -55,6 +55,13 @@ def check_world_size(cases: Sequence[Case]) -> None:
     """Raise CaseError when a case has another world size than torchrun."""
     world_size = int(os.environ["WORLD_SIZE"])
     for case in cases:
+        if case.resume_at is not None:
+            raise CaseError(
+                f"case {case.name} has its candidate go on in new processes, which torchrun does not make",
+                expected="a case without resume_at",
+                found=f"resume_at={case.resume_at}",
+                fix="run it without torchrun",
+            )
         if {case.of(role).parallelism.world_size for role in ROLES} != {world_size}:
             raise CaseError(
                 f"case {case.name} does not fit the ranks that torchrun started",

@@ -17,6 +17,11 @@ def manifest(*meetings: tuple[str, str, str], ranks: int = 8, backwards: int = 1
     return Manifest(case={}, system="s", world_size=ranks, steps=1, meetings=found)
 
 
+def halves(backwards: int) -> Manifest:
+    found = Meeting(phase="forward", what="backward", ranks="", operator="", backwards=backwards)
+    return Manifest(case={}, system="s", world_size=1, steps=1, meetings=[found])
+
+
 PAIR, FOUR = "0,1", "0,1,2,3"
 
 
@@ -36,6 +41,8 @@ PAIR, FOUR = "0,1", "0,1,2,3"
             manifest(("backward", PAIR, "_reduce_scatter_base_"), backwards=2),
             "backward",
         ),
+        (halves(1), halves(1), None),
+        (halves(1), halves(2), "forward"),
         (
             manifest(("backward", PAIR, "allreduce_")),
             manifest(("backward", PAIR, "allreduce_"), backwards=2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,4 +79,62 @@ def _changed(loop: MeshLoop, change: Callable[[], Any]) -> MeshLoop:
         return total
 
     loop.backward = backward  # type: ignore[method-assign]
+    return loop
+
+
+def generator_not_restored(case: Case, mesh: Mesh) -> MeshLoop:
+    """The data's generator begins anew after a resume."""
+    return _resuming(mesh_loop.fsdp(case, mesh), lambda loop: loop.data.manual_seed(1000 + case.seed))
+
+
+def one_batch_late(case: Case, mesh: Mesh) -> MeshLoop:
+    """After a resume the loader has read one batch too many."""
+    return _resuming(mesh_loop.fsdp(case, mesh), lambda loop: loop.batch())
+
+
+def moments_of_the_wrong_shard(case: Case, mesh: Mesh) -> MeshLoop:
+    """After a resume each rank has a neighbour's first moments of one matrix."""
+
+    def exchange(loop: MeshLoop) -> None:
+        state = loop.optimizer.state[loop.model.blocks[0].up.weight]["exp_avg"]  # type: ignore[index,union-attr]
+        part = state.to_local()
+        parts = [torch.empty_like(part) for _ in range(loop.world)]
+        dist.all_gather(parts, part.clone())
+        part.copy_(parts[(mesh.rank + 1) % loop.world])
+
+    return _resuming(mesh_loop.fsdp(case, mesh), exchange)
+
+
+def schedule_not_restored(case: Case, mesh: Mesh) -> MeshLoop:
+    """The learning rate warms up a second time."""
+
+    def restart(loop: MeshLoop) -> None:
+        loop.schedule = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda step: min(1.0, (step + 1) / 4))
+
+    return _resuming(mesh_loop.fsdp(case, mesh), restart)
+
+
+def saves_nothing(case: Case, mesh: Mesh) -> MeshLoop:
+    """Each process begins with its own weights, and none of what was trained."""
+    loop = mesh_loop.fsdp(case, mesh)
+    loop.save = loop.load = lambda folder: None  # type: ignore[method-assign,assignment]
+    return loop
+
+
+def cannot_save(case: Case, mesh: Mesh) -> MeshLoop:
+    """There is no way to save it."""
+    loop = mesh_loop.fsdp(case, mesh)
+    loop.save = None  # type: ignore[method-assign,assignment]
+    return loop
+
+
+def _resuming(loop: MeshLoop, change: Callable[[MeshLoop], Any]) -> MeshLoop:
+    own = loop.load
+
+    def load(folder: Path) -> None:
+        own(folder)
+        with torch.no_grad():
+            change(loop)
+
+    loop.load = load  # type: ignore[method-assign]
     return loop

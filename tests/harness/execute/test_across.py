@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bitproof.harness.consistency import contradiction
 
 from bitproof.builtin_cases import two_layouts
 from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.consistency import contradiction
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Verdict

@@ -28,7 +28,7 @@ def told(step) -> set[tuple[str, str, str, str, int]]:
     with sums.at_work():
         sums.begin_step()
         step(observe)
-    return {(m.phase, m.what, m.ranks, m.operator, m.backwards) for m in sums.meetings or ()}
+    return {(m.phase, m.what, m.ranks, m.operator, m.backwards) for m in (sums.meetings or ())[1:]}
 
 
 def test_each_part_of_a_step_has_its_own_sums(mesh):
@@ -73,3 +73,16 @@ def test_exchanges_are_told_and_gathers_are_not(mesh):
         dist.broadcast(torch.ones(4), 0)
 
     assert told(step) == {("forward", "exchange", "0,1,2,3", "alltoall_base_", 1)}
+
+
+def test_a_step_counts_its_backwards_though_no_rank_meets_another():
+    sums = Sums()
+    x = torch.ones(4, requires_grad=True)
+    with sums.at_work():
+        for count in (1, 2):
+            sums.begin_step()
+            for _ in range(count):
+                x.sum().backward()
+    (found,) = sums.meetings
+    assert (found.what, found.backwards) == ("backward", 2)
+    assert Sums(is_asked=False).meetings is None

@@ -43,9 +43,8 @@ def test_the_report_for_people_has_each_tensors_bound_and_what_it_used_of_it(mak
 def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
     from dataclasses import replace
 
-    from bitproof.harness.consistency import contradiction
-
     from bitproof.harness.case import Parallelism
+    from bitproof.harness.consistency import contradiction
 
     close = make_result("laid", "CLOSE", expected="CLOSE")
     case = replace(close.case, close_within=None, reference_parallelism=Parallelism())

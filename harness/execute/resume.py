@@ -1,0 +1,58 @@
+"""A run that ends half-way, once its system has saved, and goes on in new processes, as after a kill.
+
+The system of a case with `resume_at` has two methods, which every rank calls: `save(folder)` when that many steps were
+taken, and `load(folder)` in a process where its factory has just made another. What it does not save is as a new
+process has it: generators are seeded with the case's seed, and loaders begin with their first batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """After `at` steps a system saves into `folder` and ends; with `goes_on` it loads that and takes the others."""
+
+    at: int
+    folder: str
+    goes_on: bool = False
+
+    def begin(self, system: Any) -> None:
+        """Load, where the run goes on."""
+        if self.goes_on:
+            _method(system, "load")(Path(self.folder))
+
+    def end(self, system: Any) -> None:
+        """Save, where it ends half-way."""
+        if not self.goes_on:
+            _method(system, "save")(Path(self.folder))
+
+
+def _method(system: Any, name: str) -> Any:
+    """A method of what the factory made. Raises UsageError where it has none of that name."""
+    found = getattr(getattr(system, "made", system), name, None)
+    if not callable(found):
+        raise UsageError(
+            f"a case with resume_at ends its candidate and has it go on, and that has no method {name}",
+            expected="methods save(folder) and load(folder) on what the factory returns",
+            found=type(getattr(system, "made", system)).__name__,
+        )
+    return found
+
+
+def join_halves(first: Path, second: Path) -> None:
+    """Put one rank's records, and values if it kept any, of the first half before those of the second."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from safetensors.torch import load_file, save_file
+
+    tables = [pq.ParquetFile(path).read(use_threads=False) for path in (first, second)]
+    pq.write_table(pa.concat_tables(tables), second, compression="zstd")
+    values = [path.with_suffix(".safetensors") for path in (first, second)]
+    if all(path.exists() for path in values):
+        save_file(load_file(values[0]) | load_file(values[1]), values[1])

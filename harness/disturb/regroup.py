@@ -71,7 +71,7 @@ def regrouped(regroup: Regroup | None, rank: int) -> Iterator[None]:
                 return _sum(function, args, kwargs, parts, generator)
             return function(*args, **kwargs)
 
-    with Regrouping():
+    with Regrouping():  # type: ignore[no-untyped-call]
         yield
 
 

@@ -82,7 +82,7 @@ class Sums:
                 note(row, [*args, *(kwargs or {}).values()] if row.sums_ranks or row.exchanges else [])
                 return function(*args, **kwargs or {})
 
-        with Watching():
+        with Watching():  # type: ignore[no-untyped-call]
             yield
 
     def _note(self, row: Operator, args: list[Any]) -> None:

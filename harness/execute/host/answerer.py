@@ -41,7 +41,6 @@ from bitproof.harness.execute.requests import (
     Request,
     RunAnswer,
     RunRequest,
-    RunSeconds,
     SeatedRunRequest,
     Seats,
     SizesAnswer,
@@ -52,7 +51,7 @@ from bitproof.harness.execute.requests import (
     StepRequest,
 )
 from bitproof.harness.execute.resume import join_halves
-from bitproof.harness.execute.status_messages import Done, End, PreparedGraph
+from bitproof.harness.execute.status_messages import Done, End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.stopwatch import throughput_of
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import archive_of, read_value

@@ -261,7 +261,7 @@ class Case:
     candidate's: tensors are then compared by logical tensor (`harness.compare.relaid`). Such a case may expect CLOSE
     without a bound, which then follows from the reference's own sums in other orders.
 
-    `resume_at`: after so many steps the candidate saves and ends, and goes on in new processes (`execute/resume.py`).
+    `resume_at`: after so many steps the candidate saves and ends, and goes on in new processes.
 
     `requires` names what the case cannot be judged without, a device or a package: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.

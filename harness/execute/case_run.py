@@ -31,10 +31,10 @@ from bitproof.harness.execute.requests import (
     RunAnswer,
     RunRequest,
 )
-from bitproof.harness.execute.resume import Resume
 from bitproof.harness.execute.session import Desk, Session
 from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.status_messages import PreparedGraph
+from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.every_call import EveryCall, told_uncompared
 from bitproof.harness.localize.logs.replay import Replay, Watch, archive_of

@@ -15,8 +15,8 @@ from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.disturb.regroup import Across
-from bitproof.harness.execute.resume import Resume
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
+from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import Replay, Watch
 from bitproof.harness.machine.devices import Placement

@@ -50,9 +50,9 @@ from bitproof.harness.execute.requests import (
     StepAnswer,
     StepRequest,
 )
-from bitproof.harness.execute.resume import join_halves
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.stopwatch import throughput_of
+from bitproof.harness.execute.two_halves import join_halves
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes

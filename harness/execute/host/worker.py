@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from bitproof.harness.execute.host.activity_monitor import Witness
     from bitproof.harness.execute.meetings import Sums
     from bitproof.harness.execute.requests import StepFolder
-    from bitproof.harness.execute.resume import Resume
+    from bitproof.harness.execute.two_halves import Resume
     from bitproof.harness.shared_memory import Board, SharedMemory
     from bitproof.reference.parallel.mesh import Mesh
 

@@ -286,3 +286,24 @@ def test_before_anything_is_loaded_the_command_ends_with_3_and_no_traceback(numb
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (interrupts.STATUS, "", f"{interrupts.MESSAGE}\n")
+
+
+WAITS = """
+import sys
+from bitproof.harness.runtime import interrupts
+with interrupts.raising():
+    interrupts.too_late()
+    print("waits", flush=True)
+    interrupts.wait(60)
+sys.exit(7)
+"""
+
+
+@pytest.mark.ranks
+def test_one_who_only_waits_ends_early_with_its_own_status_when_asked_to(start):
+    process = start(program=("-c", WAITS))
+    assert process.stdout.readline() == "waits\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 7
+    assert time.monotonic() - began < 20

@@ -179,6 +179,8 @@ class Operator:
     """A collective that hands each rank other rows."""
     adds: str | None = None
     """It adds the elements of its first argument along dims, or takes their mean; this is the argument of the dims."""
+    pairs_ranks: bool = False
+    """It sends to one rank, or receives from one: the group's other ranks need not call it."""
     draws_untold: bool = False
     """It draws random numbers, and torch does not tag it so."""
     hides: Hides | None = None

@@ -33,9 +33,9 @@ _ROWS = (
         is_understood=True,
         allowed=("default",),
     ),
-    Operator(name="_c10d_functional.batch_p2p_ops", launch=_COLLECTIVE, returns="tensors"),
-    Operator(name="_c10d_functional.irecv", launch=_COLLECTIVE, returns="tensor"),
-    Operator(name="_c10d_functional.isend", launch=_COLLECTIVE, returns="tensor"),
+    Operator(name="_c10d_functional.batch_p2p_ops", launch=_COLLECTIVE, returns="tensors", pairs_ranks=True),
+    Operator(name="_c10d_functional.irecv", launch=_COLLECTIVE, returns="tensor", pairs_ranks=True),
+    Operator(name="_c10d_functional.isend", launch=_COLLECTIVE, returns="tensor", pairs_ranks=True),
     Operator(
         name="_c10d_functional.reduce_scatter_tensor",
         launch=_COLLECTIVE,

@@ -87,12 +87,15 @@ RanksIn = Callable[[str], tuple[int, ...] | None]
 
 
 def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn) -> list[RankTurn]:
-    """A rank's turns as data. `ranks_in` has the ranks of its instance of a group; other groups are left out."""
+    """A rank's turns as data. `ranks_in` has the ranks of its instance of a group.
+
+    Other groups are left out, and so is what one rank sends to another, which the group's other ranks do not call.
+    """
     found: list[RankTurn] = []
     launched: dict[At, int] = {}
     for turn in turns:
         group = operators.group_name(turn.call.node)
-        if (ranks := ranks_in(group)) is None:
+        if operators.row_of(turn.call.node.target).pairs_ranks or (ranks := ranks_in(group)) is None:
             continue
         if turn.waits is None:
             launched[turn.call] = len(found)

@@ -422,6 +422,16 @@ def test_a_rank_that_launches_less_or_something_else_is_named() -> None:
     assert "rank 2 launches" in found and "rank 3 launches" in found and "in group fsdp" in found
 
 
+def test_what_one_rank_sends_and_another_receives_is_no_turn_of_their_group() -> None:
+    def sending(rank: int, module: GraphModule, at: dict[str, Node]) -> None:
+        if rank < 2:  # rank 0 sends, rank 1 receives
+            operator = c10d.isend.default if rank == 0 else c10d.irecv.default
+            begun = insert(at["end"], operator, at["sent"], 1 - rank, 0, "fsdp")
+            insert(at["end"], WAIT, begun)
+
+    assert of_ranks(sending) == []
+
+
 # -- the traced step of moe_seq ---------------------------------------------------------------------------
 
 

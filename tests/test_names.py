@@ -14,12 +14,7 @@ TOPS = ("bitproof", "cases", "harness", "reference")
 # These lists only get shorter.
 CLASSES = {
     "Block": "an example's own model, and the oracle's",
-    "Call": "a call of a certificate's graph, of a logged step, of a replayed one",
-    "Found": "what a GPU check found, and what a search through every call found",
-    "Place": "where a stage is, and where in a step a call belongs",
-    "Plan": "where tensors lie, and what runs at once",
-    "Run": "a user's run, and one of a bisection",
-    "Watch": "who watches a process, and what a replay looks for",
+    "Call": "a call of a certificate's graph, of which the checker keeps its own, and of a logged step",
 }
 FILES = {
     "a package's first file": ["__init__.py"],

@@ -12,7 +12,7 @@ from bitproof.harness.compare.outcome import complete
 from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import environment
-from bitproof.harness.execute.transport import follows, open_desk
+from bitproof.harness.execute.transport import follows, open_client
 from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.localize.bisect_passes import Bisector, any_difference, check_case
 from bitproof.harness.machine.devices import lease_gpus
@@ -66,12 +66,12 @@ def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
 
     found = Bisection()
     try:
-        with interrupts.let_in(), open_desk([case], run_dir, options) as desk:
-            placement = desk.place(case)
+        with interrupts.let_in(), open_client([case], run_dir, options) as client:
+            placement = client.place(case)
             with lease_gpus(placement, case.parallelism.world_size), make_progress(1) as progress:
 
                 def run_of(case: Case, options: RunOptions) -> CaseRun:
-                    return CaseRun(case, placement, desk, options, progress.on_event)
+                    return CaseRun(case, placement, client, options, progress.on_event)
 
                 bisector = Bisector(case, options, run_of, show)
                 found = bisector.found

@@ -18,7 +18,7 @@ from typing import Literal
 
 from bitproof.harness.case import Case
 from bitproof.harness.commands.doctor import MAIN_CASES, Torch, probe_torch
-from bitproof.harness.gpu_checks.found import Found
+from bitproof.harness.gpu_checks.found import CheckResult
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.options import RunOptions
 from bitproof.harness.processes import framing
@@ -102,7 +102,7 @@ def run_checks(device: str, ranks: int) -> Iterator[CheckLine]:
         process = Started("bitproof.harness.gpu_checks.run", arguments, log=log, environment=ENVIRONMENT)
         try:
             while (line := process.inlet.wait(_CHECKS_SECONDS)) is not None:
-                found: Found = framing.read(line, Found)
+                found: CheckResult = framing.read(line, CheckResult)
                 left.pop(found.name, None)
                 yield CheckLine(name=found.name, outcome="pass" if found.is_ok else "FAIL", found=found.found)
         finally:

@@ -25,7 +25,7 @@ from bitproof.harness.disturb.faults import Entry, Site
 from bitproof.harness.errors import BitproofError, RankError, UsageError
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.requests import RunAnswer
-from bitproof.harness.execute.session import Desk
+from bitproof.harness.execute.session import Client
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import call_of
 from bitproof.harness.localize.logs.calls import Call
@@ -55,10 +55,12 @@ MAX_TOLD = 600
 class FaultRuns:
     """One case, whose candidate is made wrong in one way after another."""
 
-    def __init__(self, case: Case, placement: Placement, desk: Desk, options: RunOptions, on_event: OnEvent) -> None:
+    def __init__(
+        self, case: Case, placement: Placement, client: Client, options: RunOptions, on_event: OnEvent
+    ) -> None:
         self.case = case
         self._placement = placement
-        self._desk = desk
+        self._client = client
         self._options = replace(options, control="never", inject=None)
         self._on_event = on_event
         self._reference: Recording | None = None
@@ -74,7 +76,7 @@ class FaultRuns:
             return self._begin()
 
     def _begin(self) -> CaseResult:
-        run = CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
+        run = CaseRun(self.case, self._placement, self._client, self._options, self._on_event)
         result = run.result()
         self.case = run.case  # with the plan, where placements were solved for: recordings state it
         if result.verdict == Verdict.EQUAL:
@@ -228,15 +230,15 @@ class FaultRuns:
         return [read_log(archive_of(folder, rank)) for rank in range(self.case.parallelism.world_size)]
 
     def _clean_run(self) -> CaseRun:
-        return CaseRun(self.case, self._placement, self._desk, self._options, self._on_event)
+        return CaseRun(self.case, self._placement, self._client, self._options, self._on_event)
 
     def _run_with(self, entry: Entry) -> CaseRun:
         options = replace(self._options, inject=entry.name)
-        return CaseRun(self.case, self._placement, self._desk, options, self._on_event)
+        return CaseRun(self.case, self._placement, self._client, options, self._on_event)
 
     @property
     def _folder(self) -> Path:
-        return self._desk.work / f"{self.case.name}-fault"
+        return self._client.work / f"{self.case.name}-fault"
 
 
 def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:

@@ -12,7 +12,7 @@ from bitproof.harness.compare.outcome import complete
 from bitproof.harness.disturb.faults import CATALOGUE, Entry
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.launch import environment
-from bitproof.harness.execute.transport import open_desk
+from bitproof.harness.execute.transport import open_client
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
@@ -102,7 +102,7 @@ def faults(
         print(f"bitproof: {len(entries)} faults in {len(cases)} cases, report in {run_dir}", flush=True)
         results: list[CaseResult] = []
         try:
-            with interrupts.let_in(), open_desk(cases, run_dir, options) as desk, make_progress(1) as progress:
+            with interrupts.let_in(), open_client(cases, run_dir, options) as client, make_progress(1) as progress:
                 plan = {entry.name: homes(entry, cases) for entry in entries}
                 lost = [entry for entry in entries if not plan[entry.name] and not found.has(entry.name)]
                 found.outcomes += map(_nowhere, lost)
@@ -111,9 +111,9 @@ def faults(
                     mine = [x for x in mine if not found.has(x.name, case.name)]
                     if not mine:
                         continue
-                    placement = desk.place(case)
+                    placement = client.place(case)
                     with lease_gpus(placement, case.parallelism.world_size):
-                        runs = FaultRuns(case, placement, desk, options, progress.on_event)
+                        runs = FaultRuns(case, placement, client, options, progress.on_event)
                         results.append(runs.begin())
                         spent.append(runs.cpu_seconds)
                         if results[-1].verdict != Verdict.EQUAL:

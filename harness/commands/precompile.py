@@ -39,8 +39,11 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
 
 def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
     """Precompile the step of a case's candidate into a folder, and print nothing. Raises as `precompile` does."""
-    with tempfile.TemporaryDirectory(prefix="bitproof-precompile-") as logs, open_session(Path(logs), options) as desk:
-        device = desk.place(case).device if options.device != "auto" else "cpu"
+    with (
+        tempfile.TemporaryDirectory(prefix="bitproof-precompile-") as logs,
+        open_session(Path(logs), options) as client,
+    ):
+        device = client.place(case).device if options.device != "auto" else "cpu"
         request = PrecompileRequest(
             case=case,
             system=case.candidate,
@@ -49,7 +52,7 @@ def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
             inject=options.inject,
             timeout=options.timeout,
         )
-        return desk.ask(request, options.timeout + HOST_MARGIN)
+        return client.ask(request, options.timeout + HOST_MARGIN)
 
 
 def _lines(case: Case, out: Path, made: PrecompileAnswer) -> list[str]:

@@ -105,10 +105,10 @@ def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
     """Say what will go side by side, and what that takes; a call that is wrong is refused later, with its report."""
-    from bitproof.harness.execute.lanes import plan_lanes
+    from bitproof.harness.execute.concurrency import plan_concurrency
 
     with suppress(UsageError):
-        plan = plan_lanes(cases, options)
+        plan = plan_concurrency(cases, options)
         if not plan.is_sequential:
             print(plan, flush=True)
 
@@ -155,11 +155,11 @@ def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Pro
 
 def proofs_ahead(cases: Sequence[Case], options: RunOptions, run_dir: Path) -> Iterator[tuple[str, ProofOutcome]]:
     """Prove cases in a process of their own; what came of each, by name. Raises UsageError under torchrun."""
-    from bitproof.harness.prove.preflight import Task, prove_ahead
+    from bitproof.harness.prove.preflight import Task, preflight_proofs
 
     _refuse_proofs_under_torchrun()
     task = Task(cases=tuple(cases), extra_passes=options.extra_passes)
-    with _closing(prove_ahead(task, run_dir / "logs" / "prove.log", options.timeout)) as outcomes:
+    with _closing(preflight_proofs(task, run_dir / "logs" / "prove.log", options.timeout)) as outcomes:
         for case, found in zip(cases, outcomes, strict=True):
             yield case.name, found
 

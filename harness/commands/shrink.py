@@ -23,12 +23,13 @@ from bitproof.harness.case.case_file import case_text
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, RecordingError
 from bitproof.harness.execute.case_run import CaseRun
-from bitproof.harness.execute.lanes import plan_lanes
+from bitproof.harness.execute.concurrency import plan_concurrency
 from bitproof.harness.execute.launch import environment
+from bitproof.harness.execute.pool import Pool
 from bitproof.harness.execute.requests import Request, SizesRequest, StandaloneRequest
-from bitproof.harness.execute.session import Desk, Session
-from bitproof.harness.execute.transport import open_desk, refuse_torchrun
-from bitproof.harness.execute.tries import Tries
+from bitproof.harness.execute.session import Client, Session
+from bitproof.harness.execute.speculative_runs import SpeculativeRuns
+from bitproof.harness.execute.transport import open_client, refuse_torchrun
 from bitproof.harness.localize.shrink_case import FEWEST_RANKS, Budget, Symptom, Trial, differences, shrink, symptom_of
 from bitproof.harness.machine.capacity import num_at_once, num_in_memory
 from bitproof.harness.machine.devices import Placement, lease_gpus
@@ -52,20 +53,20 @@ MOST_TRIES = 8
 
 @dataclass
 class _Drawer:
-    """A desk's own, with folders of its own: for one of many runs of cases of one name."""
+    """A client's own, with folders of its own: for one of many runs of cases of one name."""
 
-    desk: Desk
+    client: Client
     run_dir: Path
     work: Path
 
     def place(self, case: Case) -> Placement:
-        return self.desk.place(case)
+        return self.client.place(case)
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        return self.desk.ask(request, timeout, on_event)
+        return self.client.ask(request, timeout, on_event)
 
     def announce(self, result: CaseResult) -> None:
-        self.desk.announce(result)
+        self.client.announce(result)
 
 
 def shrink_and_report(
@@ -78,64 +79,65 @@ def shrink_and_report(
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
     start.check()
-    room = room_for_tries(case, options)
+    capacity = speculative_capacity(case, options)
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: shrink {case.name}, report in {run_dir}", flush=True)
         try:
-            with interrupts.let_in(), open_desk([case], run_dir, options) as desk:
-                first = cast(Session, desk)
-                with _Shrinking(first, run_dir, options, budget, tuple(replay), room) as shrinking:
+            with interrupts.let_in(), open_client([case], run_dir, options) as client:
+                first = cast(Session, client)
+                with _Shrinking(first, run_dir, options, budget, tuple(replay), capacity) as shrinking:
                     return shrinking.run(start)
         except interrupts.STOPS:
             return _report_interrupted(case, options, run_dir)
 
 
 @dataclass(frozen=True)
-class TryCapacity:
+class SpeculativeCapacity:
     """How many tries go at once, and the cores that their ranks may take together; None where that was not asked."""
 
-    num_tries: int
+    num_runs: int
     cores: int | None = None
 
 
-def room_for_tries(case: Case, options: RunOptions) -> TryCapacity:
+def speculative_capacity(case: Case, options: RunOptions) -> SpeculativeCapacity:
     """As many tries at once as are asked for, and with "auto" as many as find a core a rank and memory, up to a limit.
 
     Raises UsageError where somebody asks for several and they may run on GPUs, which take one run at a time.
     """
-    plan = plan_lanes([case], options)
+    plan = plan_concurrency([case], options)
     if options.jobs != "auto":
-        return TryCapacity(num_in_memory(plan.num_ranks, plan.memory, options.jobs))
+        return SpeculativeCapacity(num_in_memory(plan.num_ranks, plan.memory, options.jobs))
     if plan.takes_turns:
-        return TryCapacity(1)
-    return TryCapacity(min(MOST_TRIES, num_at_once(FEWEST_RANKS, plan.cores, plan.memory)), plan.cores)
+        return SpeculativeCapacity(1)
+    return SpeculativeCapacity(min(MOST_TRIES, num_at_once(FEWEST_RANKS, plan.cores, plan.memory)), plan.cores)
 
 
 @dataclass
 class _Shrinking:
     """One search. `logs_calls`: tries take one step and log it, which says all of a symptom, as that has no bits."""
 
-    desk: Session
+    client: Session
     run_dir: Path
     options: RunOptions
     budget: Budget
     replay: tuple[str, ...]
-    room: TryCapacity
+    capacity: SpeculativeCapacity
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     logs_calls: bool = False
 
     def __post_init__(self) -> None:
-        sessions = [self.desk, *(self.desk.another() for _ in range(self.room.num_tries - 1))]
-        self.tries: Tries[Trial, CaseResult] = Tries(
-            sessions, self._try, lambda trial: trial.case.parallelism.world_size, self.room.cores
+        sessions = [self.client, *(self.client.another() for _ in range(self.capacity.num_runs - 1))]
+        self.pool = Pool([(session,) for session in sessions])
+        self.tries: SpeculativeRuns[Trial, CaseResult] = SpeculativeRuns(
+            self.pool, self._try, lambda trial: trial.case.parallelism.world_size, self.capacity.cores
         )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.tries.close()
+        self.pool.end()
 
     def run(self, start: Trial) -> Shrunk:
         """All of it."""
@@ -146,8 +148,8 @@ class _Shrinking:
         print(f"it fails: {symptom}", flush=True)
         start = replace(start, case=self._with_sizes(start.case))
         failing = replace(failing, case=replace(start.case, steps=failing.case.steps))
-        if self.room.num_tries > 1:
-            print(f"up to {self.room.num_tries} tries at once: what is found is the same", flush=True)
+        if self.capacity.num_runs > 1:
+            print(f"up to {self.capacity.num_runs} tries at once: what is found is the same", flush=True)
         smallest = shrink(
             failing, first, self.tries.result, self.budget, lambda line: print(line, flush=True), self.tries.begin
         )
@@ -172,7 +174,7 @@ class _Shrinking:
     def _with_sizes(self, case: Case) -> Case:
         """The case with every size of its model stated; as it is where no model is known by its name."""
         try:
-            sizes: dict[str, Any] = self.desk.ask(SizesRequest(case=case), _ASK_SECONDS).sizes
+            sizes: dict[str, Any] = self.client.ask(SizesRequest(case=case), _ASK_SECONDS).sizes
         except BitproofError:
             return case
         return replace(case, model=replace(case.model, **sizes))
@@ -187,8 +189,8 @@ class _Shrinking:
         """A run whose progress is shown and whose logs and recordings stay."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
-            folders = self.run_dir / name, self.desk.work / name
-            result = self._run(self.desk, trial, options, *folders, show.on_event, logs_calls)
+            folders = self.run_dir / name, self.client.work / name
+            result = self._run(self.client, trial, options, *folders, show.on_event, logs_calls)
             show.on_result(result)
         return result
 
@@ -205,8 +207,8 @@ class _Shrinking:
         options = replace(options, extra_passes=trial.extra_passes, inject=trial.inject)
         placement = session.place(trial.case)
         with lease_gpus(placement, trial.case.parallelism.world_size):
-            desk = _Drawer(session, run_dir, work)
-            return CaseRun(trial.case, placement, desk, options, on_event, logs_calls=logs_calls).result()
+            client = _Drawer(session, run_dir, work)
+            return CaseRun(trial.case, placement, client, options, on_event, logs_calls=logs_calls).result()
 
     def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> Shrunk:
         confirmed = symptom_of(final) == symptom
@@ -262,7 +264,7 @@ class _Shrinking:
         )
         print("writing a file that shows it, and running it", flush=True)
         try:
-            found = self.desk.ask(request, _FILE_SECONDS)
+            found = self.client.ask(request, _FILE_SECONDS)
         except BitproofError as error:
             return None, f"none: {error.what}" + (f"\n{error.found}" if error.found else "")
         file = folder / f"{case.name}.py"

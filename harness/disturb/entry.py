@@ -20,7 +20,7 @@ from bitproof.harness.case import PREPARED, Case, Kind
 from bitproof.harness.disturb.kinds import Fault
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Surgeon
+    from bitproof.harness.disturb.graph_editor import GraphEditor
     from bitproof.harness.disturb.tamper import TamperedCall
 
 Family = Literal[
@@ -94,7 +94,7 @@ def steps(number: int) -> Need:
 GRAPH = Need(lambda case: case.candidate in PREPARED, "the candidate graph, joint, autoplace or precompiled")
 PLAIN = Need(lambda case: case.pipeline.backend == "fx", "a graph that runs as it is: a backend has compiled others")
 
-Edit = Callable[["Surgeon"], "list[Site]"]
+Edit = Callable[["GraphEditor"], "list[Site]"]
 TamperCall = Callable[["TamperedCall"], Any]
 
 

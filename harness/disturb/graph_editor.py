@@ -33,7 +33,7 @@ class NoPlaceError(UsageError):
     """The graph has nothing of the kind that a fault strikes."""
 
 
-class Surgeon:
+class GraphEditor:
     """A copy of a case's finished graph, under the knife, as a rank has it: on all the same, in what is no fault."""
 
     def __init__(self, graph: Graph, case: Case, rank: int = 0) -> None:

@@ -8,20 +8,20 @@ from torch.fx import Graph, GraphModule
 
 from bitproof.harness.case import Case
 from bitproof.harness.disturb.entry import Entry, Site
-from bitproof.harness.disturb.graph_editor import NoPlaceError, Surgeon
+from bitproof.harness.disturb.graph_editor import GraphEditor, NoPlaceError
 from bitproof.harness.errors import PassError, UsageError
 from bitproof.harness.graph.observation import put_in, take_out
 from bitproof.harness.graph.verify import verify_order
 
 
-class Struck(NamedTuple):
+class MutatedGraph(NamedTuple):
     """A graph with a fault in it, and the places that blame may name."""
 
     module: GraphModule
     sites: list[Site]
 
 
-def strike(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Struck:
+def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> MutatedGraph:
     """A copy of a rank's finished graph, changed as the entry says; `module` stays as it is.
 
     All ranks of a run have rank 0's.
@@ -33,12 +33,12 @@ def strike(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Stru
     graph.output(graph.graph_copy(module.graph, {}))
     graph.output_node().meta.update(module.graph.output_node().meta)
     try:
-        surgeon = Surgeon(graph, case, rank)
+        editor = GraphEditor(graph, case, rank)
         looking = take_out(graph)  # what looks at a node is none of its readers
         before = str(graph)
-        sites = entry.edit(surgeon)
+        sites = entry.edit(editor)
         changed = str(graph) != before
-        put_in(graph, surgeon.still_there(looking))
+        put_in(graph, editor.still_there(looking))
         verify_order(graph)
     except NoPlaceError as error:
         raise UsageError(
@@ -58,4 +58,4 @@ def strike(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Stru
             f"fault {entry.name} never fired: in the graph of case {case.name} it would change nothing",
             fix="choose another case: see `bitproof faults --list`",
         )
-    return Struck(GraphModule(module, graph), sites)
+    return MutatedGraph(GraphModule(module, graph), sites)

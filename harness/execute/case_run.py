@@ -31,13 +31,13 @@ from bitproof.harness.execute.requests import (
     RunAnswer,
     RunRequest,
 )
-from bitproof.harness.execute.session import Desk, Session
+from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.every_call import EveryCall, told_uncompared
-from bitproof.harness.localize.logs.replay import Replay, Watch, archive_of
+from bitproof.harness.localize.logs.replay import LoggedStep, Replay, archive_of
 from bitproof.harness.localize.search import archives_of
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions, Stress
@@ -68,22 +68,22 @@ class CaseRun:
         self,
         case: Case,
         placement: Placement,
-        desk: Desk,
+        client: Client,
         options: RunOptions,
         on_event: OnEvent,
         sessions: Sequence[Session] = (),
         *,
         logs_calls: bool = False,
     ) -> None:
-        """Its runs go side by side at `sessions`, where there are several; `desk` is the first of them.
+        """Its runs go side by side at `sessions`, where there are several; `client` is the first of them.
 
         With `logs_calls` first runs, of one step, log its calls: what differs is led back to one of them without a
         replay, and is told without bits.
         """
         self.case = case
         self.placement = placement
-        self.desk = desk
-        self.folders = CaseFolders(case, desk.run_dir, desk.work)
+        self.client = client
+        self.folders = CaseFolders(case, client.run_dir, client.work)
         self._sessions = sessions
         self._begun: Begun[RunAnswer] | None = None
         self._took: dict[Arm, float] = {}
@@ -95,7 +95,7 @@ class CaseRun:
         self.throughput: dict[Role, Throughput] = {}
         self.graph: PreparedGraph | None = None
         self.races: dict[str, None] = {}
-        self._step = PrecompiledStep(case, options, placement, desk)
+        self._step = PrecompiledStep(case, options, placement, client)
         self.placed: Placed | None = None
         self.remarks = self.folders.remarks_on_graphs() if options.dump_graphs else []
         self._firsts: dict[Role, Recording] = {}
@@ -137,7 +137,7 @@ class CaseRun:
         if self._begun is not None and self._begun.has((role, arm)):
             return self._begun.answer((role, arm))
         self._place()
-        return self._run(replace(self._request(role, arm, out, replay), later=later), self.desk)
+        return self._run(replace(self._request(role, arm, out, replay), later=later), self.client)
 
     def recording(self, role: Role) -> Recording:
         """What the first run of one side recorded. Raises RecordingError when there is none."""
@@ -157,7 +157,7 @@ class CaseRun:
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
         system, case = getattr(self.case, role), self.case.of(role)
         suffix = "" if arm == "first" else f".{arm}"
-        at, work = case.resume_at, self.desk.work / f"{self.case.name}-{role}{suffix}"
+        at, work = case.resume_at, self.client.work / f"{self.case.name}-{role}{suffix}"
         return RunRequest(
             case=replace(case, steps=self._control_steps) if arm == "control" else case,
             system=system,
@@ -171,7 +171,7 @@ class CaseRun:
             inject=self.options.inject if role == "candidate" else None,
             replay=replay,
             resume=Resume(at=at, folder=str(work / "saved")) if role == "candidate" and at is not None else None,
-            watch=Watch(replay=self._watches[arm], folder=archives_of(self._archives.resolve(), role))
+            watch=LoggedStep(replay=self._watches[arm], folder=archives_of(self._archives.resolve(), role))
             if arm in self._watches
             else None,
             values=self.options.values + values_to_keep(self.options.baseline_dir, self.case, system),
@@ -186,17 +186,17 @@ class CaseRun:
             precompiled=self._step.folder_for(role, self._remaining(), self._on_event),
         )
 
-    def _run(self, request: RunRequest, desk: Desk) -> RunAnswer:
-        """Have a desk run a system, within the case's time; events tell what they are about."""
+    def _run(self, request: RunRequest, client: Client) -> RunAnswer:
+        """Have a client run a system, within the case's time; events tell what they are about."""
 
         def on_event(event: Event) -> None:
             self._on_event(replace(event, case=self.case.name, system=request.system, arm=request.arm))
 
-        return desk.ask(request, self._remaining() + _HOST_MARGIN, on_event)
+        return client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def _ask(self, request: Request[A]) -> A:
-        """Ask the desk for what is no run, within the case's time."""
-        return self.desk.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
+        """Ask the client for what is no run, within the case's time."""
+        return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
     def _place(self) -> None:
         """Have placements solved for, where the case asks for some and has none yet."""
@@ -233,9 +233,9 @@ class CaseRun:
         self._read_first("reference")  # before a candidate runs that could rewrite it
         # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
         control = self.options.control
-        is_ahead = control == "always" and self.case.candidate in PREPARED and self.case.reference not in PREPARED
+        is_prefetch = control == "always" and self.case.candidate in PREPARED and self.case.reference not in PREPARED
         controls: dict[Role, Comparison | None] = dict.fromkeys(ROLES)
-        if is_ahead:
+        if is_prefetch:
             controls["reference"] = self._repeat("control", "reference")
         self._note("candidate", self.record("candidate", "first"))
         if self.options.profile:
@@ -299,7 +299,7 @@ class CaseRun:
             return None
 
         def record(role: Role, arm: str, across: Across) -> Path:
-            self._run(replace(self._request(role, arm), across=across), self.desk)
+            self._run(replace(self._request(role, arm), across=across), self.client)
             return self.folders.recording(role, arm).resolve()
 
         return compare_layouts(self.case, firsts, record, read_recording, self._ask)
@@ -356,7 +356,7 @@ class CaseRun:
     @property
     def _archives(self) -> Path:
         """Where replays leave what they are asked for."""
-        return self.desk.work / self.case.name
+        return self.client.work / self.case.name
 
     @property
     def _stress(self) -> Stress:

@@ -14,11 +14,11 @@ from typing import Any, cast
 from bitproof.harness.case import Case
 from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.execute.lanes import Lanes, Plan, plan_lanes
+from bitproof.harness.execute.concurrency import Concurrency, judge_at_once, plan_concurrency, sessions_of
 from bitproof.harness.execute.precompiled import check_precompiled
 from bitproof.harness.execute.requests import DriftRequest
 from bitproof.harness.execute.session import Session
-from bitproof.harness.execute.transport import follow, follows, open_desk
+from bitproof.harness.execute.transport import follow, follows, open_client
 from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.machine.describe import commit, describe_machine
 from bitproof.harness.machine.devices import Placement, lease_gpus
@@ -57,7 +57,7 @@ def run_cases(
         check_system(system)
     for case in cases if options.names else ():
         _check_named(case)
-    plan = plan_lanes(cases, options)
+    plan = plan_concurrency(cases, options)
     if follows():
         return follow(cases, Path(run_dir), options)
     results = _run_cases(cases, options, Path(run_dir), on_event, plan)
@@ -83,12 +83,12 @@ def record_system(
         for _ in follow([case], Path(run_dir), options):
             pass
         return Path(out)
-    with open_desk([case], Path(run_dir), options) as desk:
-        placement = desk.place(case)
+    with open_client([case], Path(run_dir), options) as client:
+        placement = client.place(case)
         with lease_gpus(placement, case.parallelism.world_size):
             from bitproof.harness.execute.case_run import CaseRun  # while the host imports torch
 
-            run = CaseRun(replace(case, reference=system), placement, desk, options, on_event)
+            run = CaseRun(replace(case, reference=system), placement, client, options, on_event)
             run.record("reference", "first", out=Path(out))
             if options.files_baselines:
                 from bitproof.harness.execute.drifted import log_calls
@@ -108,10 +108,10 @@ def _check_named(case: Case) -> None:
 
 
 def _run_cases(
-    cases: list[Case], options: RunOptions, run_dir: Path, on_event: OnEvent, plan: Plan
+    cases: list[Case], options: RunOptions, run_dir: Path, on_event: OnEvent, plan: Concurrency
 ) -> Generator[CaseResult | None, None, None]:
-    with open_desk(cases, run_dir, options) as desk:
-        lanes = None if plan.is_sequential else Lanes(cast(Session, desk), plan)
+    with open_client(cases, run_dir, options) as client:
+        places = [] if plan.is_sequential else sessions_of(cast(Session, client), plan)
         yield None
         # While the host imports torch, this process loads what it needs later.
         from bitproof.harness.capture.recording_files import warm_up_checks
@@ -122,7 +122,7 @@ def _run_cases(
         warm_up_checks()
 
         def judge(case: Case, placement: Placement, sessions: Sequence[Session], on_event: OnEvent) -> CaseResult:
-            own = sessions[0] if sessions else desk
+            own = sessions[0] if sessions else client
 
             def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
                 request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
@@ -145,11 +145,11 @@ def _run_cases(
             log = run_dir / "logs" / case.name / "sensitivity.log"
             return replace(result, sensitivity=sense_apart(task, placement.device, log))
 
-        todo = list(zip(cases, [desk.place(case) for case in cases], strict=True))
-        if lanes is not None:
-            yield from lanes.judged(todo, judge, on_event)
+        todo = list(zip(cases, [client.place(case) for case in cases], strict=True))
+        if places:
+            yield from judge_at_once(places, todo, judge, on_event)
             return
         for case, placement in todo:
             result = judge(case, placement, (), on_event)
-            desk.announce(result)
+            client.announce(result)
             yield result

@@ -18,7 +18,7 @@ from bitproof.harness.records import Event
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bitproof.harness.execute.session import Desk
+    from bitproof.harness.execute.session import Client
     from bitproof.harness.machine.devices import Placement
     from bitproof.harness.options import OnEvent, Role, RunOptions
 
@@ -30,11 +30,11 @@ HOST_MARGIN = 15.0
 class PrecompiledStep:
     """The step that a side of a case reads; what was made for the case ends with its run."""
 
-    def __init__(self, case: Case, options: RunOptions, placement: Placement, desk: Desk) -> None:
+    def __init__(self, case: Case, options: RunOptions, placement: Placement, client: Client) -> None:
         self._case = case
         self._options = options
         self._placement = placement
-        self._desk = desk
+        self._client = client
         self._is_made = False
         self._is_asked = threading.Lock()
 
@@ -49,7 +49,7 @@ class PrecompiledStep:
             device=self._placement.device,
             timeout=timeout,
         )
-        self._desk.ask(request, timeout + HOST_MARGIN, on_event)
+        self._client.ask(request, timeout + HOST_MARGIN, on_event)
 
     def _named(self, folder: Path) -> StepFolder:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
@@ -61,7 +61,7 @@ class PrecompiledStep:
             return self._named(self._options.precompiled)
         if system != PRECOMPILED:
             return None
-        step = self._named(self._desk.work / f"{self._case.name}-precompiled")
+        step = self._named(self._client.work / f"{self._case.name}-precompiled")
         with self._is_asked:  # of runs that go side by side
             if not self._is_made:
                 device = self._placement.device
@@ -69,7 +69,7 @@ class PrecompiledStep:
                     case=self._case, system=system, out=step.path, device=device, timeout=timeout
                 )
                 on_event(Event(event="prepare", case=self._case.name, system=system, arm="first"))
-                self._desk.ask(request, timeout + HOST_MARGIN, on_event)
+                self._client.ask(request, timeout + HOST_MARGIN, on_event)
                 on_event(Event(event="prepared", case=self._case.name, system=system, arm="first"))
                 self._is_made = True
         return step

@@ -18,7 +18,7 @@ from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.graph.graph_options import GraphOptions
-from bitproof.harness.localize.logs.replay import Replay, Watch
+from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import Stress
 from bitproof.harness.records import Artifact, Closeness, Drift, LayoutBounds, Placed, Throughput
@@ -119,7 +119,7 @@ class RunRequest(Request[RunAnswer]):
     case_timeout: float
     inject: str | None = None
     replay: Replay | None = None
-    watch: Watch | None = None
+    watch: LoggedStep | None = None
     across: Across | None = None
     resume: Resume | None = None
     graph_options: GraphOptions = field(default_factory=GraphOptions)
@@ -181,7 +181,7 @@ class RunRequest(Request[RunAnswer]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seats:
+class RankSlots:
     """The ranks of a run that one host starts, where they meet all others, and the files that they record into.
 
     `part` has `{rank}` left open. They meet at `store`: a file, or with `server`, the host and port of somebody else's
@@ -196,10 +196,10 @@ class Seats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeatedRunRequest(Request[End]):
-    """A run of which only the ranks that have `seats` start here: others have ranks too, and join what all recorded.
+class LocalRunRequest(Request[End]):
+    """A run of which only the ranks that have `rank_slots` start here: others have ranks too, and join what all recorded.
 
-    `is_ahead` asks a stage for the run's program alone, and not to answer: what goes wrong with it, the run tells.
+    `is_prefetch` asks a stage for the run's program alone, and not to answer: what goes wrong with it, the run tells.
     `asked_at` is when a stage was asked, by this machine's monotonic clock: it may be busy ahead of the run for longer,
     while the run's time passes.
     """
@@ -207,8 +207,8 @@ class SeatedRunRequest(Request[End]):
     answer = End
 
     run: RunRequest
-    seats: Seats
-    is_ahead: bool = False
+    rank_slots: RankSlots
+    is_prefetch: bool = False
     asked_at: float | None = None
 
     @property
@@ -383,7 +383,7 @@ AnyRequest = (
     MachineRequest
     | MadeOfRequest
     | RunRequest
-    | SeatedRunRequest
+    | LocalRunRequest
     | BitsRequest
     | ClosenessRequest
     | BoundsRequest

@@ -28,8 +28,8 @@ START_TIMEOUT = 120.0
 A = TypeVar("A")
 
 
-class Desk(Protocol):
-    """What a case asks to run its systems, as `transport.open_desk` chose it: a session, or rank 0 of torchrun's."""
+class Client(Protocol):
+    """What a case asks to run its systems, as `transport.open_client` chose it: a session, or rank 0 of torchrun's."""
 
     run_dir: Path
     work: Path

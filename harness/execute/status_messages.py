@@ -153,7 +153,7 @@ class RunSeconds:
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure
 """What a rank tells those who watch it."""
 
-ACCOUNTS: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
+STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The one place that chooses whom requests go to: a host of this machine, or the ranks that torchrun made.
 
-Under torchrun the same command runs in every process. Rank 0 leads: it does what it would do elsewhere, over a desk
+Under torchrun the same command runs in every process. Rank 0 leads: it does what it would do elsewhere, over a client
 at which all ranks answer. The others follow until it is done, print nothing and write nothing.
 """
 
@@ -17,7 +17,7 @@ from bitproof.harness.runtime import launched
 
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
-    from bitproof.harness.execute.session import Desk
+    from bitproof.harness.execute.session import Client
     from bitproof.harness.options import RunOptions
     from bitproof.harness.records import CaseResult
 
@@ -32,18 +32,18 @@ def follows() -> bool:
     return is_torchrun() and os.environ["RANK"] != "0"
 
 
-def open_desk(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Desk]:
-    """The desk that answers for these cases, closed however the block ends; only for a process that does not follow.
+def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
+    """The client that answers for these cases, closed however the block ends; only for a process that does not follow.
 
     Raises CaseError when a case has another world size than torchrun, and UsageError for one of many copies of a
     command that do not know of each other.
     """
     refuse_copies()
     if is_torchrun():
-        from bitproof.harness.execute.torchrun.coordinator import check_world_size, open_team
+        from bitproof.harness.execute.torchrun.coordinator import check_world_size, open_coordinator
 
         check_world_size(cases)
-        return open_team(run_dir, options)
+        return open_coordinator(run_dir, options)
     from bitproof.harness.execute.session import open_session
 
     return open_session(run_dir, options)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class CheckResult:
     """What came of a check."""
 
     name: str

@@ -18,7 +18,7 @@ import torch
 
 from bitproof.harness.case import Parallelism
 from bitproof.harness.gpu_checks.checks import ALONE, TOGETHER, Answer, Setting, check_native_sums
-from bitproof.harness.gpu_checks.found import Found
+from bitproof.harness.gpu_checks.found import CheckResult
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.machine.nccl import pin_nccl
 from bitproof.harness.processes import framing
@@ -29,7 +29,7 @@ from bitproof.harness.processes.watching import Watch
 SECONDS = 180.0
 
 
-def run_checks(setting: Setting, seconds: float = SECONDS) -> Iterator[Found]:
+def run_checks(setting: Setting, seconds: float = SECONDS) -> Iterator[CheckResult]:
     """Every check, each in processes that are forked for it; of one rank, those that need no other.
 
     This process touches no device: it is forked from.
@@ -68,7 +68,7 @@ def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, i
     return answer
 
 
-def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> Found:
+def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> CheckResult:
     """Run each body in a process of its own; the check passed where all did. The first that did not is told."""
     processes = [fork(functools.partial(_live, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}
@@ -77,7 +77,7 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
         with Watch(processes) as watch:
             while not watch.is_over and time.monotonic() < limit:
                 for process, line in watch.look(0.2):
-                    answered: Found = framing.read(line, Found)
+                    answered: CheckResult = framing.read(line, CheckResult)
                     answers[processes.index(process)] = answered.is_ok, answered.found
         late = [rank for rank, process in enumerate(processes) if process.status is None]
     finally:
@@ -88,11 +88,11 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
         where = f"rank {rank}: " if len(bodies) > 1 else ""
         if answer is None:
             how = f"no answer within {seconds:g} s" if rank in late else "its process ended without an answer"
-            return Found(name=name, is_ok=False, found=where + how)
+            return CheckResult(name=name, is_ok=False, found=where + how)
         if not answer[0]:
-            return Found(name=name, is_ok=False, found=where + answer[1])
+            return CheckResult(name=name, is_ok=False, found=where + answer[1])
     assert found[0] is not None, "all answered"
-    return Found(name=name, is_ok=True, found=found[0][1])
+    return CheckResult(name=name, is_ok=True, found=found[0][1])
 
 
 def _live(name: str, body: Callable[[int], Answer], rank: int, send: Send) -> None:
@@ -102,7 +102,7 @@ def _live(name: str, body: Callable[[int], Answer], rank: int, send: Send) -> No
     except Exception as error:
         traceback.print_exc()
         is_ok, found = False, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    send(Found(name=name, is_ok=bool(is_ok), found=str(found)))
+    send(CheckResult(name=name, is_ok=bool(is_ok), found=str(found)))
 
 
 def main() -> None:

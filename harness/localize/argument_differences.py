@@ -10,7 +10,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.packing import OVER_LISTS, name_of
 
 
-def unlike_arguments(call: Call, partner: Call) -> str:
+def argument_differences(call: Call, partner: Call) -> str:
     """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
@@ -18,7 +18,7 @@ def unlike_arguments(call: Call, partner: Call) -> str:
     return cut(told, 300)
 
 
-def unlike_input(log: CandidateLog, index: int, partner: int) -> str:
+def input_differences(log: CandidateLog, index: int, partner: int) -> str:
     """What computed the last input that the partner does not read, and what computed the one that it has instead.
 
     Nothing is told where the partner is guessed: it has none of the inputs, and the logs make not as many such calls.
@@ -38,7 +38,7 @@ def unlike_input(log: CandidateLog, index: int, partner: int) -> str:
     return cut(f"{told[0]}, where the reference has {told[1]}", 300) if told[0] != told[1] else ""
 
 
-def unlike_lists(log: CandidateLog, missing: Call) -> str:
+def list_differences(log: CandidateLog, missing: Call) -> str:
     """How many tensors the lists have of which a call over lists that the candidate does not make is one entry."""
     if not name_of(missing).startswith(OVER_LISTS):
         return ""

@@ -36,7 +36,7 @@ CHUNK = "chunk"
 T = TypeVar("T")
 
 
-class Run(Protocol):
+class ComparedRun(Protocol):
     """A case that can be run whole, or one system of it at a time. The search runs nothing in any other way.
 
     A case that asks for placements has their plan once it has run.
@@ -96,7 +96,7 @@ class Bisector:
         self,
         case: Case,
         options: RunOptions,
-        run_of: Callable[[Case, RunOptions], Run],
+        run_of: Callable[[Case, RunOptions], ComparedRun],
         on_probe: Callable[[Probe], None] = lambda probe: None,
     ) -> None:
         self.case = any_difference(case)
@@ -184,7 +184,7 @@ class Bisector:
             raise RecordingError(f"{applied}: there is not enough to compare", found=comparison.reason)
         return comparison.verdict
 
-    def _reference(self, case: Case, run: Run) -> Recording:
+    def _reference(self, case: Case, run: ComparedRun) -> Recording:
         """The case's reference: recorded now, or the recording that an earlier run left."""
         if case.chunking and case.chunking.only:
             run.record("reference", "first")

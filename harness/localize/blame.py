@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from bitproof.harness.localize.argument_differences import unlike_arguments, unlike_input, unlike_lists
+from bitproof.harness.localize.argument_differences import argument_differences, input_differences, list_differences
 from bitproof.harness.localize.chain import links_of, place_on, way_between
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.logs.calls import Call, Place
@@ -120,7 +120,7 @@ class _Blame:
             how = "draws"
         if call.collective and not call.outputs and not call.operator.startswith("send"):
             how = "abandons"
-        arguments = unlike_arguments(call, log.reference.log[partner]) if partner is not None else ""
+        arguments = argument_differences(call, log.reference.log[partner]) if partner is not None else ""
         other = log.replaced_by(call) if how == "adds" else None
         other_place = other or (log.put_before(index) if how == "adds" else None)
         if other_place is not None:
@@ -132,7 +132,7 @@ class _Blame:
             candidate=index,
             reference=partner,
             arguments=arguments,
-            reading=unlike_input(log, index, partner) if partner is not None and how == "reads" else "",
+            reading=input_differences(log, index, partner) if partner is not None and how == "reads" else "",
             instead_of=other.operator if other is not None else "",
             at=at,
         )
@@ -315,7 +315,7 @@ class _Blame:
                     made, index = packed, log.stands_for(packed)
                 how = log.how_it_reads(made)
                 return Culprit(how=how, call=log.calls[made], ranks=ranks, candidate=made, reference=index, at=at)
-        lists = unlike_lists(log, call)
+        lists = list_differences(log, call)
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, arguments=lists, at=at)
 
     def _lacks(self, rank: int, call: Call) -> bool:

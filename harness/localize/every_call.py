@@ -2,7 +2,7 @@
 
 1. Both systems run once more, with every call of every step logged. They must come to what was recorded.
 2. Each call of the candidate must give values that the reference had in that step on that rank. What only packs right
-   values is left aside: a pass may cut and join as it likes (`strangers`).
+   values is left aside: a pass may cut and join as it likes (`unmatched_calls`).
 3. Where one does not, both run again: a call that varies from run to run, such as one whose last rows nobody wrote,
    shows nothing, and the case is UNVERIFIED. Else it is DIFFERENT, and the first of these calls is to blame.
 
@@ -111,10 +111,10 @@ class EveryCall:
             return replace(judgement, compared=counts, mismatched=differ, remarks=(*judgement.remarks, told))
         if varying := self._varying():
             return _unverified(judgement, varying)
-        strangers = summed_up([(rank, call) for _, rank, _, call in found.strange])
+        unmatched = summed_up([(rank, call) for _, rank, _, call in found.strange])
         told = (
             f"--every-call: {len(found.strange)} of {looked} gave values that the reference never had: "
-            f"{listed(strangers)}"
+            f"{listed(unmatched)}"
         )
         number = min(len(found.strange), total)
         keys = [_key(*site) for site in found.strange[:number]]
@@ -168,7 +168,7 @@ class EveryCall:
         return ""
 
     def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
-        """The first stranger as a first divergence, itself to blame."""
+        """The first unmatched call as a first divergence, itself to blame."""
         known = ReferenceLog(next(calls for number, calls in self._steps("reference", 1, rank) if number == step))
         partner, same = known.partner(call, 0)
         how = ANOTHER_VALUE if partner is None or same is None else HOW[same]

@@ -1,7 +1,7 @@
 """Calls of an EQUAL candidate whose values the reference never had: what no compared tensor shows may still be wrong.
 
-Passes write calls of their own, such as what packs a bucket, so a stranger need be no defect. But a defect that later
-rounding swallows, or that inputs hide, is one of them.
+Passes write calls of their own, such as what packs a bucket, so an unmatched call need be no defect. But a defect that
+later rounding swallows, or that inputs hide, is one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bitproof.harness.localize.logs.packing import PACKING
 MAX_TOLD = 20
 
 
-class Stranger(NamedTuple):
+class UnmatchedCall(NamedTuple):
     """A call, as `Call` writes it, and on how many ranks and how often in all it gave what the reference never had."""
 
     call: str
@@ -36,11 +36,11 @@ def told_packing(number: int) -> str:
     return f", {number} that only pack right values aside," if number else ""
 
 
-def listed(found: Sequence[Stranger]) -> str:
-    """The first strangers, and how many more there are."""
+def listed(found: Sequence[UnmatchedCall]) -> str:
+    """The first unmatched calls, and how many more there are."""
     told = [
-        f"{stranger.call} x {stranger.times}" + (f" on {stranger.ranks} ranks" if stranger.ranks > 1 else "")
-        for stranger in found[:MAX_TOLD]
+        f"{unmatched.call} x {unmatched.times}" + (f" on {unmatched.ranks} ranks" if unmatched.ranks > 1 else "")
+        for unmatched in found[:MAX_TOLD]
     ]
     return "; ".join([*told, *([f"and {len(found) - MAX_TOLD} more"] if len(found) > MAX_TOLD else [])])
 
@@ -73,11 +73,11 @@ def _question(call: Call) -> tuple[object, ...]:
     return call.operator, call.inputs, call.scalars
 
 
-def summed_up(strange: Sequence[tuple[int, Call]]) -> list[Stranger]:
+def summed_up(strange: Sequence[tuple[int, Call]]) -> list[UnmatchedCall]:
     """Strangers with the ranks that have them, told apart by what they are and where, in their own order."""
     times: Counter[str] = Counter()
     ranks: dict[str, set[int]] = {}
     for rank, call in strange:
         times[str(call)] += 1
         ranks.setdefault(str(call), set()).add(rank)
-    return [Stranger(text, len(ranks[text]), count) for text, count in times.items()]
+    return [UnmatchedCall(text, len(ranks[text]), count) for text, count in times.items()]

@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 
 from bitproof.harness.case import Case, refuse_unwritten
 from bitproof.harness.disturb.faults import CATALOGUE
-from bitproof.harness.disturb.mutate import strike
+from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import ArtifactError, BitproofError, UsageError
 from bitproof.harness.graph.backend.allowed import ALLOWED
 from bitproof.harness.graph.collector import collector_paused
@@ -203,7 +203,7 @@ class _Code(NamedTuple):
     def of(traced: TracedStep, case: Case, fault: str | None, rank: int) -> _Code:
         module: GraphModule = traced.joint.module
         if fault is not None:
-            module = strike(_edit(fault), module, case, rank).module
+            module = mutate(_edit(fault), module, case, rank).module
         return _Code(str(module.code), code_hash(module))
 
 

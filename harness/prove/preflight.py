@@ -29,7 +29,7 @@ class Task:
     extra_passes: tuple[str, ...] = ()
 
 
-def prove_ahead(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
+def preflight_proofs(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
     """An outcome for each case, in order, each within `timeout` seconds; later ones are not tried after one that is
     not in time. Closing the iterator ends the process."""
     found = answers_apart("bitproof.harness.prove.preflight", task, ProofOutcome, len(task.cases), log, timeout)

@@ -57,7 +57,7 @@ def default_folder() -> Path | None:
     return None
 
 
-def read_kept(folder: Path, kind: str, key: str) -> Any:
+def read_cached(folder: Path, kind: str, key: str) -> Any:
     """The value of this kind that was kept under `key`; None where there is none that can be believed."""
     file = _file(folder, kind, key)
     try:

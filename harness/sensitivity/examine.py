@@ -11,7 +11,7 @@ from typing import Any, Literal
 from bitproof.harness.sensitivity.formulas import computed, names_of
 from bitproof.harness.sensitivity.lockstep import Get, Ranks
 from bitproof.harness.sensitivity.perturb import by_one_ulp, copied, grossly, is_safe, same, tensors_of
-from bitproof.harness.sensitivity.program import Call, Program
+from bitproof.harness.sensitivity.program import Program, ReplayedCall
 from bitproof.harness.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 
 TRIES = 3
@@ -94,7 +94,7 @@ class Examiner:
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
-    def error(self, call: Call, turn: int) -> tuple[int, int, Any]:
+    def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
         """The slot, the rank and the wrong value of a call's `turn`-th try."""
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
@@ -102,14 +102,14 @@ class Examiner:
         rank = chance.choice(self._filled(slot))
         return slot, rank, by_one_ulp(self._ranks[rank][slot], chance)
 
-    def _one_ulp(self, call: Call, turn: int) -> Fate:
+    def _one_ulp(self, call: ReplayedCall, turn: int) -> Fate:
         slot, rank, wrong = self.error(call, turn)
         value = self._ranks[rank][slot]
         if not readers_agree(self._program, self._ranks, slot, rank, _again(value)):
             raise NotRepeatableError(f"what reads {call.operator} {call.node} gives other bits when it is repeated")
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
-    def _is_blind(self, call: Call, targets: Sequence[int]) -> Fate | None:
+    def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
         """The fate of gross errors in every element, first on one rank, then on all; None where they are seen."""
         fate = Fate()
         for turn in range(3):
@@ -128,7 +128,7 @@ class Examiner:
         run = functools.partial(follow, self._program, self._ranks, wrong, self._compared)
         return run() if safe else self._isolate(run)
 
-    def _neighbour(self, call: Call, name: str) -> Answer | None:
+    def _neighbour(self, call: ReplayedCall, name: str) -> Answer | None:
         """What becomes of a formula; None where it is not one for this call's arguments."""
         gets: list[Get] = [values.__getitem__ for values in self._ranks]
         try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.sensitivity.lockstep import Get
-from bitproof.harness.sensitivity.program import Call, Program, Slot, filled
+from bitproof.harness.sensitivity.program import Program, ReplayedCall, Slot, filled
 
 aten = torch.ops.aten
 
@@ -157,12 +157,12 @@ _FORMULAS: dict[str, list[tuple[str, Formula]]] = {
 """By operator, what else it could compute: a name for it, and how."""
 
 
-def names_of(program: Program, call: Call) -> list[str]:
+def names_of(program: Program, call: ReplayedCall) -> list[str]:
     """The neighbouring formulas that a call has."""
     return [name for name, _ in _all(program, call)]
 
 
-def computed(program: Program, call: Call, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
+def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
     """What a call gives by a neighbouring formula, by slot and rank. `gets` are each rank's values."""
     formula = dict(_all(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
@@ -171,7 +171,7 @@ def computed(program: Program, call: Call, name: str, gets: list[Get]) -> dict[t
 Slots = Iterator[tuple[tuple[int, int], Any]]
 
 
-def _all(program: Program, call: Call) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
+def _all(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
     if call.partition is not None:
         if call.operator in ("reduce_scatter_tensor", "all_reduce"):
             yield "from the last rank", functools.partial(_from_last_rank, call)
@@ -186,7 +186,7 @@ def _all(program: Program, call: Call) -> Iterator[tuple[str, Callable[[list[Get
         yield from _sums(program, call)
 
 
-def _given_by(call: Call, formula: Formula, gets: list[Get], rank: int) -> Slots:
+def _given_by(call: ReplayedCall, formula: Formula, gets: list[Get], rank: int) -> Slots:
     get = gets[rank]
     kwargs = {name: filled(value, get) for name, value in call.kwargs.items()}
     found, usual = formula(*filled(call.args, get), **kwargs), get(call.result)
@@ -197,13 +197,13 @@ def _given_by(call: Call, formula: Formula, gets: list[Get], rank: int) -> Slots
         yield (call.result, rank), _like(found, usual)
 
 
-def _cut(call: Call, gets: list[Get], rank: int) -> Slots:
+def _cut(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
     x = filled(call.args[0], gets[rank])
     if x.dtype is torch.float32:
         yield (call.result, rank), _like(_truncated(x, dtype=torch.bfloat16), gets[rank](call.result))
 
 
-def _stepwise(call: Call, gets: list[Get], rank: int) -> Slots:
+def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
     get = gets[rank]
     kwargs = {name: filled(value, get) for name, value in call.kwargs.items()}
     new = dict(call.writes)
@@ -213,7 +213,7 @@ def _stepwise(call: Call, gets: list[Get], rank: int) -> Slots:
         yield (new[mean.number], rank), moment
 
 
-def _from_last_rank(call: Call, gets: list[Get], rank: int) -> Slots:
+def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
     """The group's sum, from its last rank down to its first."""
     assert call.partition is not None
     group = next(ranks for ranks in call.partition if rank in ranks)
@@ -223,7 +223,7 @@ def _from_last_rank(call: Call, gets: list[Get], rank: int) -> Slots:
     yield (call.result, rank), _like(functools.reduce(torch.add, xs), gets[rank](call.result))
 
 
-def _sums(program: Program, call: Call) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
+def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
     """Of a sum with a product in it: rounded once; of one whose first summand is a sum: added the other way round."""
     for place, read in enumerate(call.args):
         maker = program.makers.get(read.number) if isinstance(read, Slot) else None
@@ -235,7 +235,7 @@ def _sums(program: Program, call: Call) -> Iterator[tuple[str, Callable[[list[Ge
             yield "a + (b + c)", functools.partial(_reassociated, call, maker)
 
 
-def _fused(call: Call, maker: Call, place: int, gets: list[Get], rank: int) -> Slots:
+def _fused(call: ReplayedCall, maker: ReplayedCall, place: int, gets: list[Get], rank: int) -> Slots:
     get = gets[rank]
     usual = get(call.result)
     sides = [filled(x, get) for x in call.args]
@@ -250,7 +250,7 @@ def _fused(call: Call, maker: Call, place: int, gets: list[Get], rank: int) -> S
     yield (call.result, rank), _like(total, usual)
 
 
-def _reassociated(call: Call, maker: Call, gets: list[Get], rank: int) -> Slots:
+def _reassociated(call: ReplayedCall, maker: ReplayedCall, gets: list[Get], rank: int) -> Slots:
     get = gets[rank]
     a, b, c = (*(filled(x, get) for x in maker.args), filled(call.args[1], get))
     if all(isinstance(x, Tensor) and x.is_floating_point() for x in (a, b, c)):

@@ -15,7 +15,7 @@ from torch import Tensor
 from bitproof.harness.errors import PassError
 from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
 from bitproof.harness.sensitivity.perturb import copied, tensors_of
-from bitproof.harness.sensitivity.program import Call, Program, Source, filled
+from bitproof.harness.sensitivity.program import Program, ReplayedCall, Source, filled
 from bitproof.harness.torch_compat import storage_key
 
 Get = Callable[[int], Any]
@@ -25,7 +25,7 @@ Ranks = Sequence[Sequence[Any]]
 """The values of all slots: of each rank, by the number of the slot."""
 
 
-def run_call(call: Call, get: Get) -> list[tuple[int, Any]]:
+def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
     """What a call that is no collective leaves in its slots, from a rank's values; these stay as they are."""
     if call.is_wait:
         return [(call.result, get(call.args[0].number))]
@@ -40,11 +40,11 @@ def run_call(call: Call, get: Get) -> list[tuple[int, Any]]:
     return [(call.result, result), *((new, written[old]) for old, new in call.writes)]
 
 
-def _named(call: Call, get: Get) -> Mapping[str, Any]:
+def _named(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
     return {name: filled(value, get) for name, value in call.kwargs.items()}
 
 
-def run_collective(call: Call, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
+def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
     """What a collective gives each rank of a group, in the group's order. `gets` are by rank, of the whole world.
 
     Raises RuntimeError where ranks disagree about what they send each other, as a group would, or hang.

@@ -39,7 +39,7 @@ class Slot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class ReplayedCall:
     """One call of the step. `result` is the slot of what it returns; `writes` pairs slots that it writes with new ones.
 
     `partition` is that of a collective's group. `counts` is false for what computes nothing: taking an element of a
@@ -78,7 +78,7 @@ class Program:
     `compared` has, in the order of observation, what a recording has of a step: kind and name, and the slot.
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ReplayedCall] = field(default_factory=list)
     inputs: dict[Source, int] = field(default_factory=dict)
     last: dict[Source, int] = field(default_factory=dict)
     compared: dict[tuple[Kind, str], int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Program:
         return found
 
     @functools.cached_property
-    def makers(self) -> dict[int, Call]:
+    def makers(self) -> dict[int, ReplayedCall]:
         """For each slot that a call fills, that call."""
         return {slot: call for call in self.calls for slot in call.gives}
 
@@ -114,7 +114,7 @@ class Program:
         """Compared slots, and of which kind each is."""
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
-    def targets(self, call: Call) -> list[int]:
+    def targets(self, call: ReplayedCall) -> list[int]:
         """The slots that a call fills and that are read or compared; of several results in one, the slot of each."""
         found: list[int] = []
         for slot in call.gives:
@@ -219,7 +219,7 @@ def _add_node(
         raise PassError("a collective names an unknown process group", found=operators.group_name(node))
     place, _ = place_of(node)
     program.calls.append(
-        Call(
+        ReplayedCall(
             index=len(program.calls),
             function=node.target,  # type: ignore[arg-type]
             args=args,
@@ -248,7 +248,7 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
     program.compared[key] = program.slot()
     place, _ = place_of(parts[0])  # type: ignore[index, arg-type]
     program.calls.append(
-        Call(
+        ReplayedCall(
             index=len(program.calls),
             function=activation,
             args=([Slot(slot) for slot in slots], dim, piece),

@@ -20,7 +20,7 @@ from bitproof.harness.graph.operators import UNINITIALIZED
 from bitproof.harness.localize.logs.call_log import IDENTITIES
 from bitproof.harness.sensitivity.lockstep import Ranks, run_call, run_collective
 from bitproof.harness.sensitivity.perturb import same, tensors_of
-from bitproof.harness.sensitivity.program import Call, Program
+from bitproof.harness.sensitivity.program import Program, ReplayedCall
 
 FAILURE = "failure"
 """How a difference is seen that makes a call fail: stands where else the kind of a compared tensor does."""
@@ -133,7 +133,7 @@ class _Wrong:
         if not self._program.readers[slot] and slot not in self._program.shown:
             self.lost.append(-1)
 
-    def repeat(self, call: Call, wrong_on: set[int]) -> None:
+    def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
         """Make a call again where it reads something wrong."""
         if call.partition is None:
             for rank in sorted(wrong_on):
@@ -147,7 +147,7 @@ class _Wrong:
                 if not any(differ):
                     self.lost.append(call.index)
 
-    def _hold(self, call: Call, rank: int, given: Sequence[tuple[int, Any]]) -> None:
+    def _hold(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
         """Compare what a repeated call gives with what it gave."""
         if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
             self.lost.append(call.index)

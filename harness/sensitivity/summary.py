@@ -10,7 +10,7 @@ from bitproof.harness.case import pattern_of
 from bitproof.harness.operators import Hides, named
 from bitproof.harness.records import FormulaRow, Sensitivity, SensitivityRow, UnseenCall
 from bitproof.harness.sensitivity.examine import Finding
-from bitproof.harness.sensitivity.program import Call, Program
+from bitproof.harness.sensitivity.program import Program, ReplayedCall
 
 NO_MODULE = "no module"
 
@@ -39,16 +39,16 @@ def summed_up(program: Program, found: Mapping[int, Finding], at_once: set[int])
     )
 
 
-def _module(call: Call) -> str:
+def _module(call: ReplayedCall) -> str:
     """The pattern of a call's module: layers.*.moe of layers.1.moe; "" is the model itself."""
     return NO_MODULE if call.place.module is None else pattern_of(call.place.module) or "the model itself"
 
 
-def _direction(call: Call) -> str:
+def _direction(call: ReplayedCall) -> str:
     return call.place.direction or "forward"
 
 
-def _unseen(program: Program, call: Call, finding: Finding, is_blind: bool) -> UnseenCall:
+def _unseen(program: Program, call: ReplayedCall, finding: Finding, is_blind: bool) -> UnseenCall:
     return UnseenCall(
         operator=call.operator,
         module=NO_MODULE if call.place.module is None else call.place.module or "the model itself",
@@ -66,7 +66,7 @@ def _reason(program: Program, finding: Finding, how: Literal["blind", "lost"]) -
     return ", ".join(text for text, _ in told.most_common(3))
 
 
-def _told(call: Call | None, how: Literal["blind", "lost"]) -> str:
+def _told(call: ReplayedCall | None, how: Literal["blind", "lost"]) -> str:
     if call is None:
         return "nobody reads it"
     name = call.operator

@@ -17,7 +17,17 @@ from bitproof.harness.errors import PassError
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, name_of, written_names
 from bitproof.harness.localize.logs.calls import Place
-from bitproof.harness.sensitivity.program import BUFFER, PARAM, STATE, Call, Program, Slot, Source, Variables, slots_in
+from bitproof.harness.sensitivity.program import (
+    BUFFER,
+    PARAM,
+    STATE,
+    Program,
+    ReplayedCall,
+    Slot,
+    Source,
+    Variables,
+    slots_in,
+)
 from bitproof.harness.torch_compat import TorchDispatchMode, schema_of
 
 AT = Place(None, "update")
@@ -136,7 +146,7 @@ class _Tape(TorchDispatchMode):
         written = [] if is_collective else self._written(function, args, kwargs)
         writes = tuple(self._variables.write(id(x)) for x in written)
         result = run()
-        call = Call(
+        call = ReplayedCall(
             index=len(self._program.calls),
             function=function,
             args=frozen[0],
@@ -159,11 +169,11 @@ class _Tape(TorchDispatchMode):
                 self.know(x, self._element(call, place))
         return result
 
-    def _element(self, call: Call, place: int) -> int:
+    def _element(self, call: ReplayedCall, place: int) -> int:
         """The slot of one of several results."""
         slot = self._program.slot()
         self._program.calls.append(
-            Call(
+            ReplayedCall(
                 index=len(self._program.calls),
                 function=operator.getitem,
                 args=(Slot(call.result), place),

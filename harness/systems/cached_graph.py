@@ -1,6 +1,6 @@
-"""A prepared graph that is kept from one run for the next, on the shelf of its case.
+"""A prepared graph that is kept from one run for the next, on the graph cache of its case.
 
-Needs:    a shelf, so a key of everything that decides the graph.
+Needs:    a graph cache, so a key of everything that decides the graph.
 Promises: a program of the very code that was traced: its hash is compared with the one that was kept beside it.
 Refuses:  to keep what has no form as plain data, and what was made while somebody edited the files that make it.
 
@@ -21,16 +21,16 @@ from bitproof.harness.graph.groups import Group
 from bitproof.harness.graph.plain import Json, graph_of, plain_of
 from bitproof.harness.records import PassReport
 from bitproof.harness.systems.graph import GraphProgram, code_hash
-from bitproof.harness.systems.graph_key import GRAPH, Shelf
+from bitproof.harness.systems.graph_key import GRAPH, GraphCache
 
 logger = logging.getLogger(__name__)
 
 
 @collector_paused()
-def read_program(shelf: Shelf) -> GraphProgram | None:
-    """The program on a shelf; None where there is none that can be believed."""
+def read_program(graph_cache: GraphCache) -> GraphProgram | None:
+    """The program on a graph cache; None where there is none that can be believed."""
     began = time.perf_counter()
-    kept = shelf.read(GRAPH)
+    kept = graph_cache.read(GRAPH)
     if kept is None:
         return None
     try:
@@ -40,14 +40,14 @@ def read_program(shelf: Shelf) -> GraphProgram | None:
         return None
 
 
-def keep_program(shelf: Shelf, program: GraphProgram) -> bool:
-    """Put a program on its shelf; whether it was."""
+def keep_program(graph_cache: GraphCache, program: GraphProgram) -> bool:
+    """Put a program on its graph cache; whether it was."""
     try:
         value = written(program)
     except BitproofError as error:
         logger.info("this graph cannot be kept: %s", error)
         return False
-    return shelf.keep(GRAPH, value)
+    return graph_cache.keep(GRAPH, value)
 
 
 def written(program: GraphProgram) -> dict[str, object]:

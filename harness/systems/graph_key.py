@@ -18,7 +18,7 @@ from typing import Any
 from bitproof.harness.capture.environment import environment_of_keys
 from bitproof.harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
 from bitproof.harness.machine.determinism import read_switches
-from bitproof.harness.runtime.disk_cache import keep, read_kept
+from bitproof.harness.runtime.disk_cache import keep, read_cached
 from bitproof.harness.runtime.sources import Installation, Later
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _FORM = 2
 
 
 @dataclass(frozen=True)
-class Shelf:
+class GraphCache:
     """Where a case's graph is kept: the folder, its key, and what must be untouched until it is made."""
 
     folder: Path
@@ -40,7 +40,7 @@ class Shelf:
 
     def read(self, kind: str) -> Any:
         """What an earlier run kept, None where there is nothing that this process would make in the same way."""
-        kept = read_kept(self.folder, kind, self.key)
+        kept = read_cached(self.folder, kind, self.key)
         try:
             later = None if kept is None else Later.of(kept["later"])
             return kept["value"] if later is not None and later.would_load_again() else None
@@ -93,9 +93,9 @@ def step_part(case: Case) -> Case:
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 
 
-def shelf_of(
+def graph_cache_of(
     case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0]
-) -> Shelf | None:
+) -> GraphCache | None:
     """Where a system's graph of a case for the CPU is kept; None for one that is not: see `systems.cached_graph`."""
     is_plain = (
         system != PRECOMPILED
@@ -104,7 +104,7 @@ def shelf_of(
     )
     if folder is None or installation is None or not is_plain:
         return None
-    return Shelf(folder, _key(case, system, installation), installation)
+    return GraphCache(folder, _key(case, system, installation), installation)
 
 
 def _key(case: Case, system: str, installation: Installation) -> str:

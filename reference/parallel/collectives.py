@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bitproof.harness.torch_compat import flat_collectives, group_named, is_watched
 from bitproof.reference.parallel.rank_order_group import RankOrderGroup
-from bitproof.reference.parallel.reporting_group import ToldGroup
+from bitproof.reference.parallel.reporting_group import ReportingGroup
 
 _ops = torch.ops._c10d_functional
 
@@ -65,4 +65,4 @@ def _own_group(x: Tensor, name: str) -> dist.ProcessGroup | None:
     if is_watched() or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return None
     found = group_named(name)
-    return found if isinstance(found, (RankOrderGroup, ToldGroup)) else None
+    return found if isinstance(found, (RankOrderGroup, ReportingGroup)) else None

@@ -28,7 +28,7 @@ from bitproof.harness.shared_memory import Board, SharedMemory
 from bitproof.harness.torch_compat import group_named, register_group, set_timeout, unregister_group
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
 from bitproof.reference.parallel.rank_order_group import LoneGroup, RankOrderGroup
-from bitproof.reference.parallel.reporting_group import ToldGroup
+from bitproof.reference.parallel.reporting_group import ReportingGroup
 from bitproof.reference.parallel.shared_memory_group import SharedMemoryGroup
 
 FSDP = "fsdp"
@@ -231,6 +231,6 @@ def _register(name: str, partition: Partition, group: dist.ProcessGroup, *, is_n
     for disturb in _disturbs if is_new else ():
         group = disturb(group)
     for board in _boards if is_new else ():
-        group = ToldGroup(group, name, functools.partial(board.write, dist.get_rank()))
+        group = ReportingGroup(group, name, functools.partial(board.write, dist.get_rank()))
     _joined[name], _partitions[name] = group, partition
     register_group(name, group)

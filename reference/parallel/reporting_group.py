@@ -23,7 +23,7 @@ from bitproof.harness.torch_compat import flat_collectives
 Tell = Callable[[str], None]
 
 
-class ToldGroup(dist.ProcessGroup):
+class ReportingGroup(dist.ProcessGroup):
     """The collectives of `inner`, any group of torch's or of ours, named `name`; `tell` takes what is done next."""
 
     def __init__(self, inner: dist.ProcessGroup, name: str, tell: Tell) -> None:

@@ -77,7 +77,7 @@ def now() -> Times:
 
 @dataclass
 class InProcess:
-    """A desk that answers in this process, as the host does, and keeps each run's times by system and arm."""
+    """A client that answers in this process, as the host does, and keeps each run's times by system and arm."""
 
     run_dir: Path
     work: Path
@@ -117,9 +117,9 @@ def main() -> None:
         if options.world_size:
             case = replace(case, parallelism=replace(case.parallelism, world_size=options.world_size))
         with tempfile.TemporaryDirectory() as folder:
-            desk = InProcess(Path(folder), Path(folder) / "work", Answerer(lambda event: None), {})
-            comparisons += measure_comparison(case, desk, options.runs)
-            controls += measure_control(case, desk)
+            client = InProcess(Path(folder), Path(folder) / "work", Answerer(lambda event: None), {})
+            comparisons += measure_comparison(case, client, options.runs)
+            controls += measure_control(case, client)
     print(f"{os.getloadavg()[0]:.1f} processes wanted to run at the end, on {os.cpu_count()} cores\n")
     print(f"the comparison, medians of {options.runs} pairs of runs, in seconds (budget {COMPARISON_BUDGET:.0%}):")
     print(tabulate(comparisons, headers="keys", floatfmt=".2f"))
@@ -130,9 +130,9 @@ def main() -> None:
         sys.exit("over budget")
 
 
-def measure_comparison(case: Case, desk: InProcess, runs: int) -> list[dict[str, Any]]:
+def measure_comparison(case: Case, client: InProcess, runs: int) -> list[dict[str, Any]]:
     """Both systems with and without recording, in turns; the first of each, which traces, is thrown away."""
-    run = CaseRun(case, Placement(), desk, RunOptions(device="cpu", timeout=3600.0), lambda event: None)
+    run = CaseRun(case, Placement(), client, RunOptions(device="cpu", timeout=3600.0), lambda event: None)
     without, recording, comparing = [], [], []
     for index in range(runs + 1):
         walls = {"without": Times(0, 0), "with": Times(0, 0)}
@@ -141,7 +141,7 @@ def measure_comparison(case: Case, desk: InProcess, runs: int) -> list[dict[str,
             for name, arm in turns if index % 2 else reversed(turns):
                 with arm():
                     run.record(role, "first")
-                walls[name] += desk.runs[f"{getattr(case, role)}.first"]
+                walls[name] += client.runs[f"{getattr(case, role)}.first"]
         without.append(walls["without"])
         recording.append(walls["with"] - walls["without"])
         comparing.append(compare_once(run, case))
@@ -174,18 +174,18 @@ def compare_once(run: CaseRun, case: Case) -> Times:
     return times
 
 
-def measure_control(case: Case, desk: InProcess) -> list[dict[str, Any]]:
+def measure_control(case: Case, client: InProcess) -> list[dict[str, Any]]:
     """A case with controls: what they add, and of that their runs, against the case without."""
     total, first, second = {}, {}, {}
     for control in ("never", "always"):
-        desk.runs.clear()
+        client.runs.clear()
         began = now()
         options = RunOptions(device="cpu", timeout=3600.0, control=control)
-        result = CaseRun(case, Placement(), desk, options, lambda event: None).result()
+        result = CaseRun(case, Placement(), client, options, lambda event: None).result()
         total[control] = now() - began
         assert result.verdict == Verdict.EQUAL, result.error
         first[control], second[control] = (
-            sum((times for name, times in desk.runs.items() if name.endswith(arm)), Times(0, 0))
+            sum((times for name, times in client.runs.items() if name.endswith(arm)), Times(0, 0))
             for arm in (".first", ".control")
         )
     beside_runs = {control: total[control] - first[control] - second[control] for control in total}

@@ -136,13 +136,13 @@ def starts(size: str, layers: int) -> list[str]:
     from bitproof.harness.options import RunOptions
 
     case, rows, ratios = replace(case_of(size, layers), name="bench", reference="eager", candidate="graph"), [], []
-    with tempfile.TemporaryDirectory() as folder, open_session(Path(folder), RunOptions(device="cpu")) as desk:
+    with tempfile.TemporaryDirectory() as folder, open_session(Path(folder), RunOptions(device="cpu")) as client:
         step = Path(folder) / "step"
-        desk.ask(PrecompileRequest(case=case, system="graph", out=step), 600.0)
+        client.ask(PrecompileRequest(case=case, system="graph", out=step), 600.0)
         for pair in range(PAIRS):
             times = {}
             for way, read_from in (("precompiled", StepFolder(step)), ("traced", None)):
-                times[way] = _one(desk, case, read_from, Path(folder) / f"{way}{pair}")
+                times[way] = _one(client, case, read_from, Path(folder) / f"{way}{pair}")
                 told = "  ".join(f"{name} {seconds:.2f} s" for name, seconds in times[way].items())
                 rows.append(f"{size:6} {way:11} {told}")
             ratios.append(
@@ -151,7 +151,7 @@ def starts(size: str, layers: int) -> list[str]:
     return [*rows, f"{size:6} first step, precompiled to traced: {', '.join(f'{ratio:.2f}' for ratio in ratios)}"]
 
 
-def _one(desk: Any, case: Any, precompiled: Any, folder: Path) -> dict[str, float]:
+def _one(client: Any, case: Any, precompiled: Any, folder: Path) -> dict[str, float]:
     """A run of the graph alone, recorded as ever."""
     from bitproof.harness.execute.requests import RunRequest
     from bitproof.harness.machine.devices import place
@@ -169,7 +169,7 @@ def _one(desk: Any, case: Any, precompiled: Any, folder: Path) -> dict[str, floa
         case_timeout=600.0,
         precompiled=precompiled,
     )
-    seconds = desk.ask(request, 600.0).seconds
+    seconds = client.ask(request, 600.0).seconds
     return {
         "prepare": seconds.prepare,
         "start ranks": seconds.start_ranks,

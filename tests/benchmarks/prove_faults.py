@@ -28,7 +28,7 @@ from bitproof.harness.certificate.data import Graph
 from bitproof.harness.cli.faults import DEFAULT_CASES
 from bitproof.harness.commands.faults import choose, homes
 from bitproof.harness.disturb.faults import Entry, Site
-from bitproof.harness.disturb.mutate import strike
+from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.prove.answers import PROVED, REFUSED, prove_graphs
@@ -66,7 +66,7 @@ class Subject:
 
     def prove(self, entry: Entry) -> Outcome:
         """Prove the case with a row in its graph. Raises UsageError where it finds nothing to strike."""
-        module, sites = strike(entry, self.module, self.case)
+        module, sites = mutate(entry, self.module, self.case)
         try:
             proof = prove_graphs(self.reference, self.write(module))
         except RefusedError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.execute.host.programs import needs_program
-from bitproof.harness.execute.requests import RunRequest, Seats
+from bitproof.harness.execute.requests import RankSlots, RunRequest
 from bitproof.harness.execute.status_messages import End
 from tests.cuda_lane.selection import SHARED, TAKEN, reference_of
 
@@ -26,9 +26,9 @@ def taken_once(run_ranks: Callable[..., End], note: Callable[[str], None]) -> Ca
     def run(request: RunRequest, *given: Any, **named: Any) -> End:
         if needs_program(request.system) or not _is_plain(request):
             return run_ranks(request, *given, **named)
-        seats: Seats = given[0]
+        rank_slots: RankSlots = given[0]
         key = reference_of(request.case), request.system, request.arm
-        parts = [Path(seats.part.format(rank=rank)) for rank in seats.ranks]
+        parts = [Path(rank_slots.part.format(rank=rank)) for rank in rank_slots.ranks]
         if key in kept:
             end, contents = kept[key]
             for part, content in zip(parts, contents, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case
 from bitproof.harness.execute.failures import Failure
-from bitproof.harness.execute.requests import RunRequest, Seats
+from bitproof.harness.execute.requests import RankSlots, RunRequest
 from bitproof.harness.execute.status_messages import End
 from bitproof.harness.machine.devices import Placement
 from tests.cuda_lane.references import taken_once
@@ -30,9 +30,9 @@ class Lane:
         self._run = taken_once(self._run_ranks, self.words.append)
 
     def _run_ranks(
-        self, request: RunRequest, seats: Seats, send: object, hangup: object, program: object = None
+        self, request: RunRequest, rank_slots: RankSlots, send: object, hangup: object, program: object = None
     ) -> End:
-        part = Path(seats.part.format(rank=0))
+        part = Path(rank_slots.part.format(rank=0))
         part.parent.mkdir(parents=True)
         part.write_text(f"{self._count}")
         self._count += 1
@@ -43,9 +43,9 @@ class Lane:
         work = self._folder / f"{case.name}-{system}-{arm}-{len(list(self._folder.iterdir()))}"
         about = {"placement": Placement(), "out": work, "logs": work, "work": work, "timeout": 1.0, "case_timeout": 1.0}
         request = RunRequest(case=case, system=system, arm=arm, **about, **facts)  # type: ignore[arg-type]
-        seats = Seats(ranks=(0,), part=str(work / "parts" / "rank{rank}"), store="")
-        self._run(request, seats, None, None)
-        return Path(seats.part.format(rank=0)).read_text()
+        rank_slots = RankSlots(ranks=(0,), part=str(work / "parts" / "rank{rank}"), store="")
+        self._run(request, rank_slots, None, None)
+        return Path(rank_slots.part.format(rank=0)).read_text()
 
 
 def test_cases_that_differ_in_passes_alone_share_a_reference_and_its_control(tmp_path: Path) -> None:

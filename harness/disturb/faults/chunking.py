@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Surgeon
+    from bitproof.harness.disturb.graph_editor import GraphEditor
 
 CHUNK_PASS = "torchtitan #3325, the chunking pass for expert overlap, and its contract in #3434"
 ATTEND = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 @row(CHUNK_PASS, needs=(CHUNKED,))
-def chunk_1_takes_the_first_half(g: Surgeon) -> list[Site]:
+def chunk_1_takes_the_first_half(g: GraphEditor) -> list[Site]:
     """chunk 1 is given the first half of a block's input again."""
     node = g.require(g.halves(1), "halves of activations")
     x, dim, start, _ = node.args
@@ -23,7 +23,7 @@ def chunk_1_takes_the_first_half(g: Surgeon) -> list[Site]:
 
 
 @row(CHUNK_PASS, needs=(CHUNKED,))
-def chunks_joined_in_reverse(g: Surgeon) -> list[Site]:
+def chunks_joined_in_reverse(g: GraphEditor) -> list[Site]:
     """a block's output has the second half first."""
     node = g.require(g.joins(), "chunks that are joined")
     node.args = (list(reversed(node.args[0])), *node.args[1:])
@@ -31,7 +31,7 @@ def chunks_joined_in_reverse(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a live-out's two values mapped to one node", needs=(CHUNKED,))
-def chunk_0_joined_twice(g: Surgeon) -> list[Site]:
+def chunk_0_joined_twice(g: GraphEditor) -> list[Site]:
     """a block's output is the first half, twice."""
     node = g.require(g.joins(), "chunks that are joined")
     node.args = ([node.args[0][0]] * 2, *node.args[1:])
@@ -39,7 +39,7 @@ def chunk_0_joined_twice(g: Surgeon) -> list[Site]:
 
 
 @row("ours: an off-by-one split", needs=(CHUNKED,))
-def halves_overlap_by_one(g: Surgeon) -> list[Site]:
+def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
     """chunk 1 begins one row early and ends one row early."""
     node = g.require(g.halves(1), "halves of activations")
     x, dim, start, end = node.args
@@ -48,7 +48,7 @@ def halves_overlap_by_one(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a strided split, as context parallelism has for balance, joined as if it were contiguous", needs=(CHUNKED,))
-def halves_interleaved(g: Surgeon) -> list[Site]:
+def halves_interleaved(g: GraphEditor) -> list[Site]:
     """even rows go to chunk 0 and odd ones to chunk 1, and are joined as halves."""
     first, second = (g.require(g.halves(chunk), "halves of activations") for chunk in (0, 1))
     for chunk, node in enumerate((first, second)):
@@ -59,7 +59,7 @@ def halves_interleaved(g: Surgeon) -> list[Site]:
 
 
 @row("ours; blind wherever every row of a batch has the same positions", needs=(BLOCKS,), sees=(POSITIONS,))
-def chunk_1_uses_chunk_0s_positions(g: Surgeon) -> list[Site]:
+def chunk_1_uses_chunk_0s_positions(g: GraphEditor) -> list[Site]:
     """chunk 1 is rotated by the positions of chunk 0's rows."""
     found = [
         node
@@ -73,7 +73,7 @@ def chunk_1_uses_chunk_0s_positions(g: Surgeon) -> list[Site]:
 
 
 @row(CHUNK_PASS, needs=(BLOCKS,))
-def chunk_1_adds_chunk_0s_residual(g: Surgeon) -> list[Site]:
+def chunk_1_adds_chunk_0s_residual(g: GraphEditor) -> list[Site]:
     """chunk 1's output is added to chunk 0's input."""
     for node in g.all("add", r"layers\.\d+", chunk=1):
         source = node.args[0]
@@ -84,7 +84,7 @@ def chunk_1_adds_chunk_0s_residual(g: Surgeon) -> list[Site]:
 
 
 @row(CHUNK_PASS, needs=(CHUNKED,), kinds=("grad",))
-def backward_reads_the_other_chunks_activation(g: Surgeon) -> list[Site]:
+def backward_reads_the_other_chunks_activation(g: GraphEditor) -> list[Site]:
     """chunk 1's backward reads what chunk 0 saved."""
     node = g.find("silu_backward", r".*(shared_experts|feed_forward)", direction="backward", chunk=1)
     node.args = (node.args[0], g.twin(node.args[1]))
@@ -92,7 +92,7 @@ def backward_reads_the_other_chunks_activation(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a statistic taken for shared state", needs=(BLOCKS,))
-def chunk_1_normalized_by_chunk_0(g: Surgeon) -> list[Site]:
+def chunk_1_normalized_by_chunk_0(g: GraphEditor) -> list[Site]:
     """chunk 1 is divided by the root mean square of chunk 0."""
     root = g.find("rsqrt", r".*norm", chunk=1)
     node = next(user for user in root.users if g.is_floating(user) and "mul" in user.name)
@@ -101,7 +101,7 @@ def chunk_1_normalized_by_chunk_0(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a mask that is lost where a call is copied", needs=(BLOCKS, SDPA))
-def chunk_1_sees_the_future(g: Surgeon) -> list[Site]:
+def chunk_1_sees_the_future(g: GraphEditor) -> list[Site]:
     """attention of chunk 1 alone is not causal."""
     node = g.find(ATTEND, chunk=1)
     node.args = (*node.args[:4], False, *node.args[5:])
@@ -109,7 +109,7 @@ def chunk_1_sees_the_future(g: Surgeon) -> list[Site]:
 
 
 @row(CHUNK_PASS, needs=(BLOCKS, SDPA))
-def chunk_1_attends_to_chunk_0s_keys(g: Surgeon) -> list[Site]:
+def chunk_1_attends_to_chunk_0s_keys(g: GraphEditor) -> list[Site]:
     """queries of chunk 1 meet keys of chunk 0."""
     node = g.find(ATTEND, chunk=1)
     node.args = (node.args[0], g.twin(node.args[1]), *node.args[2:])
@@ -117,7 +117,7 @@ def chunk_1_attends_to_chunk_0s_keys(g: Surgeon) -> list[Site]:
 
 
 @row(CHUNK_PASS, needs=(CHUNKED,), kinds=("grad",))
-def gradient_halves_exchanged(g: Surgeon) -> list[Site]:
+def gradient_halves_exchanged(g: GraphEditor) -> list[Site]:
     """backward gives chunk 0 the gradient of chunk 1's half, and the other way round."""
     first, second = (g.require(g.halves(chunk, "backward"), "halves of gradients") for chunk in (0, 1))
     first.args, second.args = second.args, first.args
@@ -128,7 +128,7 @@ def gradient_halves_exchanged(g: Surgeon) -> list[Site]:
 
 
 @row("MaxText #3699: what pads a chunk is taken for data", needs=(CHUNKED,))
-def last_row_of_chunk_0_lost(g: Surgeon) -> list[Site]:
+def last_row_of_chunk_0_lost(g: GraphEditor) -> list[Site]:
     """the last row of chunk 0's output is zero, as padding would leave it."""
     node = g.require(g.joins(), "chunks that are joined")
     first = node.args[0][0]
@@ -137,7 +137,7 @@ def last_row_of_chunk_0_lost(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a live-out of one region read by both chunks", needs=(CHUNKED,))
-def chunk_1_weighs_by_chunk_0s_routing(g: Surgeon) -> list[Site]:
+def chunk_1_weighs_by_chunk_0s_routing(g: GraphEditor) -> list[Site]:
     """chunk 1's experts are weighted as chunk 0's tokens were routed."""
     node = g.find("mul", r".*router", chunk=1, where=lambda node: isinstance(node.args[1], float))
     reader = next(iter(node.users))

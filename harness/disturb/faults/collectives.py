@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitproof.harness.disturb.entry import Entry
-    from bitproof.harness.disturb.graph_editor import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, GraphEditor
 
 SQUARE = Need(
     lambda case: case.parallelism.ep > 1 and case.parallelism.ep == case.parallelism.expert_fsdp,
@@ -20,15 +20,15 @@ NO_BUCKETS = Need(lambda case: not case.pipeline.bucket, "collectives of one par
 ORDERS = "NCCL #1497 and docs/explanation/gpus.md: the order of a sum over ranks is the transport's own"
 
 
-def _gather(g: Surgeon) -> Call:
+def _gather(g: GraphEditor) -> Call:
     return g.find("all_gather_into_tensor", r".*(norm|attention.*|feed_forward.*)", where=lambda node: node.args[1] > 1)
 
 
-def _reduction(g: Surgeon) -> Call:
+def _reduction(g: GraphEditor) -> Call:
     return g.find("reduce_scatter_tensor", direction="backward", where=lambda node: node.args[2] > 1)
 
 
-def _not_awaited(g: Surgeon, name: str, direction: str) -> list[Site]:
+def _not_awaited(g: GraphEditor, name: str, direction: str) -> list[Site]:
     node = g.find(name, direction=direction)
     wait = g.wait_of(node)
     sites = [*g.sites(node), *g.sites(wait), *g.readers(wait)]
@@ -37,7 +37,7 @@ def _not_awaited(g: Surgeon, name: str, direction: str) -> list[Site]:
 
 
 @row("ours: ranks of a group in another order", needs=(ranks(2), NO_BUCKETS))
-def gathered_blocks_rotated(g: Surgeon) -> list[Site]:
+def gathered_blocks_rotated(g: GraphEditor) -> list[Site]:
     """a gathered parameter has each rank's rows in its neighbour's place."""
     node = _gather(g)
     g.after(g.wait_of(node), g.kernel("rolled_blocks"), node.args[1])
@@ -45,7 +45,7 @@ def gathered_blocks_rotated(g: Surgeon) -> list[Site]:
 
 
 @row("ours: one send too few", needs=(ranks(2), NO_BUCKETS))
-def a_ranks_block_missing(g: Surgeon) -> list[Site]:
+def a_ranks_block_missing(g: GraphEditor) -> list[Site]:
     """a gathered parameter has the first rank's rows in the last rank's place."""
     node = _gather(g)
     g.after(g.wait_of(node), g.kernel("first_block_repeated"), node.args[1])
@@ -53,7 +53,7 @@ def a_ranks_block_missing(g: Surgeon) -> list[Site]:
 
 
 @row("ours: an offset by the wrong coordinate", needs=(ranks(2),), kinds=("grad",))
-def neighbours_rows_kept(g: Surgeon) -> list[Site]:
+def neighbours_rows_kept(g: GraphEditor) -> list[Site]:
     """a rank keeps its neighbour's rows of a reduced gradient."""
     node = _reduction(g)
     g.before(node, node.args[0], g.kernel("rolled_blocks"), node.args[2])
@@ -61,7 +61,7 @@ def neighbours_rows_kept(g: Surgeon) -> list[Site]:
 
 
 @row("FSDP's reduce_dtype left at the dtype of compute", needs=(ranks(2),), kinds=("grad",))
-def reduced_in_bfloat16(g: Surgeon) -> list[Site]:
+def reduced_in_bfloat16(g: GraphEditor) -> list[Site]:
     """a gradient is summed over ranks in bfloat16."""
     node = _reduction(g)
     g.before(node, node.args[0], "aten._to_copy.default", dtype=g.dtype("bfloat16"))
@@ -70,7 +70,7 @@ def reduced_in_bfloat16(g: Surgeon) -> list[Site]:
 
 
 @row("ours", needs=(EXPERTS,), rank=-1)
-def rows_sent_in_reverse(g: Surgeon) -> list[Site]:
+def rows_sent_in_reverse(g: GraphEditor) -> list[Site]:
     """the last rank sends its routed rows in reverse order."""
     node = g.find("all_to_all_single", r".*experts", turn=1)
     rows = node.args[0]
@@ -79,19 +79,19 @@ def rows_sent_in_reverse(g: Surgeon) -> list[Site]:
 
 
 @row("pytorch #180614: compiled code that never calls wait_tensor", needs=(ranks(2),), kinds=("loss", "grad", "param"))
-def gather_never_waited_for(g: Surgeon) -> list[Site]:
+def gather_never_waited_for(g: GraphEditor) -> list[Site]:
     """a parameter is read before its all-gather was waited for."""
     return _not_awaited(g, "all_gather_into_tensor", "forward")
 
 
 @row("pytorch #180614: compiled code that never calls wait_tensor", needs=(ranks(2),), kinds=("grad", "param"))
-def reduction_never_waited_for(g: Surgeon) -> list[Site]:
+def reduction_never_waited_for(g: GraphEditor) -> list[Site]:
     """a gradient is read before its reduce-scatter was waited for."""
     return _not_awaited(g, "reduce_scatter_tensor", "backward")
 
 
 @row("pytorch #108811: a collective's buffer that is reused too early", needs=(NO_BUCKETS,))
-def buffer_of_another_gather(g: Surgeon) -> list[Site]:
+def buffer_of_another_gather(g: GraphEditor) -> list[Site]:
     """a module reads the parameter that was gathered for another one, of the same shape."""
     waits = [g.wait_of(node) for node in g.launches("all_gather_into_tensor")]
     pairs = [(one, other) for i, one in enumerate(waits) for other in waits[i + 1 :] if g.alike(one, other)]
@@ -107,7 +107,7 @@ def buffer_of_another_gather(g: Surgeon) -> list[Site]:
     needs=(SQUARE, NO_BUCKETS),
     kinds=("grad",),
 )
-def wrong_group(g: Surgeon) -> list[Site]:
+def wrong_group(g: GraphEditor) -> list[Site]:
     """an expert's gradient is summed over the ranks that hold other experts."""
     node = g.find("reduce_scatter_tensor", r".*experts", direction="backward")
     node.args = (*node.args[:3], "ep")
@@ -115,7 +115,7 @@ def wrong_group(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a prefetch before the update", needs=(steps(2), NO_BUCKETS))
-def parameter_gathered_a_step_late(g: Surgeon) -> list[Site]:
+def parameter_gathered_a_step_late(g: GraphEditor) -> list[Site]:
     """from the second step on a module computes with its parameter of the step before."""
     node = _gather(g)
     g.before(node, node.args[0], g.kernel("of_step_before"), node.name)
@@ -123,7 +123,7 @@ def parameter_gathered_a_step_late(g: Surgeon) -> list[Site]:
 
 
 @row("Megatron-LM #5916: gradients of unlike rows mix", needs=(ranks(2),), kinds=("grad",))
-def gradient_reduced_twice(g: Surgeon) -> list[Site]:
+def gradient_reduced_twice(g: GraphEditor) -> list[Site]:
     """rows of a reduced gradient are summed over ranks once more."""
     node = _reduction(g)
     wait = g.wait_of(node)
@@ -133,7 +133,7 @@ def gradient_reduced_twice(g: Surgeon) -> list[Site]:
 
 
 @row("torchtitan #105: the metric's group", needs=(ranks(2),), kinds=("loss",))
-def loss_of_all_ranks(g: Surgeon) -> list[Site]:
+def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
     """every rank shows the mean loss of all."""
     output = g.graph.output_node()
     loss, *gradients = g.outputs

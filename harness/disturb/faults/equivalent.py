@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 from bitproof.harness.disturb.entry import BFLOAT16, CHUNKED, EXPERTS, Site, ranks, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, GraphEditor
     from bitproof.harness.disturb.tamper import TamperedCall
 
 EXACT = "ours: exact arithmetic, element by element"
 
 
-def _activation(g: Surgeon) -> Call:
+def _activation(g: GraphEditor) -> Call:
     return g.find("silu")
 
 
 @row(EXACT)
-def activation_copied(g: Surgeon) -> list[Site]:
+def activation_copied(g: GraphEditor) -> list[Site]:
     """an activation is copied."""
     g.after(_activation(g), "aten.clone.default")
     return []
 
 
 @row(EXACT)
-def activation_reshaped_and_back(g: Surgeon) -> list[Site]:
+def activation_reshaped_and_back(g: GraphEditor) -> list[Site]:
     """an activation is flattened and back."""
     node = _activation(g)
     flat = g.after(node, "aten.reshape.default", [-1])
@@ -35,7 +35,7 @@ def activation_reshaped_and_back(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT)
-def summands_exchanged(g: Surgeon) -> list[Site]:
+def summands_exchanged(g: GraphEditor) -> list[Site]:
     """a + b is b + a, everywhere."""
     for node in [*g.all("add", direction="backward"), *g.all("add")]:
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
@@ -44,7 +44,7 @@ def summands_exchanged(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT)
-def factors_exchanged(g: Surgeon) -> list[Site]:
+def factors_exchanged(g: GraphEditor) -> list[Site]:
     """a * b is b * a, everywhere."""
     for node in [*g.all("mul", direction="backward"), *g.all("mul")]:
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
@@ -53,7 +53,7 @@ def factors_exchanged(g: Surgeon) -> list[Site]:
 
 
 @row("torchtitan #3434: what an overlap schedule does")
-def waits_moved_late(g: Surgeon) -> list[Site]:
+def waits_moved_late(g: GraphEditor) -> list[Site]:
     """each collective is waited for where its result is first read."""
     place = {node: index for index, node in enumerate(g.graph.nodes)}
     for wait in g.calls:
@@ -63,7 +63,7 @@ def waits_moved_late(g: Surgeon) -> list[Site]:
 
 
 @row("ours: prefetching")
-def gathers_moved_early(g: Surgeon) -> list[Site]:
+def gathers_moved_early(g: GraphEditor) -> list[Site]:
     """parameters are gathered before anything else.
 
     Casts go first with them, all in their order: every rank launches them alike.
@@ -83,7 +83,7 @@ def gathers_moved_early(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT)
-def product_cut_and_joined(g: Surgeon) -> list[Site]:
+def product_cut_and_joined(g: GraphEditor) -> list[Site]:
     """a product's rows are cut and joined."""
     node = g.find("mm", direction="forward")
     rows = int(g.value(node).shape[0])
@@ -97,28 +97,28 @@ def product_cut_and_joined(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT)
-def negated_twice(g: Surgeon) -> list[Site]:
+def negated_twice(g: GraphEditor) -> list[Site]:
     """an activation is negated twice."""
     g.after(g.after(_activation(g), "aten.neg.default"), "aten.neg.default")
     return []
 
 
 @row(EXACT)
-def multiplied_by_one(g: Surgeon) -> list[Site]:
+def multiplied_by_one(g: GraphEditor) -> list[Site]:
     """an activation is multiplied by 1."""
     g.after(_activation(g), "aten.mul.Scalar", 1.0)
     return []
 
 
 @row(EXACT)
-def doubled_and_halved(g: Surgeon) -> list[Site]:
+def doubled_and_halved(g: GraphEditor) -> list[Site]:
     """an activation is doubled and halved."""
     g.after(g.after(_activation(g), "aten.mul.Scalar", 2.0), "aten.mul.Scalar", 0.5)
     return []
 
 
 @row(EXACT, needs=(BFLOAT16,))
-def widened_and_narrowed(g: Surgeon) -> list[Site]:
+def widened_and_narrowed(g: GraphEditor) -> list[Site]:
     """an activation in bfloat16 goes through float32."""
     wide = g.after(_activation(g), "aten._to_copy.default", dtype=g.dtype("float32"))
     g.after(wide, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
@@ -126,7 +126,7 @@ def widened_and_narrowed(g: Surgeon) -> list[Site]:
 
 
 @row("ours: recomputation")
-def computed_twice(g: Surgeon) -> list[Site]:
+def computed_twice(g: GraphEditor) -> list[Site]:
     """an activation's last reader reads a second computation of it."""
     node = _activation(g)
     again = g.make_before(node, node.target, *node.args, **node.kwargs)
@@ -136,14 +136,14 @@ def computed_twice(g: Surgeon) -> list[Site]:
 
 
 @row("ours")
-def dead_call(g: Surgeon) -> list[Site]:
+def dead_call(g: GraphEditor) -> list[Site]:
     """something is computed that nobody reads."""
     g.make_before(_activation(g).next, "aten.exp.default", _activation(g))
     return []
 
 
 @row(EXACT)
-def negative_subtracted(g: Surgeon) -> list[Site]:
+def negative_subtracted(g: GraphEditor) -> list[Site]:
     """a + b is a - (-b)."""
     node = g.find("add", where=lambda node: len(node.all_input_nodes) == 2 and g.is_floating(node))
     negative = g.make_before(node, "aten.neg.default", node.args[1])
@@ -152,7 +152,7 @@ def negative_subtracted(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT)
-def transposed_twice(g: Surgeon) -> list[Site]:
+def transposed_twice(g: GraphEditor) -> list[Site]:
     """a product is transposed twice."""
     node = g.find("mm")
     g.after(g.after(node, "aten.t.default"), "aten.t.default")
@@ -160,7 +160,7 @@ def transposed_twice(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT)
-def activation_in_place(g: Surgeon) -> list[Site]:
+def activation_in_place(g: GraphEditor) -> list[Site]:
     """silu is taken in place, of a copy."""
     node = _activation(g)
     copy = g.make_before(node, "aten.clone.default", node.args[0])
@@ -169,14 +169,14 @@ def activation_in_place(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT)
-def rows_reversed_twice(g: Surgeon) -> list[Site]:
+def rows_reversed_twice(g: GraphEditor) -> list[Site]:
     """rows are reversed twice."""
     g.after(g.after(_activation(g), "aten.flip.default", [0]), "aten.flip.default", [0])
     return []
 
 
 @row("FSDP with and without casting before communication", needs=(BFLOAT16,))
-def cast_after_the_gather(g: Surgeon) -> list[Site]:
+def cast_after_the_gather(g: GraphEditor) -> list[Site]:
     """a parameter is gathered in float32 and cast then."""
     node = g.find("all_gather_into_tensor", where=lambda node: "_to_copy" in str(node.args[0]))
     cast, wait = node.args[0], g.wait_of(node)
@@ -186,7 +186,7 @@ def cast_after_the_gather(g: Surgeon) -> list[Site]:
 
 
 @row("ours: DDP against FSDP", needs=(ranks(2),))
-def all_reduce_for_reduce_scatter(g: Surgeon) -> list[Site]:
+def all_reduce_for_reduce_scatter(g: GraphEditor) -> list[Site]:
     """a gradient is summed whole on every rank, in rank order, and its rows kept."""
     node = g.find("reduce_scatter_tensor", direction="backward")
     wait = g.wait_of(node)
@@ -198,7 +198,7 @@ def all_reduce_for_reduce_scatter(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT, needs=(EXPERTS,))
-def counts_through_float64(g: Surgeon) -> list[Site]:
+def counts_through_float64(g: GraphEditor) -> list[Site]:
     """integer counts go through float64."""
     node = g.find("sum", ".*router", where=lambda node: not g.is_floating(node))
     wide = g.after(node, "aten._to_copy.default", dtype=g.dtype("float64"))
@@ -207,7 +207,7 @@ def counts_through_float64(g: Surgeon) -> list[Site]:
 
 
 @row("ours: only time differs", needs=(ranks(2),))
-def late_on_one_rank(g: Surgeon) -> list[Site]:
+def late_on_one_rank(g: GraphEditor) -> list[Site]:
     """the last rank is late for a collective."""
     node = g.find("reduce_scatter_tensor", direction="backward")
     g.before(node, node.args[0], g.kernel("slept_on_last_rank"))
@@ -215,7 +215,7 @@ def late_on_one_rank(g: Surgeon) -> list[Site]:
 
 
 @row(EXACT, needs=(CHUNKED,))
-def joined_in_two_steps(g: Surgeon) -> list[Site]:
+def joined_in_two_steps(g: GraphEditor) -> list[Site]:
     """chunks are joined in two steps."""
     node = g.require(g.joins(), "chunks that are joined")
     first, second = node.args[0]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from bitproof.harness.disturb.entry import BUCKETS, FLOAT32, Site, ranks, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, GraphEditor
 
 
-def _alike_parts(g: Surgeon, split: Call) -> list[tuple[Call, Call]]:
+def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
     parts = sorted(split.users, key=lambda part: part.args[1])
     sizes = split.args[1]
     return [
@@ -31,7 +31,7 @@ def _total(node: Call) -> Call:
     return node
 
 
-def _through(g: Surgeon, nodes: list[Call], depth: int = 4) -> list[Site]:
+def _through(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
     """The places of the calls that read some nodes, through the next few calls."""
     sites, reached = [], nodes
     for _ in range(depth):
@@ -40,7 +40,7 @@ def _through(g: Surgeon, nodes: list[Call], depth: int = 4) -> list[Site]:
     return sites
 
 
-def _parts_exchanged(g: Surgeon, name: str, direction: str) -> list[Site]:
+def _parts_exchanged(g: GraphEditor, name: str, direction: str) -> list[Site]:
     splits = [x for x in g.all(name, direction=direction) if "default" in x.name and len(x.args[1]) > 1]
     pairs = [pair for split in splits for pair in _alike_parts(g, split)]
     one, other = g.require(pairs, "a bucket with two parameters of one size")
@@ -49,28 +49,28 @@ def _parts_exchanged(g: Surgeon, name: str, direction: str) -> list[Site]:
     return [g.site(split), g.site(one), g.site(other), *_through(g, [one, other])]
 
 
-def _bucket_of_gathers(g: Surgeon) -> Call:
+def _bucket_of_gathers(g: GraphEditor) -> Call:
     return g.require([x for x in g.all("split_with_sizes_copy") if len(x.args[1]) > 1], "a bucket of all-gathers")
 
 
-def _bucket_of_reductions(g: Surgeon) -> Call:
+def _bucket_of_reductions(g: GraphEditor) -> Call:
     launches = g.launches("reduce_scatter_tensor", "backward")
     found = [x.args[0] for x in launches if "cat" in x.args[0].name and x.args[2] > 1]
     return g.require(found or [x.args[0] for x in launches if "cat" in x.args[0].name], "a bucket of reduce-scatters")
 
 
-def _gather(g: Surgeon) -> Call:
+def _gather(g: GraphEditor) -> Call:
     return g.find("all_gather_into_tensor", where=lambda node: node.args[1] > 1)
 
 
 @row("ours: packed by name, unpacked by position", needs=(BUCKETS,))
-def gathered_parts_exchanged(g: Surgeon) -> list[Site]:
+def gathered_parts_exchanged(g: GraphEditor) -> list[Site]:
     """two parameters of one size change places in a gathered bucket."""
     return _parts_exchanged(g, "split_with_sizes_copy", "forward")
 
 
 @row("ours: an offset without its padding", needs=(BUCKETS,))
-def gathered_bucket_shifted(g: Surgeon) -> list[Site]:
+def gathered_bucket_shifted(g: GraphEditor) -> list[Site]:
     """a gathered bucket is unpacked one element off."""
     node = _bucket_of_gathers(g)
     g.before(node, node.args[0], "aten.roll.default", [1], [1])
@@ -78,13 +78,13 @@ def gathered_bucket_shifted(g: Surgeon) -> list[Site]:
 
 
 @row("ours: packed by name, unpacked by position", needs=(BUCKETS,), kinds=("grad",))
-def reduced_parts_exchanged(g: Surgeon) -> list[Site]:
+def reduced_parts_exchanged(g: GraphEditor) -> list[Site]:
     """two gradients of one size change places in a reduced bucket."""
     return _parts_exchanged(g, "split_with_sizes", "backward")
 
 
 @row("DeepSpeed #7985: what comes last is not in what is reduced", needs=(BUCKETS,), kinds=("grad",))
-def bucket_forgets_its_last_gradient(g: Surgeon) -> list[Site]:
+def bucket_forgets_its_last_gradient(g: GraphEditor) -> list[Site]:
     """a bucket is reduced before its last gradient is in it."""
     node = _bucket_of_reductions(g)
     *others, last = node.args[0]
@@ -94,7 +94,7 @@ def bucket_forgets_its_last_gradient(g: Surgeon) -> list[Site]:
 
 
 @row("ours: both chunks' gradients mapped to one node", needs=(BUCKETS,), kinds=("grad",))
-def bucket_holds_a_gradient_twice(g: Surgeon) -> list[Site]:
+def bucket_holds_a_gradient_twice(g: GraphEditor) -> list[Site]:
     """one gradient lies in two places of a bucket."""
     node = _bucket_of_reductions(g)
     parts = list(node.args[0])
@@ -106,7 +106,7 @@ def bucket_holds_a_gradient_twice(g: Surgeon) -> list[Site]:
 
 
 @row("ours: two orders of one list", needs=(BUCKETS,), kinds=("grad",))
-def bucket_packed_in_reverse(g: Surgeon) -> list[Site]:
+def bucket_packed_in_reverse(g: GraphEditor) -> list[Site]:
     """a bucket is packed from the last gradient and unpacked from the first."""
     node = _bucket_of_reductions(g)
     node.args = (list(reversed(node.args[0])), *node.args[1:])
@@ -114,7 +114,7 @@ def bucket_packed_in_reverse(g: Surgeon) -> list[Site]:
 
 
 @row("ours: shards of uneven size taken for even ones", needs=(ranks(2),))
-def shards_one_row_off(g: Surgeon) -> list[Site]:
+def shards_one_row_off(g: GraphEditor) -> list[Site]:
     """a gathered parameter's rows are one off."""
     node = _gather(g)
     g.after(g.wait_of(node), "aten.roll.default", [1], [0])
@@ -122,7 +122,7 @@ def shards_one_row_off(g: Surgeon) -> list[Site]:
 
 
 @row("FSDP's param_dtype", needs=(FLOAT32,))
-def gathered_in_bfloat16(g: Surgeon) -> list[Site]:
+def gathered_in_bfloat16(g: GraphEditor) -> list[Site]:
     """a parameter is gathered in bfloat16 for a step in float32."""
     node = _gather(g)
     narrow = g.before(node, node.args[0], "aten._to_copy.default", dtype=g.dtype("bfloat16"))
@@ -131,7 +131,7 @@ def gathered_in_bfloat16(g: Surgeon) -> list[Site]:
 
 
 @row("FSDP's reduce_dtype, one cast too early", needs=(FLOAT32,), kinds=("grad",))
-def gradient_cast_before_its_reduction(g: Surgeon) -> list[Site]:
+def gradient_cast_before_its_reduction(g: GraphEditor) -> list[Site]:
     """a gradient is rounded to bfloat16 before it is reduced in float32."""
     node = g.find("reduce_scatter_tensor", direction="backward")
     narrow = g.before(node, node.args[0], "aten._to_copy.default", dtype=g.dtype("bfloat16"))
@@ -140,7 +140,7 @@ def gradient_cast_before_its_reduction(g: Surgeon) -> list[Site]:
 
 
 @row("ours: resharding after forward, without the gather before backward", kinds=("grad",))
-def gathered_parameter_freed_early(g: Surgeon) -> list[Site]:
+def gathered_parameter_freed_early(g: GraphEditor) -> list[Site]:
     """a gathered parameter's memory is written before backward reads it."""
     again = [x for x in g.calls if g.site(x).operator == "t" and g.site(x).direction == "backward"]
     again = [x for x in again if g.site(x.all_input_nodes[0]).operator == "t"]

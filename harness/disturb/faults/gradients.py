@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, Need, Site, ranks, row, steps
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, GraphEditor
 
 REDUCED_APART = Need(
     lambda case: case.chunking is not None and not case.chunking.early_grad_accumulation and not case.pipeline.bucket,
@@ -19,11 +19,11 @@ ODD_RANKS = Need(
 )
 
 
-def _sum(g: Surgeon) -> Call:
+def _sum(g: GraphEditor) -> Call:
     return g.require(g.sums_of_chunks(), "gradients that are sums of both chunks' own")
 
 
-def _kept(g: Surgeon, index: int) -> list[Site]:
+def _kept(g: GraphEditor, index: int) -> list[Site]:
     node = _sum(g)
     kept = node.args[index]
     sites = [*g.sites(node), g.site(kept), *g.readers(node)]
@@ -31,31 +31,31 @@ def _kept(g: Surgeon, index: int) -> list[Site]:
     return sites
 
 
-def _not_averaged(g: Surgeon) -> list[Site]:
+def _not_averaged(g: GraphEditor) -> list[Site]:
     node = g.find("full_like", direction="backward")
     node.args = (node.args[0], 1.0)
     return g.sites(node)
 
 
-def _gradient_of(g: Surgeon, at: str = ".*") -> Call:
+def _gradient_of(g: GraphEditor, at: str = ".*") -> Call:
     """A gradient that is one reduce-scatter's result, of a parameter in a module of such a name."""
     return g.find("wait_tensor", at, direction="backward", where=lambda node: "reduce_scatter" in str(node.args[0]))
 
 
 @row("DeepSpeed #7985: the last micro-batch's gradient is not in what is reduced", needs=(CHUNKED,), kinds=("grad",))
-def gradient_of_chunk_1_forgotten(g: Surgeon) -> list[Site]:
+def gradient_of_chunk_1_forgotten(g: GraphEditor) -> list[Site]:
     """a parameter's gradient is chunk 0's alone."""
     return _kept(g, 0)
 
 
 @row("Megatron-LM #3023: what accumulates and what is stored, mixed up", needs=(CHUNKED,), kinds=("grad",))
-def gradient_of_chunk_0_overwritten(g: Surgeon) -> list[Site]:
+def gradient_of_chunk_0_overwritten(g: GraphEditor) -> list[Site]:
     """chunk 1's gradient is stored where it should be added."""
     return _kept(g, 1)
 
 
 @row("ours: both summands mapped to one node", needs=(CHUNKED,), kinds=("grad",))
-def gradient_of_chunk_0_counted_twice(g: Surgeon) -> list[Site]:
+def gradient_of_chunk_0_counted_twice(g: GraphEditor) -> list[Site]:
     """chunk 0's gradient is added to itself."""
     node = _sum(g)
     node.args = (node.args[0], node.args[0])
@@ -67,7 +67,7 @@ def gradient_of_chunk_0_counted_twice(g: Surgeon) -> list[Site]:
     needs=(REDUCED_APART, ranks(2)),
     kinds=("grad",),
 )
-def gradients_added_before_reduction(g: Surgeon) -> list[Site]:
+def gradients_added_before_reduction(g: GraphEditor) -> list[Site]:
     """both chunks' gradients are added before they are reduced over ranks."""
     sites, order = [], {node: index for index, node in enumerate(g.graph.nodes)}
     for node in g.sums_of_chunks():
@@ -83,7 +83,7 @@ def gradients_added_before_reduction(g: Surgeon) -> list[Site]:
 
 
 @row("trl #2175: accumulation in 16 bits", needs=(REDUCED_APART,), kinds=("grad",))
-def chunk_gradients_added_in_bfloat16(g: Surgeon) -> list[Site]:
+def chunk_gradients_added_in_bfloat16(g: GraphEditor) -> list[Site]:
     """two reduced gradients in float32 are added in bfloat16."""
     node = _sum(g)
     sites = g.sites(node, "_to_copy")
@@ -99,13 +99,13 @@ def chunk_gradients_added_in_bfloat16(g: Surgeon) -> list[Site]:
     needs=(ranks(2),),
     kinds=("grad",),
 )
-def gradient_not_averaged(g: Surgeon) -> list[Site]:
+def gradient_not_averaged(g: GraphEditor) -> list[Site]:
     """gradients are sums over data ranks, not means."""
     return _not_averaged(g)
 
 
 @row("pytorch #155903, VeOmni #1079: two parts of a system average", kinds=("grad",))
-def gradient_divided_twice(g: Surgeon) -> list[Site]:
+def gradient_divided_twice(g: GraphEditor) -> list[Site]:
     """a gradient that is a mean is divided by the number of ranks again."""
     node = _gradient_of(g)
     g.after(node, "aten.div.Tensor", 3.0 if g.ranks == 1 else float(g.ranks))
@@ -117,7 +117,7 @@ def gradient_divided_twice(g: Surgeon) -> list[Site]:
     sees=(ODD_RANKS,),
     kinds=("grad",),
 )
-def gradient_averaged_after_the_sum(g: Surgeon) -> list[Site]:
+def gradient_averaged_after_the_sum(g: GraphEditor) -> list[Site]:
     """gradients are divided by the number of ranks after their reduction, not before."""
     sites = _not_averaged(g)
     size = g.case.parallelism.data_ranks
@@ -127,7 +127,7 @@ def gradient_averaged_after_the_sum(g: Surgeon) -> list[Site]:
 
 
 @row("verl #7493: gradient synchronization silently off", needs=(ranks(2), REDUCED_APART), kinds=("grad",))
-def gradient_not_reduced(g: Surgeon) -> list[Site]:
+def gradient_not_reduced(g: GraphEditor) -> list[Site]:
     """each rank keeps its own rows of one gradient, unsummed."""
     node = _gradient_of(g)
     launch = node.all_input_nodes[0]
@@ -142,7 +142,7 @@ def gradient_not_reduced(g: Surgeon) -> list[Site]:
     needs=(EXPERTS,),
     kinds=("grad",),
 )
-def router_untrained(g: Surgeon) -> list[Site]:
+def router_untrained(g: GraphEditor) -> list[Site]:
     """the gradient of the routing weights is zero."""
     node = g.find("sum", r".*moe", direction="backward")
     g.after(node, "aten.mul.Scalar", 0.0)
@@ -150,7 +150,7 @@ def router_untrained(g: Surgeon) -> list[Site]:
 
 
 @row("transformers #48205: partial gradients that are never summed", kinds=("grad",))
-def gradient_of_a_branch_lost(g: Surgeon) -> list[Site]:
+def gradient_of_a_branch_lost(g: GraphEditor) -> list[Site]:
     """where two branches' gradients meet, one is dropped."""
     found = g.all("add", "", direction="backward", where=lambda node: node not in g.gradients)
     node = g.require([x for x in found if x not in g.sums_of_chunks()], "a gradient of two branches")
@@ -160,7 +160,7 @@ def gradient_of_a_branch_lost(g: Surgeon) -> list[Site]:
 
 
 @row("Megatron-LM #5916: gradients of unlike parts mix; ours, outputs in another order", kinds=("grad",))
-def gradients_exchanged(g: Surgeon) -> list[Site]:
+def gradients_exchanged(g: GraphEditor) -> list[Site]:
     """two parameters of one shape have each other's gradient."""
     output = g.graph.output_node()
     loss, *gradients = g.outputs
@@ -178,7 +178,7 @@ def gradients_exchanged(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a double buffer read one step late", needs=(steps(2),), kinds=("grad",))
-def gradient_of_the_step_before(g: Surgeon) -> list[Site]:
+def gradient_of_the_step_before(g: GraphEditor) -> list[Site]:
     """from the second step on a gradient is the one of the step before."""
     node = _gradient_of(g)
     g.after(node, g.kernel("of_step_before"), node.name)
@@ -186,7 +186,7 @@ def gradient_of_the_step_before(g: Surgeon) -> list[Site]:
 
 
 @row("DeepSpeed #7839: zero_grad is skipped", needs=(steps(2),), kinds=("grad",))
-def gradient_not_zeroed(g: Surgeon) -> list[Site]:
+def gradient_not_zeroed(g: GraphEditor) -> list[Site]:
     """from the second step on a gradient has all earlier ones added."""
     node = _gradient_of(g)
     g.after(node, g.kernel("with_step_before"), node.name)
@@ -194,7 +194,7 @@ def gradient_not_zeroed(g: Surgeon) -> list[Site]:
 
 
 @row("DeepSpeed #8475: the norm that clips is not that of the whole gradient", kinds=("grad",))
-def gradient_clipped_by_own_norm(g: Surgeon) -> list[Site]:
+def gradient_clipped_by_own_norm(g: GraphEditor) -> list[Site]:
     """a gradient is clipped by the norm of what one rank holds of it."""
     node = _gradient_of(g)
     g.after(node, g.kernel("clipped"), 1e-6)
@@ -203,7 +203,7 @@ def gradient_clipped_by_own_norm(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a flag of the operator", kinds=("grad",))
-def embedding_gradient_by_frequency(g: Surgeon) -> list[Site]:
+def embedding_gradient_by_frequency(g: GraphEditor) -> list[Site]:
     """a token's embedding gradient is divided by how often the token occurs."""
     node = g.find("embedding_dense_backward", direction="backward")
     node.args = (*node.args[:4], True)
@@ -211,7 +211,7 @@ def embedding_gradient_by_frequency(g: Surgeon) -> list[Site]:
 
 
 @row("unsloth and transformers #34191: means of means in gradient accumulation", kinds=("grad",))
-def gradient_averaged_over_rows(g: Surgeon) -> list[Site]:
+def gradient_averaged_over_rows(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is a mean over rows where it is a sum."""
     node = g.find("sum", r".*norm", direction="backward", where=lambda node: len(node.args[1]) == 2)
     sites = g.sites(node, "mean")

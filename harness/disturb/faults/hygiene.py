@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from bitproof.harness.disturb.entry import Need, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Surgeon
+    from bitproof.harness.disturb.graph_editor import GraphEditor
 
 ATTENDS = Need(lambda case: case.model.family == "deepseek_v3" and case.model.attention == "sdpa", "latent attention")
 REUSE = "pytorch #108811: memory that is written while it is still to be read"
 
 
 @row(REUSE, kinds=("grad",))
-def activation_overwritten_in_place(g: Surgeon) -> list[Site]:
+def activation_overwritten_in_place(g: GraphEditor) -> list[Site]:
     """silu is taken in place of what backward reads."""
     node = g.find("silu", where=lambda node: any("backward" in user.name for user in node.args[0].users))
     sites = g.sites(node, "silu_")
@@ -25,7 +25,7 @@ def activation_overwritten_in_place(g: Surgeon) -> list[Site]:
 
 
 @row(REUSE)
-def activation_freed_early(g: Surgeon) -> list[Site]:
+def activation_freed_early(g: GraphEditor) -> list[Site]:
     """an activation's memory is written before its last reader."""
     node = g.find("silu")
     last = next(user for user in reversed(list(node.users)) if "mul" in user.name)
@@ -34,7 +34,7 @@ def activation_freed_early(g: Surgeon) -> list[Site]:
 
 
 @row("ours: common subexpressions told apart by operator and shape alone")
-def unlike_tables_merged(g: Surgeon) -> list[Site]:
+def unlike_tables_merged(g: GraphEditor) -> list[Site]:
     """sines are read from the table of cosines."""
     one, other = (g.find("index", r".*rope", turn=turn) for turn in (0, 1))
     sites = [*g.sites(other), *g.readers(other), *(site for user in other.users for site in g.readers(user))]
@@ -43,7 +43,7 @@ def unlike_tables_merged(g: Surgeon) -> list[Site]:
 
 
 @row("ours: common subexpressions told apart by operator and shape alone")
-def unlike_norms_merged(g: Surgeon) -> list[Site]:
+def unlike_norms_merged(g: GraphEditor) -> list[Site]:
     """two norms share one's root mean square."""
     found = g.all("rsqrt", r".*norm")
     pairs = [pair for pair in itertools.pairwise(found) if g.alike(*pair)]
@@ -54,7 +54,7 @@ def unlike_norms_merged(g: Surgeon) -> list[Site]:
 
 
 @row("ours: transposes that cancel, miscounted")
-def weight_not_transposed(g: Surgeon) -> list[Site]:
+def weight_not_transposed(g: GraphEditor) -> list[Site]:
     """a square weight is read without its transpose."""
 
     def is_square(node: object) -> bool:
@@ -68,7 +68,7 @@ def weight_not_transposed(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a view of what was not contiguous", needs=(ATTENDS,))
-def heads_scrambled(g: Surgeon) -> list[Site]:
+def heads_scrambled(g: GraphEditor) -> list[Site]:
     """heads are put together without the transpose before."""
     node = g.find("transpose", r".*attention", where=lambda node: "getitem" in str(node.args[0]))
     found = [x for x in g.all("transpose", r".*attention") if any("view" in user.name for user in x.users)]
@@ -81,7 +81,7 @@ def heads_scrambled(g: Surgeon) -> list[Site]:
 
 
 @row("ours: two results of one call", needs=(ATTENDS,))
-def parts_exchanged(g: Surgeon) -> list[Site]:
+def parts_exchanged(g: GraphEditor) -> list[Site]:
     """of a query, the part that is rotated and the part that is not are exchanged."""
     node = g.find("split_with_sizes", r".*attention", where=lambda node: len(set(node.args[1])) == 1)
     for part in list(node.users):
@@ -92,7 +92,7 @@ def parts_exchanged(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a rule for sums applied to differences")
-def operands_exchanged(g: Surgeon) -> list[Site]:
+def operands_exchanged(g: GraphEditor) -> list[Site]:
     """a difference is taken the other way round."""
     node = g.find("sub", r".*rope")
     node.args = (node.args[1], node.args[0])
@@ -100,7 +100,7 @@ def operands_exchanged(g: Surgeon) -> list[Site]:
 
 
 @row("ours: inputs in another order")
-def parameter_of_another(g: Surgeon) -> list[Site]:
+def parameter_of_another(g: GraphEditor) -> list[Site]:
     """a module reads another one's parameter of the same shape."""
     casts = [x for x in g.calls if x.all_input_nodes[:1] and x.all_input_nodes[0].op == "placeholder"]
     casts = [x for x in casts if g.is_floating(x)]
@@ -120,7 +120,7 @@ def parameter_of_another(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a simplification that takes a factor for 1", kinds=("grad",))
-def constant_factor_dropped(g: Surgeon) -> list[Site]:
+def constant_factor_dropped(g: GraphEditor) -> list[Site]:
     """a constant factor of a norm's gradient is lost."""
     node = g.find("mul", r".*norm", direction="backward", where=lambda node: isinstance(node.args[1], float))
     sites = [*g.sites(node), *g.readers(node)]
@@ -129,7 +129,7 @@ def constant_factor_dropped(g: Surgeon) -> list[Site]:
 
 
 @row("ours: rows joined along one dim and reshaped where they are to be transposed", kinds=("grad",))
-def viewed_for_transposed(g: Surgeon) -> list[Site]:
+def viewed_for_transposed(g: GraphEditor) -> list[Site]:
     """a weight gradient has the transpose's shape, and its own order of elements."""
     node = g.find("t", direction="backward", where=lambda node: "mm" in str(node.args[0]))
     shape = [int(size) for size in reversed(g.value(node.args[0]).shape)]

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, OFFLOADS, RECOMPUTES, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, GraphEditor
 
 RELOAD = "reload"
 
 
-def _again(g: Surgeon, name: str) -> Call:
+def _again(g: GraphEditor, name: str) -> Call:
     """A recomputed call, of chunk 1 where there is one."""
     found = g.recomputed(name)
     found = [node for node in found if node.meta.get("chunk") == 1] or found
     return g.require(found, f"a recomputed {name}")
 
 
-def _both(g: Surgeon, node: Call, *operators: str) -> list[Site]:
+def _both(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
     """A recomputed call's places: it repeats forward, for backward."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
     sites += [g.site(read, name) for read in node.all_input_nodes[:1] for name in operators]  # what is new lies there
@@ -27,7 +27,7 @@ def _both(g: Surgeon, node: Call, *operators: str) -> list[Site]:
 
 
 @row("ours: a setting that recomputation does not see", needs=(RECOMPUTES,), kinds=("grad",))
-def recomputed_with_another_epsilon(g: Surgeon) -> list[Site]:
+def recomputed_with_another_epsilon(g: GraphEditor) -> list[Site]:
     """a norm is computed again with another epsilon."""
     found = [x for x in g.recomputed("add") if isinstance(x.args[1], float)]
     node = g.require(found, "a recomputed norm")
@@ -36,7 +36,7 @@ def recomputed_with_another_epsilon(g: Surgeon) -> list[Site]:
 
 
 @row("TTrace's kind: activation recomputation from a wrong input", needs=(RECOMPUTES, CHUNKED), kinds=("grad",))
-def recomputed_from_the_other_chunk(g: Surgeon) -> list[Site]:
+def recomputed_from_the_other_chunk(g: GraphEditor) -> list[Site]:
     """chunk 1's recomputation starts from what chunk 0 saved."""
     for node in g.recomputed():
         if node.meta.get("chunk") == 1 and g.is_floating(node) and "view" not in node.name:
@@ -49,7 +49,7 @@ def recomputed_from_the_other_chunk(g: Surgeon) -> list[Site]:
 
 
 @row("TTrace's kind: a cast that recomputation takes otherwise", needs=(RECOMPUTES,), kinds=("grad",))
-def recomputed_in_bfloat16(g: Surgeon) -> list[Site]:
+def recomputed_in_bfloat16(g: GraphEditor) -> list[Site]:
     """a root is computed again in bfloat16."""
     node = _again(g, "rsqrt")
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
@@ -58,7 +58,7 @@ def recomputed_in_bfloat16(g: Surgeon) -> list[Site]:
 
 
 @row("ours: decomposed in backward alone", needs=(RECOMPUTES,), kinds=("grad",))
-def recomputed_by_another_formula(g: Surgeon) -> list[Site]:
+def recomputed_by_another_formula(g: GraphEditor) -> list[Site]:
     """silu is computed again as x times sigmoid(x)."""
     node = _again(g, "silu")
     sites = _both(g, node, "sigmoid", "mul")
@@ -67,7 +67,7 @@ def recomputed_by_another_formula(g: Surgeon) -> list[Site]:
 
 
 @row("torchtitan #1593 and NeMo Automodel #3247", needs=(RECOMPUTES, EXPERTS), kinds=("buffer",))
-def recomputation_counts_tokens(g: Surgeon) -> list[Site]:
+def recomputation_counts_tokens(g: GraphEditor) -> list[Site]:
     """recomputation counts a chunk's tokens again."""
     node = g.find("add_", r".*moe")
     first = g.require(g.recomputed(), "recomputed calls")
@@ -77,7 +77,7 @@ def recomputation_counts_tokens(g: Surgeon) -> list[Site]:
 
 
 @row("NeMo Automodel #2635: a recomputed router chooses other experts", needs=(RECOMPUTES, EXPERTS), kinds=("grad",))
-def recomputation_routes_otherwise(g: Surgeon) -> list[Site]:
+def recomputation_routes_otherwise(g: GraphEditor) -> list[Site]:
     """recomputed weights are those of a token's slots in another order."""
     node = _again(g, "gather")
     g.before(node, node.args[2], "aten.flip.default", [1])
@@ -85,7 +85,7 @@ def recomputation_routes_otherwise(g: Surgeon) -> list[Site]:
 
 
 @row("ours: host buffers by shape", needs=(OFFLOADS,), kinds=("grad",))
-def another_activation_reloaded(g: Surgeon) -> list[Site]:
+def another_activation_reloaded(g: GraphEditor) -> list[Site]:
     """one activation comes back from host memory in place of another."""
     waits = [x for x in g.calls if str(x.target).startswith("bitproof.wait_reload") and g.is_floating(x)]
     pairs = [(one, other) for i, one in enumerate(waits) for other in waits[i + 1 :] if g.alike(one, other)]
@@ -97,7 +97,7 @@ def another_activation_reloaded(g: Surgeon) -> list[Site]:
 
 
 @row("ours: half the bytes", needs=(OFFLOADS,), kinds=("grad",))
-def offloaded_in_bfloat16(g: Surgeon) -> list[Site]:
+def offloaded_in_bfloat16(g: GraphEditor) -> list[Site]:
     """an activation in float32 is kept in bfloat16 meanwhile."""
     found = [x for x in g.calls if str(x.target).startswith("bitproof.offload") and g.is_floating(x)]
     wide = [x for x in found if str(g.value(x).dtype) == "torch.float32"]
@@ -112,7 +112,7 @@ def offloaded_in_bfloat16(g: Surgeon) -> list[Site]:
     needs=(OFFLOADS,),
     kinds=("grad",),
 )
-def host_buffer_overwritten(g: Surgeon) -> list[Site]:
+def host_buffer_overwritten(g: GraphEditor) -> list[Site]:
     """an activation's host memory is written before it comes back."""
     found = [x for x in g.calls if str(x.target).startswith("bitproof.reload") and g.is_floating(x)]
     node = g.require(found, "an offloaded activation")

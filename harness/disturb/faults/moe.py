@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, FLOAT32, Need, Site, ranks, row, steps
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Call, Surgeon
+    from bitproof.harness.disturb.graph_editor import Call, GraphEditor
     from bitproof.harness.disturb.tamper import TamperedCall
 
 EXPERT_RANKS = Need(lambda case: case.parallelism.ep > 1, "expert parallelism")
@@ -18,7 +18,7 @@ MANY_ROWS = Need(
 RECOMPUTE = "torchtitan #1593 and NeMo Automodel #3247: recomputation counts tokens again"
 
 
-def _count(g: Surgeon, chunk: int | None = None) -> Call:
+def _count(g: GraphEditor, chunk: int | None = None) -> Call:
     return g.find("add_", r".*moe", chunk=chunk)
 
 
@@ -26,7 +26,7 @@ def _is_biased(node: Call) -> bool:
     return any(x.op == "placeholder" for x in node.all_input_nodes)
 
 
-def _router_through(g: Surgeon, dtype: str) -> list[Site]:
+def _router_through(g: GraphEditor, dtype: str) -> list[Site]:
     node = g.find("mm", r".*router")
     sites = g.sites(node, "_to_copy")
     g.instead(node, g.kernel("mm_through"), *node.args, g.dtype(dtype))
@@ -34,7 +34,7 @@ def _router_through(g: Surgeon, dtype: str) -> list[Site]:
 
 
 @row("ours: a mutation lost in functionalization", needs=(EXPERTS,), kinds=("buffer",))
-def tokens_not_counted(g: Surgeon) -> list[Site]:
+def tokens_not_counted(g: GraphEditor) -> list[Site]:
     """a chunk's tokens are not counted: its write into the buffer was dropped."""
     node = _count(g)
     sites = [*g.sites(node), *g.readers(node)]
@@ -43,7 +43,7 @@ def tokens_not_counted(g: Surgeon) -> list[Site]:
 
 
 @row(RECOMPUTE, needs=(EXPERTS,), kinds=("buffer",))
-def tokens_counted_twice(g: Surgeon) -> list[Site]:
+def tokens_counted_twice(g: GraphEditor) -> list[Site]:
     """a chunk's tokens are counted twice."""
     node = _count(g)
     g.make_before(node, node.target, *node.args)
@@ -51,7 +51,7 @@ def tokens_counted_twice(g: Surgeon) -> list[Site]:
 
 
 @row("ours: both chunks' writes with one operand", needs=(EXPERTS, CHUNKED), kinds=("buffer",))
-def chunk_1_counts_chunk_0s_tokens(g: Surgeon) -> list[Site]:
+def chunk_1_counts_chunk_0s_tokens(g: GraphEditor) -> list[Site]:
     """chunk 1 adds chunk 0's counts."""
     node = _count(g, 1)
     node.args = (node.args[0], g.twin(node.args[1]))
@@ -59,7 +59,7 @@ def chunk_1_counts_chunk_0s_tokens(g: Surgeon) -> list[Site]:
 
 
 @row("ours; blind wherever no expert gets more than 256 tokens", needs=(EXPERTS,), sees=(MANY_ROWS,), kinds=("buffer",))
-def tokens_counted_in_bfloat16(g: Surgeon) -> list[Site]:
+def tokens_counted_in_bfloat16(g: GraphEditor) -> list[Site]:
     """counts are kept in bfloat16, which has no odd number above 256."""
     node = _count(g)
     buffer, counts = node.args
@@ -71,7 +71,7 @@ def tokens_counted_in_bfloat16(g: Surgeon) -> list[Site]:
 
 
 @row("ours; blind wherever no expert gets more than 255 tokens", needs=(EXPERTS,), sees=(MANY_ROWS,), kinds=("buffer",))
-def tokens_counted_in_bytes(g: Surgeon) -> list[Site]:
+def tokens_counted_in_bytes(g: GraphEditor) -> list[Site]:
     """counts are kept in eight bits."""
     node = _count(g)
     counts = node.args[1]
@@ -84,7 +84,7 @@ def tokens_counted_in_bytes(g: Surgeon) -> list[Site]:
     needs=(EXPERTS, EXPERT_RANKS),
     kinds=("buffer",),
 )
-def tokens_of_the_group_counted(g: Surgeon) -> list[Site]:
+def tokens_of_the_group_counted(g: GraphEditor) -> list[Site]:
     """a rank counts the tokens of its whole expert group as its own."""
     node = _count(g)
     sites = [*g.sites(node, "all_reduce"), g.site(node.args[1], "all_reduce")]
@@ -94,7 +94,7 @@ def tokens_of_the_group_counted(g: Surgeon) -> list[Site]:
 
 
 @row("ours, against arXiv:2408.15664; the bias is zero at the first step", needs=(EXPERTS, steps(2)))
-def experts_weighted_by_biased_scores(g: Surgeon) -> list[Site]:
+def experts_weighted_by_biased_scores(g: GraphEditor) -> list[Site]:
     """the balancing bias enters the weights, not only the choice."""
     node = g.find("gather", r".*router")
     biased = g.find("add", r".*router", where=_is_biased)
@@ -103,7 +103,7 @@ def experts_weighted_by_biased_scores(g: Surgeon) -> list[Site]:
 
 
 @row("ours; seen only where the bias changes a choice", needs=(EXPERTS, steps(2)), kinds=("loss", "grad", "buffer"))
-def balancing_bias_ignored(g: Surgeon) -> list[Site]:
+def balancing_bias_ignored(g: GraphEditor) -> list[Site]:
     """experts are chosen without the balancing bias."""
     node = g.find("add", r".*router", where=_is_biased)
     sites = [*g.sites(node), *g.readers(node), g.site(node, "topk"), g.site(node, "masked_fill")]
@@ -112,7 +112,7 @@ def balancing_bias_ignored(g: Surgeon) -> list[Site]:
 
 
 @row("TrainCheck's kind: a step of the recipe left out", needs=(EXPERTS,))
-def weights_not_normalized(g: Surgeon) -> list[Site]:
+def weights_not_normalized(g: GraphEditor) -> list[Site]:
     """a token's weights are not divided by their sum."""
     node = g.find("div", r".*router")
     sites = [*g.sites(node), *g.readers(node)]
@@ -121,7 +121,7 @@ def weights_not_normalized(g: Surgeon) -> list[Site]:
 
 
 @row("ours: two exact-looking operations in another order", needs=(EXPERTS,), sees=(FLOAT32,))
-def weights_scaled_before_they_are_normalized(g: Surgeon) -> list[Site]:
+def weights_scaled_before_they_are_normalized(g: GraphEditor) -> list[Site]:
     """weights are scaled and then divided by their sum, not the other way round."""
     node = g.find("mul", r".*router", where=lambda node: isinstance(node.args[1], float))
     ratio = node.args[0]
@@ -133,7 +133,7 @@ def weights_scaled_before_they_are_normalized(g: Surgeon) -> list[Site]:
 
 
 @row("ours: another order of three summands", needs=(EXPERTS,), sees=(FLOAT32,))
-def experts_summed_from_the_other_end(g: Surgeon) -> list[Site]:
+def experts_summed_from_the_other_end(g: GraphEditor) -> list[Site]:
     """a token's experts are summed from the last slot to the first."""
     node = g.find("unbind", r".*moe")
     parts = sorted(node.users, key=lambda part: part.args[1])
@@ -145,19 +145,19 @@ def experts_summed_from_the_other_end(g: Surgeon) -> list[Site]:
 @row(
     "Switch Transformer, arXiv:2101.03961, section 2.4: routers need float32; autocast takes it away", needs=(EXPERTS,)
 )
-def router_in_bfloat16(g: Surgeon) -> list[Site]:
+def router_in_bfloat16(g: GraphEditor) -> list[Site]:
     """router scores are computed in bfloat16."""
     return _router_through(g, "bfloat16")
 
 
 @row("Megatron-LM's router dtype fp64, where the reference has float32", needs=(EXPERTS,), sees=(FLOAT32,))
-def router_in_float64(g: Surgeon) -> list[Site]:
+def router_in_float64(g: GraphEditor) -> list[Site]:
     """router scores are computed in float64."""
     return _router_through(g, "float64")
 
 
 @row("ours, against arXiv:2412.19437", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
-def expert_groups_ignored(g: Surgeon) -> list[Site]:
+def expert_groups_ignored(g: GraphEditor) -> list[Site]:
     """experts outside of the top groups stay eligible."""
     node = g.find("masked_fill", r".*router")
     sites = [*g.sites(node), g.site(node, "topk"), *g.readers(node)]
@@ -166,7 +166,7 @@ def expert_groups_ignored(g: Surgeon) -> list[Site]:
 
 
 @row("ours: an off-by-one", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
-def one_expert_group_too_few(g: Surgeon) -> list[Site]:
+def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
     """one group of experts fewer stays eligible."""
     node = g.find("topk", r".*router", turn=1)
     node.args = (node.args[0], 1, *node.args[2:])
@@ -174,7 +174,7 @@ def one_expert_group_too_few(g: Surgeon) -> list[Site]:
 
 
 @row("ours: the wrong side of a search", needs=(EXPERTS, EXPERT_RANKS))
-def border_rows_to_the_neighbour(g: Surgeon) -> list[Site]:
+def border_rows_to_the_neighbour(g: GraphEditor) -> list[Site]:
     """an expert's first row counts as its neighbour's."""
     node = g.find("searchsorted", r".*experts")
     node.kwargs = dict(node.kwargs) | {"right": False}
@@ -182,7 +182,7 @@ def border_rows_to_the_neighbour(g: Surgeon) -> list[Site]:
 
 
 @row("transformers #48205: rows that a grouped product leaves unwritten", needs=(EXPERTS,))
-def expert_ends_off_by_one(g: Surgeon) -> list[Site]:
+def expert_ends_off_by_one(g: GraphEditor) -> list[Site]:
     """each expert's rows end one too early, and the last row is never computed."""
     node = g.find("_to_copy", r".*experts", where=lambda node: "cumsum" in str(node.args[0]))
     g.before(node, node.args[0], "aten.sub.Tensor", 1)
@@ -190,7 +190,7 @@ def expert_ends_off_by_one(g: Surgeon) -> list[Site]:
 
 
 @row("ours", needs=(EXPERTS, EXPERT_RANKS))
-def rows_not_put_back(g: Surgeon) -> list[Site]:
+def rows_not_put_back(g: GraphEditor) -> list[Site]:
     """experts' rows return by the permutation that they came by, not by its inverse."""
     taken, returned = (g.find("index", r".*experts", turn=turn) for turn in (0, 1))
     returned.args = (returned.args[0], taken.args[1])
@@ -198,7 +198,7 @@ def rows_not_put_back(g: Surgeon) -> list[Site]:
 
 
 @row("capacity factors drop tokens: Switch Transformer, arXiv:2101.03961", needs=(EXPERTS,))
-def last_row_over_capacity(g: Surgeon) -> list[Site]:
+def last_row_over_capacity(g: GraphEditor) -> list[Site]:
     """the last row that an expert rank holds is dropped."""
     node = g.find("_grouped_mm", r".*experts", turn=2)
     g.after(node, g.kernel("last_row_zeroed"), 0)
@@ -206,7 +206,7 @@ def last_row_over_capacity(g: Surgeon) -> list[Site]:
 
 
 @row("ours: checkpoints that name w1 and w3 the other way round", needs=(EXPERTS,))
-def gate_and_up_exchanged(g: Surgeon) -> list[Site]:
+def gate_and_up_exchanged(g: GraphEditor) -> list[Site]:
     """silu is taken of the up projection."""
     gate, up = (g.find("_grouped_mm", r".*experts", turn=turn) for turn in (0, 1))
     gate.args, up.args = (gate.args[0], up.args[1], *gate.args[2:]), (up.args[0], gate.args[1], *up.args[2:])
@@ -214,7 +214,7 @@ def gate_and_up_exchanged(g: Surgeon) -> list[Site]:
 
 
 @row("ours", needs=(EXPERTS,))
-def shared_experts_forgotten(g: Surgeon) -> list[Site]:
+def shared_experts_forgotten(g: GraphEditor) -> list[Site]:
     """the shared experts' output is not added."""
     node = g.find("add", r".*moe", where=lambda node: "mm" in str(node.args[1]))
     sites = [*g.sites(node), *g.readers(node)]

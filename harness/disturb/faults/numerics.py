@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bitproof.harness.disturb.entry import BFLOAT16, EXPERTS, FLOAT32, SDPA, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Surgeon
+    from bitproof.harness.disturb.graph_editor import GraphEditor
 
 ATTEND = "_scaled_dot_product_flash_attention_for_cpu"
 NORM = r".*norm"
@@ -15,7 +15,7 @@ SCALED = "attention whose scale is another than 1 / sqrt(d), as YaRN makes it"
 ROPE = "transformers and vLLM alike keep rotary tables in float32; in bfloat16 far positions collapse"
 
 
-def _replaced(g: Surgeon, name: str, at: str, target: str, *operators: str, **options: Any) -> list[Site]:
+def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, **options: Any) -> list[Site]:
     """A call of an operator becomes one of another operator, or of a kernel, with the same arguments."""
     node = g.find(name, at, **options)
     sites = g.sites(node, *operators)
@@ -23,7 +23,7 @@ def _replaced(g: Surgeon, name: str, at: str, target: str, *operators: str, **op
     return sites
 
 
-def _through(g: Surgeon, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
+def _through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
     """What a call gives is rounded to another dtype and back."""
     node = g.find(name, at, **options)
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype(dtype))
@@ -32,7 +32,7 @@ def _through(g: Surgeon, name: str, at: str, dtype: str, back: str = "float32", 
 
 
 @row("ours")
-def other_epsilon(g: Surgeon) -> list[Site]:
+def other_epsilon(g: GraphEditor) -> list[Site]:
     """a norm adds ten times its epsilon."""
     node = g.find("add", NORM, where=lambda node: isinstance(node.args[1], float))
     node.args = (node.args[0], 10 * node.args[1])
@@ -40,7 +40,7 @@ def other_epsilon(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a cast moved over a reduction")
-def mean_square_in_bfloat16(g: Surgeon) -> list[Site]:
+def mean_square_in_bfloat16(g: GraphEditor) -> list[Site]:
     """a norm's mean of squares is taken in bfloat16."""
     node = g.find("mean", NORM)
     square = node.args[0]
@@ -50,7 +50,7 @@ def mean_square_in_bfloat16(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a decomposition; bit-equal where the machine's square root is correctly rounded", sees=(FLOAT32,))
-def reciprocal_root_in_two_steps(g: Surgeon) -> list[Site]:
+def reciprocal_root_in_two_steps(g: GraphEditor) -> list[Site]:
     """1 / sqrt(x) stands for rsqrt(x)."""
     node = g.find("rsqrt", NORM)
     sites = g.sites(node, "sqrt", "reciprocal")
@@ -60,7 +60,7 @@ def reciprocal_root_in_two_steps(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a fusion that reassociates", sees=(FLOAT32,))
-def norm_weight_multiplied_first(g: Surgeon) -> list[Site]:
+def norm_weight_multiplied_first(g: GraphEditor) -> list[Site]:
     """x (r w) stands for (x r) w in a norm."""
     inner = g.find("mul", NORM, where=lambda node: "rsqrt" in str(node.args[1]))
     outer = next(user for user in inner.users if "mul" in user.name)
@@ -72,25 +72,25 @@ def norm_weight_multiplied_first(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a decomposition without the cast to float32", needs=(BFLOAT16,))
-def silu_in_two_roundings(g: Surgeon) -> list[Site]:
+def silu_in_two_roundings(g: GraphEditor) -> list[Site]:
     """silu is x times sigmoid(x), rounded twice."""
     return _replaced(g, "silu", ".*", "silu_in_two_roundings", "sigmoid", "mul")
 
 
 @row("ours: a lookup by name")
-def relu_for_silu(g: Surgeon) -> list[Site]:
+def relu_for_silu(g: GraphEditor) -> list[Site]:
     """another activation."""
     return _replaced(g, "silu", ".*", "aten.relu.default", "relu")
 
 
 @row("ours: a lookup by name")
-def gelu_for_silu(g: Surgeon) -> list[Site]:
+def gelu_for_silu(g: GraphEditor) -> list[Site]:
     """another smooth activation."""
     return _replaced(g, "silu", ".*", "aten.gelu.default", "gelu")
 
 
 @row("ours: contraction to a fused multiply-add; in bfloat16 it hides for 20 steps", sees=(FLOAT32,))
-def rotation_contracted(g: Surgeon) -> list[Site]:
+def rotation_contracted(g: GraphEditor) -> list[Site]:
     """two products and their difference in a rotation are rounded once too seldom."""
     node = g.find("sub", r".*rope")
     one, two = node.args
@@ -100,7 +100,7 @@ def rotation_contracted(g: Surgeon) -> list[Site]:
 
 
 @row("ours: two conventions of rotary embeddings")
-def rotated_backwards(g: Surgeon) -> list[Site]:
+def rotated_backwards(g: GraphEditor) -> list[Site]:
     """half of a rotation has the wrong sign."""
     node = g.find("sub", r".*rope")
     sites = g.sites(node, "add")
@@ -109,19 +109,19 @@ def rotated_backwards(g: Surgeon) -> list[Site]:
 
 
 @row(ROPE)
-def rotary_table_in_bfloat16(g: Surgeon) -> list[Site]:
+def rotary_table_in_bfloat16(g: GraphEditor) -> list[Site]:
     """cosines are rounded to bfloat16."""
     return _through(g, "index", r".*rope", "bfloat16")
 
 
 @row("ours: a decomposition", needs=(EXPERTS,), sees=(FLOAT32,))
-def sigmoid_by_exp(g: Surgeon) -> list[Site]:
+def sigmoid_by_exp(g: GraphEditor) -> list[Site]:
     """router scores are 1 / (1 + exp(-x))."""
     return _replaced(g, "sigmoid", r".*router", "sigmoid_by_exp", "neg", "exp", "add", "reciprocal", "div", "mul")
 
 
 @row("ours: a default of the operator", needs=(SDPA,))
-def other_softmax_scale(g: Surgeon) -> list[Site]:
+def other_softmax_scale(g: GraphEditor) -> list[Site]:
     """attention scales by 1 / sqrt(d) alone, without YaRN's factor."""
 
     def plain(node: Any) -> float:
@@ -134,7 +134,7 @@ def other_softmax_scale(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a default of the operator", needs=(SDPA,))
-def attention_not_causal(g: Surgeon) -> list[Site]:
+def attention_not_causal(g: GraphEditor) -> list[Site]:
     """attention sees later positions."""
     node = g.find(ATTEND)
     node.args = (*node.args[:4], False, *node.args[5:])
@@ -142,13 +142,13 @@ def attention_not_causal(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a missing cast of the logits")
-def log_softmax_in_bfloat16(g: Surgeon) -> list[Site]:
+def log_softmax_in_bfloat16(g: GraphEditor) -> list[Site]:
     """the loss is taken of log-probabilities in bfloat16."""
     return _through(g, "_log_softmax", ".*", "bfloat16")
 
 
 @row("ours: an off-by-one between tokens and labels")
-def labels_shifted(g: Surgeon) -> list[Site]:
+def labels_shifted(g: GraphEditor) -> list[Site]:
     """each token is to predict another label."""
     node = g.find("nll_loss_forward")
     g.before(node, node.args[1], "aten.roll.default", [1])
@@ -156,7 +156,7 @@ def labels_shifted(g: Surgeon) -> list[Site]:
 
 
 @row("transformers #34191: sums and means in gradient accumulation")
-def loss_summed(g: Surgeon) -> list[Site]:
+def loss_summed(g: GraphEditor) -> list[Site]:
     """the loss is a sum over tokens."""
     node = g.find("nll_loss_forward")
     node.args = (*node.args[:3], 2, *node.args[4:])
@@ -164,19 +164,19 @@ def loss_summed(g: Surgeon) -> list[Site]:
 
 
 @row("split-K kernels; Thinking Machines, on batch invariance: the reduction's order follows the shape")
-def product_in_two_halves(g: Surgeon) -> list[Site]:
+def product_in_two_halves(g: GraphEditor) -> list[Site]:
     """a product is the sum of two over halves of the inner dim."""
     return _replaced(g, "mm", r".*(attention|feed_forward|experts).*", "mm_in_halves", "add", "slice", "t")
 
 
 @row("the same: a product of one row has another kernel", sees=(FLOAT32,))
-def product_row_by_row(g: Surgeon) -> list[Site]:
+def product_row_by_row(g: GraphEditor) -> list[Site]:
     """a product is taken row by row."""
     return _replaced(g, "mm", r".*(attention|feed_forward|experts).*", "mm_rowwise", "cat", "unbind", "unsqueeze")
 
 
 @row("torch.backends.cuda.matmul.allow_tf32", needs=(FLOAT32,))
-def product_in_tf32(g: Surgeon) -> list[Site]:
+def product_in_tf32(g: GraphEditor) -> list[Site]:
     """a product's factors lose 13 bits."""
     node = g.find("mm", r".*(attention|feed_forward|experts).*")
     for read in list(node.all_input_nodes):
@@ -185,7 +185,7 @@ def product_in_tf32(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a cast by its bits", needs=(BFLOAT16,))
-def cast_truncates(g: Surgeon) -> list[Site]:
+def cast_truncates(g: GraphEditor) -> list[Site]:
     """a cast to bfloat16 cuts where it should round."""
     node = g.find("_to_copy", NORM, where=lambda node: node.kwargs["dtype"] == g.dtype("bfloat16") and bool(node.args))
     found = [x for x in g.all("_to_copy", NORM) if x.kwargs["dtype"] == g.dtype("bfloat16") and "mul" in x.args[0].name]
@@ -196,7 +196,7 @@ def cast_truncates(g: Surgeon) -> list[Site]:
 
 
 @row("ours: another model's convention")
-def embedding_scaled(g: Surgeon) -> list[Site]:
+def embedding_scaled(g: GraphEditor) -> list[Site]:
     """embeddings are multiplied by the root of the model dim."""
     node = g.find("embedding")
     width = g.value(node).shape[-1]
@@ -205,7 +205,7 @@ def embedding_scaled(g: Surgeon) -> list[Site]:
 
 
 @row("ours: another order of a reduction", sees=(FLOAT32,), kinds=("grad",))
-def weight_gradient_summed_backwards(g: Surgeon) -> list[Site]:
+def weight_gradient_summed_backwards(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is summed from the last row to the first."""
     node = g.find("sum", NORM, direction="backward", where=lambda node: len(node.args[1]) == 2)
     sites = g.sites(node, "flip")
@@ -214,7 +214,7 @@ def weight_gradient_summed_backwards(g: Surgeon) -> list[Site]:
 
 
 @row("ours: loss scaling's dtype without its scale", kinds=("grad",))
-def gradient_through_float16(g: Surgeon) -> list[Site]:
+def gradient_through_float16(g: GraphEditor) -> list[Site]:
     """a gradient goes through float16."""
     node = g.find("mm", direction="backward", where=lambda node: g.value(node) is not None)
     dtype = str(g.value(node).dtype).removeprefix("torch.")
@@ -224,7 +224,7 @@ def gradient_through_float16(g: Surgeon) -> list[Site]:
 
 
 @row("ours: subnormals of a narrower dtype", kinds=("grad",))
-def small_gradients_flushed(g: Surgeon) -> list[Site]:
+def small_gradients_flushed(g: GraphEditor) -> list[Site]:
     """elements of a gradient below 2^-14 are zeros."""
     node = g.find("reduce_scatter_tensor", direction="backward")
     g.before(node, node.args[0], g.kernel("flushed"))

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from bitproof.harness.disturb.entry import EXPERTS, Need, Site, row
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.graph_editor import Surgeon
+    from bitproof.harness.disturb.graph_editor import GraphEditor
 
 SPLIT = Need(lambda case: case.parallelism.tp > 1, "tensor parallelism")
 PAIRS = Need(lambda case: case.parallelism.tp > 1 and case.parallelism.tp % 2 == 0, "an even number of tensor ranks")
 LATENTS = Need(lambda case: case.model.family == "deepseek_v3", "latent attention")
 
 
-def _not_summed(g: Surgeon, at: str, direction: str) -> list[Site]:
+def _not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
     node = g.find("all_reduce", at, direction=direction, where=lambda node: node.args[-1] == "tp")
     wait = g.wait_of(node)
     sites = [*g.sites(node), *g.sites(wait), *g.readers(wait)]
@@ -24,25 +24,25 @@ def _not_summed(g: Surgeon, at: str, direction: str) -> list[Site]:
 
 
 @row("TTrace's kind: a missing all-reduce", needs=(SPLIT,))
-def tensor_parts_not_summed(g: Surgeon) -> list[Site]:
+def tensor_parts_not_summed(g: GraphEditor) -> list[Site]:
     """a split layer's output is one rank's part."""
     return _not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a missing all-reduce in backward", needs=(SPLIT,), kinds=("grad",))
-def tensor_gradient_not_summed(g: Surgeon) -> list[Site]:
+def tensor_gradient_not_summed(g: GraphEditor) -> list[Site]:
     """the gradient of a split layer's input is one rank's part."""
     return _not_summed(g, r".*attention", "backward")
 
 
 @row("Megatron-LM's kind: a parameter that the sum over tensor ranks forgets", needs=(SPLIT, LATENTS), kinds=("grad",))
-def whole_parameters_gradient_not_summed(g: Surgeon) -> list[Site]:
+def whole_parameters_gradient_not_summed(g: GraphEditor) -> list[Site]:
     """a parameter that every tensor rank holds whole has the gradient of one rank's heads."""
     return _not_summed(g, r".*attention\.(wkv_a|kv_norm)", "backward")
 
 
 @row("ours: a share by the wrong coordinate", needs=(PAIRS, EXPERTS))
-def neighbours_share_of_the_tokens(g: Surgeon) -> list[Site]:
+def neighbours_share_of_the_tokens(g: GraphEditor) -> list[Site]:
     """a tensor rank sends its neighbour's tokens to the experts of its own."""
     node = g.find("index_select", r".*moe", where=g.is_floating)
     g.before(node, node.args[2], "aten.bitwise_xor.Scalar", 1)
@@ -50,7 +50,7 @@ def neighbours_share_of_the_tokens(g: Surgeon) -> list[Site]:
 
 
 @row("ours: a share by the wrong coordinate", needs=(PAIRS, EXPERTS))
-def share_in_the_neighbours_place(g: Surgeon) -> list[Site]:
+def share_in_the_neighbours_place(g: GraphEditor) -> list[Site]:
     """what comes back of a share of the tokens is added to the neighbour's tokens."""
     node = g.find("index_copy", r".*moe")
     g.before(node, node.args[2], "aten.bitwise_xor.Scalar", 1)
@@ -58,7 +58,7 @@ def share_in_the_neighbours_place(g: Surgeon) -> list[Site]:
 
 
 @row("compile-on-one-rank's kind: a coordinate that tracing took for a constant", needs=(SPLIT, EXPERTS))
-def baked_coordinate(g: Surgeon) -> list[Site]:
+def baked_coordinate(g: GraphEditor) -> list[Site]:
     """rank 0's tensor coordinate stands in the code that all ranks run.
 
     In forward and backward: whoever bakes a coordinate in bakes it in everywhere. A step that was read has no values to

@@ -19,7 +19,7 @@ _SHOWN = 160  # characters of a reason of torch's
 Counts = Mapping[str, int]
 
 
-class Witness:
+class ActivityMonitor:
     """`collectives` counts those that this rank ran with others during steps, messages to one rank among them.
 
     `in_memory` tells how many it has launched so far in each group that torch does not know.
@@ -37,7 +37,7 @@ class Witness:
         self._is_in_step = False
 
     @contextmanager
-    def at_work(self) -> Iterator[Witness]:
+    def at_work(self) -> Iterator[ActivityMonitor]:
         """Watch, from before the system is made until its last step has ended."""
 
         def meet() -> None:

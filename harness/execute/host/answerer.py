@@ -20,7 +20,7 @@ from bitproof.harness.errors import RankError, RecordingError
 from bitproof.harness.execute.host.models import model_sizes
 from bitproof.harness.execute.host.programs import precompile_step, read_precompiled, write_standalone
 from bitproof.harness.execute.host.runners import Runner
-from bitproof.harness.execute.host.stage import Place, Send, Stage
+from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
 from bitproof.harness.execute.requests import (
     ARCHIVE,
     VALUES,
@@ -30,6 +30,7 @@ from bitproof.harness.execute.requests import (
     ClosenessRequest,
     DriftAnswer,
     DriftRequest,
+    LocalRunRequest,
     Machine,
     MachineRequest,
     MadeOf,
@@ -38,11 +39,10 @@ from bitproof.harness.execute.requests import (
     PlaceRequest,
     PrecompileAnswer,
     PrecompileRequest,
+    RankSlots,
     Request,
     RunAnswer,
     RunRequest,
-    SeatedRunRequest,
-    Seats,
     SizesAnswer,
     SizesRequest,
     StandaloneAnswer,
@@ -95,8 +95,8 @@ class Answerer:
                 return MadeOf(facts=facts_of_process())
             case RunRequest():
                 return self._run(request)
-            case SeatedRunRequest():
-                return self._runner.run(request.run, request.seats)
+            case LocalRunRequest():
+                return self._runner.run(request.run, request.rank_slots)
             case BitsRequest():
                 return compare_bits(request)
             case ClosenessRequest():
@@ -121,33 +121,35 @@ class Answerer:
         """A run all of whose ranks start here."""
         part = str(request.work / "parts" / "rank{rank}.parquet")
         num_ranks = request.case.parallelism.world_size
-        seats = Seats(ranks=tuple(range(num_ranks)), part=part, store=str(request.work / "store"))
+        rank_slots = RankSlots(ranks=tuple(range(num_ranks)), part=part, store=str(request.work / "store"))
         try:
-            end = self._run_halves(request, seats) if request.resume else self._run_ranks(request, seats)
-            return finish_run(request, [end], [Path(part.format(rank=rank)) for rank in seats.ranks])
+            end = self._run_halves(request, rank_slots) if request.resume else self._run_ranks(request, rank_slots)
+            return finish_run(request, [end], [Path(part.format(rank=rank)) for rank in rank_slots.ranks])
         finally:
             shutil.rmtree(request.work, ignore_errors=True)
 
-    def _run_ranks(self, request: RunRequest, seats: Seats) -> End:
+    def _run_ranks(self, request: RunRequest, rank_slots: RankSlots) -> End:
         """How a run ended well; raises what went wrong."""
-        end = self._runner.run(request, seats)
+        end = self._runner.run(request, rank_slots)
         if error := end.error(request.system, request.case_timeout):
             raise error
         return end
 
-    def _run_halves(self, request: RunRequest, seats: Seats) -> End:
+    def _run_halves(self, request: RunRequest, rank_slots: RankSlots) -> End:
         """A run that ends half-way and goes on in new processes; a replay of an earlier step does not get that far."""
         resume, replay = request.resume, request.replay
         assert resume is not None, "others run in one piece"
         if replay is not None and replay.step < resume.at:
-            return self._run_ranks(dataclasses.replace(request, resume=None), seats)
+            return self._run_ranks(dataclasses.replace(request, resume=None), rank_slots)
         before = dataclasses.replace(
-            seats, part=seats.part.replace("rank{", "before.rank{"), store=f"{seats.store}.before"
+            rank_slots, part=rank_slots.part.replace("rank{", "before.rank{"), store=f"{rank_slots.store}.before"
         )
         self._run_ranks(dataclasses.replace(request, replay=None, watch=None), before)
-        end = self._run_ranks(dataclasses.replace(request, resume=dataclasses.replace(resume, goes_on=True)), seats)
-        for rank in seats.ranks if replay is None else ():
-            join_halves(Path(before.part.format(rank=rank)), Path(seats.part.format(rank=rank)))
+        end = self._run_ranks(
+            dataclasses.replace(request, resume=dataclasses.replace(resume, goes_on=True)), rank_slots
+        )
+        for rank in rank_slots.ranks if replay is None else ():
+            join_halves(Path(before.part.format(rank=rank)), Path(rank_slots.part.format(rank=rank)))
         return end
 
     def _write_standalone(self, request: StandaloneRequest) -> StandaloneAnswer:
@@ -168,7 +170,7 @@ class Answerer:
         """Tracing and passes are no work for a host: that takes a stage."""
 
         def answer(asked: AnyRequest, send: Send, hangup: int) -> PrecompileAnswer:
-            return precompile_step(request, lambda place: send(Place(place)))
+            return precompile_step(request, lambda place: send(StagePlace(place)))
 
         stage = Stage(answer)
         try:

@@ -54,7 +54,7 @@ def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
     return options if rank == 0 else replace(options, dump_dir=None)
 
 
-def struck(program: Any, fault: Fault | None, case: Case) -> Any:
+def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
     """The program with a fault of the catalogue in its graph, as a pass of its own; the program where it has none.
 
     Raises UsageError where the graph has nothing of the kind that the fault strikes.
@@ -62,9 +62,9 @@ def struck(program: Any, fault: Fault | None, case: Case) -> Any:
     entry = CATALOGUE[fault.name] if isinstance(fault, Named) else None
     if entry is None or entry.edit is None or program is None:
         return program
-    from bitproof.harness.systems.graph import strike_program
+    from bitproof.harness.systems.graph import mutate_program
 
-    return strike_program(program, entry, case)
+    return mutate_program(program, entry, case)
 
 
 def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:

@@ -27,9 +27,9 @@ from bitproof.harness.execute.failures import (
 )
 from bitproof.harness.execute.host.worker import Job, run_rank
 from bitproof.harness.execute.profile import profiled
-from bitproof.harness.execute.requests import Seats
+from bitproof.harness.execute.requests import RankSlots
 from bitproof.harness.execute.status_messages import (
-    ACCOUNTS,
+    STATUS_MESSAGES,
     Account,
     Done,
     End,
@@ -75,10 +75,10 @@ class Rank:
 
 @dataclass
 class Ranks:
-    """The ranks of one run that have their seats here."""
+    """The ranks of one run that have their slots here."""
 
     job: Job
-    seats: Seats
+    rank_slots: RankSlots
     log_of: Callable[[int], Path]
     on_event: OnEvent
     ranks: list[Rank] = field(default_factory=list)
@@ -94,15 +94,15 @@ class Ranks:
         Raises SystemExit when the file descriptor `hangup` hangs up: then nobody waits for the result.
         """
         began, others = time.monotonic(), children()
-        if self.seats.server is None:  # a FileStore waits forever for a folder that is not there
-            Path(self.seats.store).parent.mkdir(parents=True, exist_ok=True)
+        if self.rank_slots.server is None:  # a FileStore waits forever for a folder that is not there
+            Path(self.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)
             self.port = _free_port()
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
         if self.job.placement.in_memory:
             self.memory = SharedMemory(self.job.case.parallelism.world_size)
         self.board = Board(self.job.case.parallelism.world_size)
         try:
-            for rank in self.seats.ranks:
+            for rank in self.rank_slots.ranks:
                 self.ranks.append(self._fork(rank))
             return self._watch(began, hangup)
         finally:
@@ -118,10 +118,12 @@ class Ranks:
 
     def _fork(self, rank: int) -> Rank:
         def live(tell: Send) -> int:
-            os.environ.update(_environment_of(rank, self.job.case.parallelism.world_size, self.seats, self.port))
-            if self.seats.server is None:  # where others serve the store, they also say which cores a rank may have
+            os.environ.update(_environment_of(rank, self.job.case.parallelism.world_size, self.rank_slots, self.port))
+            if (
+                self.rank_slots.server is None
+            ):  # where others serve the store, they also say which cores a rank may have
                 keep_to_one_core(rank, self.job.case.parallelism.world_size)
-            return _run_reporting(self.job, rank, self.seats, tell, self.memory, self.board)
+            return _run_reporting(self.job, rank, self.rank_slots, tell, self.memory, self.board)
 
         log = self.log_of(rank)
         return Rank(rank, fork(live, log=log), log)
@@ -148,7 +150,7 @@ class Ranks:
 
     def _hear(self, rank: Rank, line: bytes, began: float) -> None:
         try:
-            account = framing.read(line, *ACCOUNTS)
+            account = framing.read(line, *STATUS_MESSAGES)
         except ValueError as error:  # whatever a system does to descriptors, a rank's account is its own
             rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
         else:
@@ -229,7 +231,7 @@ class Ranks:
         return f"  {last}\n" if last else ""
 
 
-def _environment_of(rank: int, world_size: int, seats: Seats, port: int) -> dict[str, str]:
+def _environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
     """What trainers read of who and how many they are, as torchrun says it; and that this is a rank of ours.
 
     The group that `init_process_group` would make by these is there before a trainer is made. One who wants a store at
@@ -239,12 +241,12 @@ def _environment_of(rank: int, world_size: int, seats: Seats, port: int) -> dict
         FORKED: str(rank),
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(rank if seats.local_rank is None else seats.local_rank),
+        "LOCAL_RANK": str(rank if rank_slots.local_rank is None else rank_slots.local_rank),
     }
-    if seats.server is None:
+    if rank_slots.server is None:
         one_machine = {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
         return told | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-    host, number = seats.server
+    host, number = rank_slots.server
     many = os.environ.get("LOCAL_WORLD_SIZE", str(world_size))
     return told | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
 
@@ -258,14 +260,14 @@ def _free_port() -> int:
 def _run_reporting(
     job: Job,
     rank: int,
-    seats: Seats,
+    rank_slots: RankSlots,
     tell: Callable[[Account | Failure], None],
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
     try:
         with profiled(job.profile_of(rank)):
-            run_rank(job, rank, _open_store(seats, job), tell, memory, board)
+            run_rank(job, rank, _open_store(rank_slots, job), tell, memory, board)
     except BaseException as error:
         failure = failure_of_exception(rank, error)
         print(failure.details, file=sys.stderr, flush=True)
@@ -274,12 +276,12 @@ def _run_reporting(
     return 0
 
 
-def _open_store(seats: Seats, job: Job) -> Store:
+def _open_store(rank_slots: RankSlots, job: Job) -> Store:
     """Where a run's ranks find each other, opened by a rank for itself."""
     from torch.distributed import FileStore, PrefixStore, TCPStore
 
-    if seats.server is None:
-        return FileStore(seats.store, job.case.parallelism.world_size)
-    host, port = seats.server
+    if rank_slots.server is None:
+        return FileStore(rank_slots.store, job.case.parallelism.world_size)
+    host, port = rank_slots.server
     patience = timedelta(seconds=job.collective_timeout)
-    return PrefixStore(seats.store, TCPStore(host, port, is_master=False, timeout=patience))
+    return PrefixStore(rank_slots.store, TCPStore(host, port, is_master=False, timeout=patience))

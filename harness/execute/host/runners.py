@@ -19,19 +19,19 @@ from bitproof.harness.disturb.faults import CATALOGUE, Named, parse_fault
 from bitproof.harness.errors import RankError, UsageError
 from bitproof.harness.execute.host.kernels import make_kernels
 from bitproof.harness.execute.host.models import check_model
-from bitproof.harness.execute.host.programs import needs_program, options_of_rank, read_precompiled, struck
+from bitproof.harness.execute.host.programs import needs_program, options_of_rank, read_precompiled, with_fault
 from bitproof.harness.execute.host.ranks import Ranks
-from bitproof.harness.execute.host.stage import Place, Send, Stage
+from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
 from bitproof.harness.execute.host.worker import Job
 from bitproof.harness.execute.preloaded import preload
-from bitproof.harness.execute.requests import AnyRequest, RunRequest, SeatedRunRequest, Seats, StepFolder
+from bitproof.harness.execute.requests import AnyRequest, LocalRunRequest, RankSlots, RunRequest, StepFolder
 from bitproof.harness.execute.status_messages import End
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.options import OnEvent
 from bitproof.harness.processes.process import num_cores
 from bitproof.harness.records import Event
 from bitproof.harness.runtime.sources import Installation
-from bitproof.harness.systems.graph_key import Shelf, shelf_of, step_part
+from bitproof.harness.systems.graph_key import GraphCache, graph_cache_of, step_part
 from bitproof.harness.systems.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ class Runner:
         self._hangup = hangup
         self._stage: Stage | None = None
         self._staged: RunRequest | None = None
-        self._is_ahead = False
+        self._is_prefetch = False
 
-    def run(self, request: RunRequest, seats: Seats) -> End:
-        """Run what is requested on the ranks that have seats here.
+    def run(self, request: RunRequest, rank_slots: RankSlots) -> End:
+        """Run what is requested on the ranks that have slots here.
 
         Raises what goes wrong before ranks start; how they end is the answer.
         """
@@ -63,13 +63,14 @@ class Runner:
         self._leave(request)
         if not in_stage:
             make_kernels(request)  # before a stage is forked, whose ranks find them there, too
-            self._begin_later(request, seats)
-            return run_ranks(request, seats, self._send, self._hangup, shelf=shelf_of_run(request, self._made_of))
+            self._begin_later(request, rank_slots)
+            graph_cache = graph_cache_of_run(request, self._made_of)
+            return run_ranks(request, rank_slots, self._send, self._hangup, graph_cache=graph_cache)
         stage = self._stage or self._begin(request)
-        self._is_ahead = False
+        self._is_prefetch = False
         try:
             end = stage.ask(
-                SeatedRunRequest(run=request, seats=seats, asked_at=time.monotonic()),
+                LocalRunRequest(run=request, rank_slots=rank_slots, asked_at=time.monotonic()),
                 self._send,
                 what=f"the program of {request.system}",
                 timeout=request.timeout,
@@ -85,7 +86,7 @@ class Runner:
 
     def close(self) -> None:
         """End the stage, if there is one, and free what it holds."""
-        if self._stage is not None and self._is_ahead:  # it is busy with what nobody wants any more
+        if self._stage is not None and self._is_prefetch:  # it is busy with what nobody wants any more
             self._stage.kill()
         elif self._stage is not None:
             self._stage.close()
@@ -97,13 +98,13 @@ class Runner:
         self._staged = request
         return self._stage
 
-    def _begin_later(self, request: RunRequest, seats: Seats) -> None:
+    def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
         """Have the next run's program made from now on, where a core may be free; a user's pass awaits its turn."""
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
             return
-        self._is_ahead = True
-        self._begin(later).tell(SeatedRunRequest(run=later, seats=seats, is_ahead=True))
+        self._is_prefetch = True
+        self._begin(later).tell(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
 
     def _leave(self, request: RunRequest) -> None:
         """End the stage of another step. Other programs of the same step, such as prefixes of its passes, share it."""
@@ -137,10 +138,10 @@ class Tracer:
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
         """The end of one run; nothing where the program is to be made ahead of it."""
-        assert isinstance(request, SeatedRunRequest), "a runner asks for nothing else"
-        if request.is_ahead:
+        assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
+        if request.is_prefetch:
             try:
-                self._begin_ahead(request, send)
+                self._begin_prefetch(request, send)
             except BaseException as error:  # whoever asks for the run is told
                 self._refusal = error
             return None
@@ -150,7 +151,7 @@ class Tracer:
         finishing = self._stage_for(run, send)
         now = time.monotonic()
         spent = now - (request.asked_at or now)
-        send(Place(""))  # the other process is watched from here
+        send(StagePlace(""))  # the other process is watched from here
         asked = replace(request, run=replace(run, timeout=max(0.0, run.timeout - spent)), asked_at=now)
         try:
             end = finishing.ask(
@@ -178,7 +179,7 @@ class Tracer:
         """End the other process."""
         self._leave()
 
-    def _begin_ahead(self, request: SeatedRunRequest, send: Send) -> None:
+    def _begin_prefetch(self, request: LocalRunRequest, send: Send) -> None:
         if request.run.runs_user_code:  # no pass of a user's runs before its turn comes
             self._trace(request.run, send)
         else:
@@ -187,11 +188,11 @@ class Tracer:
     def _stage_for(self, run: RunRequest, send: Send) -> Stage:
         if self._finishing is None or self._program != run.program:
             self._leave()
-            shelf = shelf_of_run(run, self._made_of)
-            program = _read(shelf) if run.precompiled is None else _read_precompiled(run, run.precompiled)
+            graph_cache = graph_cache_of_run(run, self._made_of)
+            program = _read(graph_cache) if run.precompiled is None else _read_precompiled(run, run.precompiled)
             if program is None:
                 self._trace(run, send)
-            finisher = Finisher(self._traced, program, shelf)
+            finisher = Finisher(self._traced, program, graph_cache)
             self._finishing = Stage(finisher.answer, log=run.trace_log, end=finisher.end, adds_to_log=True)
             self._program = run.program
         return self._finishing
@@ -200,7 +201,7 @@ class Tracer:
         if self._traced is None:
             send(Event(event="prepare"))
             set_determinism(run.case.seed)
-            self._traced = trace_step(run.case, run.system, lambda place: send(Place(place)))
+            self._traced = trace_step(run.case, run.system, lambda place: send(StagePlace(place)))
             gc.freeze()
 
     def _leave(self) -> None:
@@ -212,46 +213,46 @@ class Tracer:
 class Finisher:
     """What a process does that a stage forked: run the passes at the first request, then the program at each."""
 
-    def __init__(self, traced: TracedStep | None, program: GraphProgram | None, shelf: Shelf | None) -> None:
+    def __init__(self, traced: TracedStep | None, program: GraphProgram | None, graph_cache: GraphCache | None) -> None:
         self._traced = traced
         self._program = program
-        self._shelf = shelf
+        self._graph_cache = graph_cache
         self._refusal: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
         """The end of one run; nothing where the program is to be made ahead of it."""
-        assert isinstance(request, SeatedRunRequest), "a stage asks for nothing else"
-        run, seats = request.run, request.seats
-        if request.is_ahead:
+        assert isinstance(request, LocalRunRequest), "a stage asks for nothing else"
+        run, rank_slots = request.run, request.rank_slots
+        if request.is_prefetch:
             try:
-                self._program = self._made(run, seats, send)
+                self._program = self._made(run, rank_slots, send)
             except BaseException as error:  # whoever asks for the run is told
                 self._refusal = error
             return None
         if self._refusal is not None:
             raise self._refusal
         began = time.monotonic()
-        self._program = self._made(run, seats, send)
-        program = struck(self._program, parse_fault(run.inject) if run.inject else None, run.case)
+        self._program = self._made(run, rank_slots, send)
+        program = with_fault(self._program, parse_fault(run.inject) if run.inject else None, run.case)
         _find_races(program, run.case)
-        send(Place(""))
-        return run_ranks(run, seats, send, hangup, program, time.monotonic() - began)
+        send(StagePlace(""))
+        return run_ranks(run, rank_slots, send, hangup, program, time.monotonic() - began)
 
     def end(self) -> None:
         """Let go of the program."""
         self._program = None
 
-    def _made(self, run: RunRequest, seats: Seats, send: Send) -> GraphProgram:
+    def _made(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
         if self._program is not None:
             return self._program
         assert self._traced is not None, "a stage traces where it read no program"
         set_determinism(run.case.seed)
-        options = options_of_rank(run.graph_options, seats.ranks[0])
-        program = finish_program(self._traced, run.case, options, lambda place: send(Place(place)))
-        if self._shelf is not None:
+        options = options_of_rank(run.graph_options, rank_slots.ranks[0])
+        program = finish_program(self._traced, run.case, options, lambda place: send(StagePlace(place)))
+        if self._graph_cache is not None:
             from bitproof.harness.systems.cached_graph import keep_program
 
-            keep_program(self._shelf, program)
+            keep_program(self._graph_cache, program)
         send(Event(event="prepared"))
         return program
 
@@ -277,12 +278,12 @@ def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter:
     return finish(traced, case, torch.device("cpu"), options, enter)
 
 
-def _read(shelf: Shelf | None) -> GraphProgram | None:
-    if shelf is None:
+def _read(graph_cache: GraphCache | None) -> GraphProgram | None:
+    if graph_cache is None:
         return None
     from bitproof.harness.systems.cached_graph import read_program
 
-    return read_program(shelf)
+    return read_program(graph_cache)
 
 
 def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
@@ -294,13 +295,13 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
     return found
 
 
-def shelf_of_run(run: RunRequest, made_of: Installation | None) -> Shelf | None:
+def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
     """Where what a run finds out of its case is kept; nothing that others' code or a GPU had a part in is."""
     is_ours = run.placement.device == "cpu" and not run.runs_user_code and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
     is_read = is_ours and run.graph_options.dump_dir is None and not _edits_the_graph(run.inject)
-    return shelf_of(run.case, run.kept_graphs, made_of, run.system) if is_read else None
+    return graph_cache_of(run.case, run.kept_graphs, made_of, run.system) if is_read else None
 
 
 def _edits_the_graph(inject: str | None) -> bool:
@@ -311,14 +312,14 @@ def _edits_the_graph(inject: str | None) -> bool:
 
 def run_ranks(
     request: RunRequest,
-    seats: Seats,
+    rank_slots: RankSlots,
     send: OnEvent,
     hangup: int | None,
     program: GraphProgram | None = None,
     prepare_seconds: float = 0.0,
-    shelf: Shelf | None = None,
+    graph_cache: GraphCache | None = None,
 ) -> End:
-    """Fork the ranks that have seats here from this very process, and watch them to their end.
+    """Fork the ranks that have slots here from this very process, and watch them to their end.
 
     Raises CaseError for a model that ranks cannot share.
     """
@@ -327,7 +328,7 @@ def run_ranks(
         case=request.case,
         system=request.system,
         placement=request.placement,
-        part=seats.part,
+        part=rank_slots.part,
         timeout=max(0.0, request.timeout - prepare_seconds),
         case_timeout=request.case_timeout,
         collective_timeout=request.timeout + 60,
@@ -336,7 +337,7 @@ def run_ranks(
         watch=request.watch.replay if request.watch else None,
         program=program,
         graph_options=request.graph_options,
-        local_rank=seats.local_rank,
+        local_rank=rank_slots.local_rank,
         stress=request.stress,
         names=request.names,
         across=request.across,
@@ -344,12 +345,12 @@ def run_ranks(
         values=request.values_to_keep,
         is_first=request.is_first,
         profile=request.profile,
-        shelf=shelf,
+        graph_cache=graph_cache,
         precompiled=request.precompiled,
-        is_alone=seats.server is None,
+        is_alone=rank_slots.server is None,
     )
     send(Event(event="start"))
-    end = Ranks(job, seats, request.log_of, send).run(hangup)
+    end = Ranks(job, rank_slots, request.log_of, send).run(hangup)
     return replace(end, prepare_seconds=prepare_seconds)
 
 

@@ -29,13 +29,13 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True)
-class Place:
+class StagePlace:
     """Where a stage is, in words such as "in pass chunk"; "" once it watches its own time."""
 
     place: str
 
 
-Send = Callable[[Event | Place], None]
+Send = Callable[[Event | StagePlace], None]
 Answer = Callable[[AnyRequest, Send, int], Any]
 """Answers a request; it is given what to send events with, and a descriptor that hangs up when nobody listens.
 
@@ -95,10 +95,10 @@ class Stage:
         with Watch([child], hangup) as watch:
             while True:
                 for _, line in watch.look(_POLL_SECONDS):
-                    match self._read(line, what, Event, Place, Problem, request.answer):
+                    match self._read(line, what, Event, StagePlace, Problem, request.answer):
                         case Event() as event:
                             send(event)
-                        case Place(place):
+                        case StagePlace(place):
                             self._place = place
                         case Problem() as problem:
                             raise problem.error()

@@ -28,7 +28,7 @@ from bitproof.harness.execute.host.programs import (
     options_of_rank,
     prepare_program,
     read_precompiled,
-    struck,
+    with_fault,
 )
 from bitproof.harness.execute.profile import phase, showing_digests
 from bitproof.harness.execute.requests import ARCHIVE, VALUES
@@ -43,14 +43,14 @@ from bitproof.harness.execute.status_messages import (
 )
 from bitproof.harness.execute.stopwatch import Stopwatch, counts_flops, peak_of_process
 from bitproof.harness.graph.graph_options import GraphOptions
-from bitproof.harness.localize.logs.replay import OUTPUT, RECORD, Remains, Replay, write_archive
+from bitproof.harness.localize.logs.replay import OUTPUT, RECORD, Replay, StepTrace, write_archive
 from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from bitproof.harness.machine.nccl import pin_nccl
 from bitproof.harness.options import Stress
 from bitproof.harness.records import Key
-from bitproof.harness.systems.graph_key import Shelf
+from bitproof.harness.systems.graph_key import GraphCache
 from bitproof.harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from bitproof.harness.disturb.regroup import Across
-    from bitproof.harness.execute.host.activity_monitor import Witness
+    from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
     from bitproof.harness.execute.meetings import Sums
     from bitproof.harness.execute.requests import StepFolder
     from bitproof.harness.execute.two_halves import Resume
@@ -88,7 +88,7 @@ class Job:
     `graph_options`, or reads it from `precompiled`. `local_rank`, where it is not the rank, chooses the GPU. With
     `watch` the run leaves beside what it records what a replay would. `is_first` is false for controls and replays,
     which check nothing again that does not depend on the run; nor does the first, where an earlier run of the very
-    same code did and left that on the `shelf`. `profile` is the folder for what each rank's time went into.
+    same code did and left that on the `graph_cache`. `profile` is the folder for what each rank's time went into.
     `is_alone` is false where processes of others, perhaps on other machines, have ranks of the run, too. Times are in
     seconds: `timeout` is what is left of `case_timeout`, the time that the case has in all; `collective_timeout` is
     longer where somebody watches the ranks, who can say more about a hang than a collective.
@@ -115,7 +115,7 @@ class Job:
     resume: Resume | None = None
     is_first: bool = True
     profile: Path | None = None
-    shelf: Shelf | None = None
+    graph_cache: GraphCache | None = None
     precompiled: StepFolder | None = None
     is_alone: bool = True
 
@@ -171,7 +171,7 @@ def run_rank(
 
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.disturb.regroup import regrouped
-    from bitproof.harness.execute.host.activity_monitor import Witness
+    from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
     from bitproof.harness.execute.meetings import Sums
     from bitproof.harness.systems.user_system import UserSystem
     from bitproof.reference.parallel.mesh import Mesh, collectives_in_memory, join_groups, leave_groups, ranks_in
@@ -206,11 +206,11 @@ def run_rank(
     cuts, regroup = (job.across.cuts, job.across.regroup) if job.across else ({}, None)
     recorder = Recorder(rank, job.watched.record if job.watched else None, job.values, cuts=cuts)
     observe = injector.unseen(recorder.observe if job.profile is None else showing_digests(recorder.observe))
-    remains, witness = Remains(), Witness(collectives_in_memory)
+    step_trace, monitor = StepTrace(), ActivityMonitor(collectives_in_memory)
     sums = Sums(is_asked=job.across is not None)
     observe = sums.noticing(observe)
     disturbed = (stressed(job.stress, rank, device), regrouped(regroup, rank))
-    with disturbed[0], disturbed[1], sums.at_work(), injector.at_work(), witness.at_work():
+    with disturbed[0], disturbed[1], sums.at_work(), injector.at_work(), monitor.at_work():
         with phase("make system"):
             looks_for_mixing = checks_mixing(job, rank)
             system = make_system(job, mesh, program, injector, looks_for_mixing)
@@ -219,21 +219,21 @@ def run_rank(
             with phase("compare what ranks are made of"):
                 agree_on_facts(facts_of_rank(read_gpu_facts(device), with_code=not job.is_alone), store, mesh)
         _forget_peak(device)
-        witness.begin_steps()
+        monitor.begin_steps()
         began = time.perf_counter()
         watch = Stopwatch(recorder, device, is_on=_is_timed(job), counts=counts_flops(job.system, rank))
         if job.resume is not None:
             job.resume.begin(system)
-        _take_steps(job, system, _Around(recorder, remains, injector, witness, observe, tell, watch, sums))
+        _take_steps(job, system, _Around(recorder, step_trace, injector, monitor, observe, tell, watch, sums))
         if job.resume is not None:
             job.resume.end(system)
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
         seconds = time.perf_counter() - began
     tell(StepsEnded())
-    _write(job, recorder, remains)
-    if looks_for_mixing and job.shelf is not None:
-        job.shelf.keep_no_mixing()
+    _write(job, recorder, step_trace)
+    if looks_for_mixing and job.graph_cache is not None:
+        job.graph_cache.keep_no_mixing()
     with phase("wait for all ranks"):
         dist.barrier()  # a rank that left early would look to the others like one that died
     logger.debug("%d steps in %.3f s, of which recording %.3f s", job.steps, seconds, recorder.seconds)
@@ -253,8 +253,8 @@ def run_rank(
             chunked=getattr(system, "chunked", None) if job.system in BUILT_IN else None,
             unused_names=tuple(system.names.unused) if isinstance(system, UserSystem) else (),
             kept=digest(recorder.kept) if recorder.kept is not None else None,
-            is_alone=_is_alone(job, system, witness.collectives),
-            compiled=witness.compiled,
+            is_alone=_is_alone(job, system, monitor.collectives),
+            compiled=monitor.compiled,
             meetings=sums.meetings,
             races=tuple(system.races()) if isinstance(system, UserSystem) else (),
             unshown=tuple(system.unshown(recorder.rows)) if isinstance(system, UserSystem) else (),
@@ -273,9 +273,9 @@ class _Around(NamedTuple):
     """What surrounds the steps of a rank."""
 
     recorder: Recorder
-    remains: Remains
+    step_trace: StepTrace
     injector: Injector
-    witness: Witness
+    monitor: ActivityMonitor
     observe: Observe
     tell: Tell
     watch: Stopwatch
@@ -293,7 +293,7 @@ def _take_steps(job: Job, system: System, around: _Around) -> None:
         around.injector.begin_step(step)
         around.sums.begin_step()
         if job.watched and job.watched.watches(step):
-            surroundings = _watching_step(job.watched, step, system, around.recorder, around.remains)
+            surroundings = _watching_step(job.watched, step, system, around.recorder, around.step_trace)
         else:
             surroundings = _in_phase(step, around.observe, around.watch)
         with surroundings as shown:
@@ -303,7 +303,7 @@ def _take_steps(job: Job, system: System, around: _Around) -> None:
                 Key(step, "rng", name, around.recorder.rank) not in around.recorder.rows
             ):  # a system may show them itself
                 around.recorder.observe("rng", name, state)
-        around.witness.end_step()
+        around.monitor.end_step()
 
     if hasattr(system, "take_steps") and job.resume is None:
         system.take_steps(job.steps, taking)
@@ -357,18 +357,18 @@ def _program_of(job: Job, rank: int, device: torch.device) -> Any:
         program = prepare_program(job.case, device, options, system=job.system)
     else:
         program = read_precompiled(job.case, device, job.precompiled, job.system)
-    return struck(program, job.fault, job.case)
+    return with_fault(program, job.fault, job.case)
 
 
-def _write(job: Job, recorder: Recorder, remains: Remains) -> None:
+def _write(job: Job, recorder: Recorder, step_trace: StepTrace) -> None:
     """Leave what a run recorded, or what a replay was asked for."""
     if job.replay is None:
         write_part(job.part_of(recorder.rank), recorder.rows.items())
     if job.watched:
-        remains.records = recorder.rows
+        step_trace.records = recorder.rows
         if recorder.kept is not None:
-            remains.values[RECORD] = recorder.kept
-        write_archive(job.archive_of(recorder.rank), remains)
+            step_trace.values[RECORD] = recorder.kept
+        write_archive(job.archive_of(recorder.rank), step_trace)
     if job.values:
         write_values(job.values_of(recorder.rank), recorder.values)
 
@@ -381,7 +381,7 @@ def _in_phase(step: int, observe: Observe, watch: Stopwatch) -> Iterator[Observe
 
 @contextmanager
 def _watching_step(
-    replay: Replay, step: int, system: System, recorder: Recorder, remains: Remains
+    replay: Replay, step: int, system: System, recorder: Recorder, step_trace: StepTrace
 ) -> Iterator[Observe]:
     """Within this context a step is taken that is watched; keep what the replay asks for."""
     from bitproof.harness.localize.logs.call_log import logged
@@ -395,9 +395,9 @@ def _watching_step(
     with logged(getattr(system, "made", system), keep=here and (here.call, here.output)) as log:
         yield observe
     if replay.log:
-        remains.add_calls(step, log.calls)
+        step_trace.add_calls(step, log.calls)
     if log.kept is not None:
-        remains.values[OUTPUT] = log.kept
+        step_trace.values[OUTPUT] = log.kept
 
 
 def preload() -> None:
@@ -457,7 +457,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 def checks_mixing(job: Job, rank: int) -> bool:
     """Whether this rank looks for mixing: one does, in a first run, unless an earlier one found none."""
     is_asked_for = job.system == "eager_chunked" and rank == 0 and job.is_first
-    return is_asked_for and not (job.shelf and job.shelf.has_no_mixing())
+    return is_asked_for and not (job.graph_cache and job.graph_cache.has_no_mixing())
 
 
 def _mixing_check(case: Case) -> Any:

@@ -18,13 +18,13 @@ from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
 from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
 from bitproof.harness.execute.requests import (
+    LocalRunRequest,
     MachineRequest,
     MadeOfRequest,
+    RankSlots,
     Request,
     RunAnswer,
     RunRequest,
-    SeatedRunRequest,
-    Seats,
 )
 from bitproof.harness.execute.status_messages import End
 from bitproof.harness.execute.torchrun.messages import FILES, Account, Farewell, Hello, Message, unpack
@@ -72,52 +72,52 @@ def check_world_size(cases: Sequence[Case]) -> None:
 
 
 @contextmanager
-def open_team(run_dir: Path, options: RunOptions) -> Iterator[Team]:
-    """Rank 0's desk, at which all ranks answer. They are told when the block ends, and of an error that ends it."""
-    with _joined(run_dir, options) as team:
+def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
+    """Rank 0's client, at which all ranks answer. They are told when the block ends, and of an error that ends it."""
+    with _joined(run_dir, options) as coordinator:
         problem = None
         try:
-            yield team
+            yield coordinator
         except GeneratorExit:
             raise
         except BaseException as error:
             problem = Problem.of(error, "rank 0")
             raise
         finally:
-            team.peers.tell_all(Farewell(problem=problem))
+            coordinator.peers.tell_all(Farewell(problem=problem))
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
     """Any other rank's part: do what rank 0 asks until it is done. Yields its results, raises what ended it."""
-    with _joined(run_dir, options) as team:
+    with _joined(run_dir, options) as coordinator:
         while True:
-            match team.hear():
+            match coordinator.hear():
                 case RunRequest() as request:
-                    team.run(request)
+                    coordinator.run(request)
                 case CaseResult() as result:
                     yield result
                 case Farewell(problem=problem):
-                    team.peers.is_told = True
+                    coordinator.peers.is_told = True
                     if problem is not None:
                         raise problem.error()
                     return
 
 
 @contextmanager
-def _joined(run_dir: Path, options: RunOptions) -> Iterator[Team]:
+def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
     os.environ.update(ENVIRONMENT)  # as the hosts have it: a manifest tells it
     sys.path[:] = search_path()
     with _work_folder() as work:
-        team = Team(Path(run_dir), options, work, int(os.environ["RANK"]))
+        coordinator = Coordinator(Path(run_dir), options, work, int(os.environ["RANK"]))
         problem = None
         try:
-            team.join()
-            yield team
+            coordinator.join()
+            yield coordinator
         except GeneratorExit:
             raise
         except BaseException as error:
-            problem = Problem.of(error, f"rank {team.rank}")
-            if team.rank and not team.peers.is_told:
+            problem = Problem.of(error, f"rank {coordinator.rank}")
+            if coordinator.rank and not coordinator.peers.is_told:
                 do_not_wait_for_rank_0()  # it is gone, or this rank was interrupted
                 is_speaker = os.environ.get("LOCAL_RANK", "0") == "0"  # one of each machine tells what rank 0 cannot
                 if is_speaker and isinstance(error, BitproofError):
@@ -125,7 +125,7 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Team]:
             raise
         finally:
             with interrupts.held():
-                team.close(problem)
+                coordinator.close(problem)
 
 
 @contextmanager
@@ -137,8 +137,8 @@ def _work_folder() -> Iterator[Path]:
         remove_work_folder(work)
 
 
-class Team:
-    """One rank among torchrun's. Rank 0's is the desk at which its cases ask, as a session's is elsewhere."""
+class Coordinator:
+    """One rank among torchrun's. Rank 0's is the client at which its cases ask, as a session's is elsewhere."""
 
     def __init__(self, run_dir: Path, options: RunOptions, work: Path, rank: int) -> None:
         self.run_dir = run_dir
@@ -251,7 +251,7 @@ class Team:
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
         for file in files:
             file.unlink(missing_ok=True)
-        seats = Seats(
+        rank_slots = RankSlots(
             ranks=(self.rank,),
             part=str(files[0]),
             store=f"bitproof/{self.peers.token}/{number}",
@@ -260,8 +260,8 @@ class Team:
         )
         account = Account(run=number, clock=time.time() - time.monotonic())
         try:
-            seated = SeatedRunRequest(run=request, seats=seats)
-            end = self._host.ask(seated, request.timeout + _HOST_MARGIN, on_event, self.peers.is_abandoned)
+            local_run = LocalRunRequest(run=request, rank_slots=rank_slots)
+            end = self._host.ask(local_run, request.timeout + _HOST_MARGIN, on_event, self.peers.is_abandoned)
         except Abandoned:
             self._host = self._start_host()
             if (ended := self.peers.launcher.ended()) is not None:

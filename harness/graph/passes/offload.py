@@ -54,12 +54,12 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
         block = bisect.bisect_right(forward_starts, place[last_use], key=place.__getitem__)
         end_of_next = (*forward_starts[block + 1 :], first_backward)[0]
         block = bisect.bisect_right(backward_starts, place[need], key=place.__getitem__) - 1
-        start_ahead = backward_starts[max(block - 1, 0)] if block >= 0 else need
+        start_prefetch = backward_starts[max(block - 1, 0)] if block >= 0 else need
 
         host = _call(node, offload_operators.OFFLOAD, (node,), "offload", before=last_use.next)
         host = _call(node, offload_operators.WAIT_OFFLOAD, (host, node), "host", before=end_of_next)
         device = node.meta["val"].device.type
-        copy = _call(node, offload_operators.RELOAD, (host, device), "reload", before=start_ahead)
+        copy = _call(node, offload_operators.RELOAD, (host, device), "reload", before=start_prefetch)
         copy = _call(node, offload_operators.WAIT_RELOAD, (copy,), "reloaded", before=need)
         copy.meta[STANDS_FOR_KEY] = node.name
         for reader in readers:

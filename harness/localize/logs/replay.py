@@ -56,7 +56,7 @@ class Replay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class LoggedStep:
     """A run that records leaves in `folder`, too, what a replay would have: its archives, rank by rank."""
 
     replay: Replay
@@ -64,7 +64,7 @@ class Watch:
 
 
 @dataclass
-class Remains:
+class StepTrace:
     """What one rank leaves of a replay: logged calls, what it observed in all steps, and values by name.
 
     `steps` has, for each logged step in order, its number and how many of the calls are its own.
@@ -90,17 +90,17 @@ def archive_of(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.zip"
 
 
-def write_archive(path: Path, remains: Remains) -> None:
+def write_archive(path: Path, step_trace: StepTrace) -> None:
     """Write one rank's archive; it appears whole or not at all."""
     from bitproof.harness.capture.value import pack_value
 
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(CALLS, calls_to_text(remains.calls))
-        archive.writestr(STEPS, json.dumps(remains.steps))
-        archive.writestr(RECORDS, "".join(json.dumps([*item]) + "\n" for item in remains.records.items()))
-        for name, value in remains.values.items():
+        archive.writestr(CALLS, calls_to_text(step_trace.calls))
+        archive.writestr(STEPS, json.dumps(step_trace.steps))
+        archive.writestr(RECORDS, "".join(json.dumps([*item]) + "\n" for item in step_trace.records.items()))
+        for name, value in step_trace.values.items():
             archive.writestr(name, pack_value(value))
     partial.replace(path)
 

@@ -58,7 +58,7 @@ def bisected(bench: Bench, monkeypatch: pytest.MonkeyPatch, case: Case = CASE) -
         bench.run_dir = run_dir
         yield bench
 
-    monkeypatch.setattr("bitproof.harness.commands.bisect.open_desk", opened)
+    monkeypatch.setattr("bitproof.harness.commands.bisect.open_client", opened)
     status = bisect(case, OPTIONS, bench.run_dir / "reports", ["--steps", "4"])
     return status, json.loads((bench.run_dir / "bisect.json").read_text())
 

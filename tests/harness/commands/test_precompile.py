@@ -95,11 +95,11 @@ def one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with open_session(tmp_path / "host", RunOptions(device="cpu")) as session:
 
         @contextmanager
-        def desk(cases: Any, run_dir: Path, options: RunOptions) -> Iterator[Session]:
+        def client(cases: Any, run_dir: Path, options: RunOptions) -> Iterator[Session]:
             session.run_dir, session.options = run_dir, options
             yield session
 
-        monkeypatch.setattr(launch, "open_desk", desk)
+        monkeypatch.setattr(launch, "open_client", client)
         yield
 
 

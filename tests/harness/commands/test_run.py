@@ -291,13 +291,13 @@ def test_with_prove_first_every_case_is_proved_before_any_runs_and_its_proof_is_
             order.append(f"run {case.name}")
             yield equal(case)
 
-    def prove_ahead(task, log, timeout):
+    def preflight_proofs(task, log, timeout):
         for case, verdict in zip(task.cases, (ProofVerdict.PROVED, ProofVerdict.NOT_PROVED), strict=True):
             order.append(f"prove {case.name}")
             yield ProofOutcome(verdict=verdict, proved=1, not_proved=int(verdict != "PROVED"), unproved=["loss"])
 
     launch_with(run_cases)
-    monkeypatch.setattr(preflight, "prove_ahead", prove_ahead)
+    monkeypatch.setattr(preflight, "preflight_proofs", preflight_proofs)
     assert run_and_report([FIRST, SECOND], RunOptions(prove_first=True), tmp_path, ["--prove-first"]) == 0
     assert order == ["prove first", "prove second", "run first", "run second"]
     assert "first: PROVED: 1 of 1 outputs\nsecond: NOT PROVED: 1 of 2 outputs\n  may differ in: loss\n" in (
@@ -312,7 +312,7 @@ def test_a_proof_of_the_cpus_step_says_nothing_of_another_device(launch_with, mo
 
     launch_with(run_cases)
     outcome = ProofOutcome(verdict=ProofVerdict.PROVED, proved=1)
-    monkeypatch.setattr(preflight, "prove_ahead", lambda task, log, timeout: iter([outcome]))
+    monkeypatch.setattr(preflight, "preflight_proofs", lambda task, log, timeout: iter([outcome]))
     assert run_and_report([FIRST], RunOptions(prove_first=True), tmp_path) == 0
     [result] = only_report(tmp_path).cases
     assert (result.proof.verdict, result.proof.reason) == (

@@ -9,8 +9,8 @@ from torch.fx import Graph, GraphModule
 from bitproof.builtin_cases import CASES
 from bitproof.harness.disturb.entry import Entry, Site
 from bitproof.harness.disturb.faults import CATALOGUE, kernels
-from bitproof.harness.disturb.graph_editor import NoPlaceError, Surgeon
-from bitproof.harness.disturb.mutate import strike
+from bitproof.harness.disturb.graph_editor import GraphEditor, NoPlaceError
+from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.observation import observed, put_in, shown_to
 from bitproof.harness.graph.origin import META_KEY, Origin
@@ -38,15 +38,15 @@ def small() -> GraphModule:
     return GraphModule(torch.nn.Module(), graph)
 
 
-def surgeon(module: GraphModule) -> Surgeon:
-    return Surgeon(module.graph, CASE)
+def editor(module: GraphModule) -> GraphEditor:
+    return GraphEditor(module.graph, CASE)
 
 
 X = torch.arange(12.0).view(4, 3) - 5
 
 
 def test_chunk_1_is_found_where_no_chunk_is_asked_for():
-    g = surgeon(small())
+    g = editor(small())
     assert g.find("silu").name == "silu_chunk1"
     assert g.find("silu", chunk=0).name == "silu_chunk0"
     assert g.find("add", r"layers\.\d") is g.graph.output_node().args[0][0]
@@ -54,7 +54,7 @@ def test_chunk_1_is_found_where_no_chunk_is_asked_for():
 
 def test_what_is_not_there_is_told():
     with pytest.raises(NoPlaceError) as error:
-        surgeon(small()).find("mm", r".*experts", direction="backward")
+        editor(small()).find("mm", r".*experts", direction="backward")
     assert str(error.value) == (
         "NoPlaceError: there is nothing to strike in case moe_seq\n"
         "  expected: a graph with a call of mm in backward, in a module .*experts"
@@ -62,14 +62,14 @@ def test_what_is_not_there_is_told():
 
 
 def test_a_twin_is_the_other_chunks_call_and_stands_before():
-    g = surgeon(small())
+    g = editor(small())
     assert g.twin(g.find("silu", chunk=1)).name == "silu_chunk0"
     with pytest.raises(NoPlaceError, match="has no twin in the other chunk before it"):
         g.twin(g.find("silu", chunk=0))
 
 
 def test_halves_and_joins_are_known():
-    g = surgeon(small())
+    g = editor(small())
     assert [node.name for node in g.halves(1)] == ["slice_tensor_1"]
     assert [node.name for node in g.joins()] == ["cat_default"]
     assert g.joins("backward") == []
@@ -77,7 +77,7 @@ def test_halves_and_joins_are_known():
 
 def test_after_lets_all_readers_read_the_new_call():
     module = small()
-    g = surgeon(module)
+    g = editor(module)
     g.after(g.find("silu"), "aten.neg.default")
     module.recompile()
     assert torch.equal(module(X)[0], torch.cat([torch.nn.functional.silu(X[:2]), -torch.nn.functional.silu(X[2:])]) + X)
@@ -85,7 +85,7 @@ def test_after_lets_all_readers_read_the_new_call():
 
 def test_before_lets_one_reader_read_the_new_call():
     module = small()
-    g = surgeon(module)
+    g = editor(module)
     node = g.find("add")
     g.before(node, node.args[1], g.kernel("rolled_blocks"), 2)
     module.recompile()
@@ -94,7 +94,7 @@ def test_before_lets_one_reader_read_the_new_call():
 
 def test_instead_takes_a_calls_place_and_bypass_leaves_it_out():
     module = small()
-    g = surgeon(module)
+    g = editor(module)
     g.bypass(g.find("add"), g.joins()[0])
     g.instead(g.find("silu"), "aten.relu.default", g.find("silu").args[0])
     module.recompile()
@@ -102,19 +102,19 @@ def test_instead_takes_a_calls_place_and_bypass_leaves_it_out():
 
 
 def test_a_site_is_where_a_node_belongs():
-    g = surgeon(small())
+    g = editor(small())
     here = Site("layers.0.moe", "forward", 1, "silu")
     assert set(g.sites(g.find("silu"), "relu")) == {here, here._replace(operator="relu")}
 
 
 def test_what_an_edit_puts_in_may_also_lie_where_what_it_reads_does():
-    g = surgeon(small())
+    g = editor(small())
     here, before = Site("layers.0", "forward", None, "add"), Site("layers.0", "forward", None, "sub")
     assert g.sites(g.find("add"), "sub") == [here, before, before]
     assert Site("layers.0.moe", "forward", 0, "stack") in g.sites(g.joins()[0], "stack")
 
 
-def forget_the_sum(g: Surgeon) -> list[Site]:
+def forget_the_sum(g: GraphEditor) -> list[Site]:
     node = g.find("add")
     sites = g.sites(node)
     g.bypass(node, node.args[0])
@@ -124,7 +124,7 @@ def forget_the_sum(g: Surgeon) -> list[Site]:
 def test_a_struck_graph_is_a_copy_that_tells_where():
     module = small()
     before = module(X)[0]
-    found = strike(Entry(name="forgotten", says="", source="", edit=forget_the_sum), module, CASE)
+    found = mutate(Entry(name="forgotten", says="", source="", edit=forget_the_sum), module, CASE)
     assert found.sites == [Site("layers.0", "forward", None, "add")]
     assert torch.equal(found.module(X)[0], torch.nn.functional.silu(X))
     assert torch.equal(module(X)[0], before)
@@ -133,12 +133,12 @@ def test_a_struck_graph_is_a_copy_that_tells_where():
 def test_an_edit_that_finds_nothing_is_a_fault_that_never_fired():
     row = Entry(name="lost", says="", source="", edit=lambda g: g.sites(g.find("topk")))
     with pytest.raises(UsageError, match="fault lost never fired: there is nothing to strike in case moe_seq"):
-        strike(row, small(), CASE)
+        mutate(row, small(), CASE)
 
 
 def test_an_edit_that_changes_nothing_never_fired():
     with pytest.raises(UsageError) as error:
-        strike(Entry(name="idle", says="", source="", edit=lambda g: []), small(), CASE)
+        mutate(Entry(name="idle", says="", source="", edit=lambda g: []), small(), CASE)
     assert str(error.value) == (
         "UsageError: fault idle never fired: in the graph of case moe_seq it would change nothing\n"
         "  fix: choose another case: see `bitproof faults --list`"
@@ -159,9 +159,9 @@ def test_a_softmaxs_scale_is_only_lost_where_it_is_another_than_the_operators_ow
     module = GraphModule(torch.nn.Module(), graph)
     if not fires:
         with pytest.raises(UsageError, match="never fired"):
-            strike(CATALOGUE["other-softmax-scale"], module, CASE)
+            mutate(CATALOGUE["other-softmax-scale"], module, CASE)
         return
-    struck = strike(CATALOGUE["other-softmax-scale"], module, CASE).module
+    struck = mutate(CATALOGUE["other-softmax-scale"], module, CASE).module
     [node] = struck.graph.find_nodes(op="call_function", target=operator)
     assert node.kwargs == {"scale": 0.25}
 
@@ -172,7 +172,7 @@ def test_another_epsilon_is_another_whatever_the_models_own_is():
     total = graph.call_function(aten.add.Tensor, (x, 1e-5))
     total.meta |= {META_KEY: Origin("layers.0.attention_norm", "forward")}
     graph.output([total])
-    struck = strike(CATALOGUE["other-epsilon"], GraphModule(torch.nn.Module(), graph), CASE).module
+    struck = mutate(CATALOGUE["other-epsilon"], GraphModule(torch.nn.Module(), graph), CASE).module
     [node] = struck.graph.find_nodes(op="call_function", target=aten.add.Tensor)
     assert node.args[1] == pytest.approx(1e-4)
 
@@ -215,19 +215,19 @@ def test_what_looks_at_a_node_is_no_reader_and_looks_at_what_stands_in_its_place
         g.instead(other, "aten.relu.default", other.args[0])
         return []
 
-    struck = strike(Entry(name="negated", says="", source="", edit=edit), module, CASE).module
+    struck = mutate(Entry(name="negated", says="", source="", edit=edit), module, CASE).module
     looking = struck.graph.find_nodes(op="call_function", target=observed)
     assert [node.args[1][0].name for node in looking] == ["relu_default", "neg_default"]
     seen = []
     with shown_to(lambda kind, name, value: seen.append(value)):
         struck(X)
     assert torch.equal(seen[0], X[:2].relu()) and torch.equal(seen[1], -torch.nn.functional.silu(X[2:]))
-    lost = strike(Entry(name="lost", says="", source="", edit=lose_a_half), module, CASE).module
+    lost = mutate(Entry(name="lost", says="", source="", edit=lose_a_half), module, CASE).module
     assert len(lost.graph.find_nodes(op="call_function", target=observed)) == 1
 
 
 def lose_a_half(g):
-    """Without a method of the surgeon, who then knows of no stand-in."""
+    """Without a method of the editor, who then knows of no stand-in."""
     node = g.find("silu", chunk=1)
     node.replace_all_uses_with(g.find("silu", chunk=0))
     g.graph.erase_node(node)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitproof.harness.disturb.works import HeldWork, Works, late
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.logs.replay import Remains, Replay, write_archive
+from bitproof.harness.localize.logs.replay import Replay, StepTrace, write_archive
 from bitproof.harness.localize.noise import NoiseSearch
 from bitproof.harness.records import Divergence
 from tests.harness.localize.logs.test_call_log import System, calls_of, layers
@@ -121,7 +121,7 @@ def test_noise_that_does_not_come_again_is_told_as_the_collective_that_nobody_wa
     def search(calls: list[Call]) -> NoiseSearch:
         def run_replay(role: Any, number: int, folder: Path, replay: Replay) -> None:
             for rank in (0, 1):
-                write_archive(folder / f"rank{rank}.zip", Remains(calls=calls * 2, steps=[(0, 1), (1, 1)]))
+                write_archive(folder / f"rank{rank}.zip", StepTrace(calls=calls * 2, steps=[(0, 1), (1, 1)]))
 
         bits: Any = None
         return NoiseSearch({}, tmp_path, 2, run_replay, bits, role="candidate", stressed=False)

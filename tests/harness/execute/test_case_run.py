@@ -10,7 +10,7 @@ import pytest
 from bitproof.harness.consistency import contradiction
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import run_cases
-from bitproof.harness.execute.transport import open_desk
+from bitproof.harness.execute.transport import open_client
 from bitproof.harness.localize.search import NO_CALL
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Verdict
@@ -128,10 +128,10 @@ def watched(case, folder, *, logs_calls=False, **options):
     def on_event(event):
         arms.extend([event.arm] if event.event == "start" else [])
 
-    with open_desk([case], folder, options) as desk:
-        run = CaseRun(case, desk.place(case), desk, options, on_event, logs_calls=logs_calls)
+    with open_client([case], folder, options) as client:
+        run = CaseRun(case, client.place(case), client, options, on_event, logs_calls=logs_calls)
         found = run.result()
-        assert not list(desk.work.rglob("*.zip")), "what a search needs is removed once it has ended"
+        assert not list(client.work.rglob("*.zip")), "what a search needs is removed once it has ended"
     return found, arms
 
 

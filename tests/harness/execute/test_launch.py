@@ -22,7 +22,7 @@ from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.host import ranks
 from bitproof.harness.execute.host.runners import run_ranks
 from bitproof.harness.execute.launch import environment, record_system, run_cases
-from bitproof.harness.execute.requests import RunAnswer, Seats
+from bitproof.harness.execute.requests import RankSlots, RunAnswer
 from bitproof.harness.execute.status_messages import Done
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
@@ -543,12 +543,12 @@ def test_children_that_a_rank_leaves_behind_are_ended(batch):
 
 def test_a_run_ends_with_its_last_rank_and_not_with_the_next_look_at_it(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "_POLL_SECONDS", 30.0)
-    monkeypatch.setattr(ranks, "_open_store", lambda seats, job: None)
+    monkeypatch.setattr(ranks, "_open_store", lambda rank_slots, job: None)
     monkeypatch.setattr(ranks, "run_rank", lambda job, rank, store, tell, *shared: tell(Done()))
-    seats = Seats(ranks=(0, 1), part="part{rank}", store=str(tmp_path / "store"))
+    rank_slots = RankSlots(ranks=(0, 1), part="part{rank}", store=str(tmp_path / "store"))
     began = time.monotonic()
     for _ in range(5):
-        end = run_ranks(request(tmp_path, case=toy(), timeout=600.0), seats, lambda event: None, None)
+        end = run_ranks(request(tmp_path, case=toy(), timeout=600.0), rank_slots, lambda event: None, None)
         assert end.done == [Done(), Done()]
     assert time.monotonic() - began < 30
 

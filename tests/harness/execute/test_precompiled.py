@@ -27,8 +27,8 @@ from tests.small import small
 CASE = CASES["precompiled_experts_seq"]
 
 
-class ToyDesk:
-    """A desk that is only asked."""
+class ToyClient:
+    """A client that is only asked."""
 
     def __init__(self, work: Path) -> None:
         self.work = work
@@ -38,38 +38,38 @@ class ToyDesk:
         self.asked.append(request)
 
 
-def folder(case: Case, options: RunOptions, desk: Any, role: Any = "candidate") -> StepFolder | None:
-    step = PrecompiledStep(case, options, Placement(), desk)
+def folder(case: Case, options: RunOptions, client: Any, role: Any = "candidate") -> StepFolder | None:
+    step = PrecompiledStep(case, options, Placement(), client)
     found = step.folder_for(role, 7.0, lambda event: None)
     assert step.folder_for(role, 7.0, lambda event: None) == found
     return found
 
 
 def test_the_system_precompiled_has_its_step_made_once_a_case(tmp_path: Path) -> None:
-    desk = ToyDesk(tmp_path)
+    client = ToyClient(tmp_path)
     out = tmp_path / f"{CASE.name}-precompiled"
-    assert folder(CASE, RunOptions(), desk) == StepFolder(out)
-    assert desk.asked == [PrecompileRequest(case=CASE, system=PRECOMPILED, out=out, timeout=7.0)]
-    assert folder(CASE, RunOptions(), desk, "reference") is None, "it traces where it runs"
+    assert folder(CASE, RunOptions(), client) == StepFolder(out)
+    assert client.asked == [PrecompileRequest(case=CASE, system=PRECOMPILED, out=out, timeout=7.0)]
+    assert folder(CASE, RunOptions(), client, "reference") is None, "it traces where it runs"
 
 
 def test_a_folder_that_is_named_is_the_candidates_and_nothing_is_made(tmp_path: Path) -> None:
-    desk, options = ToyDesk(tmp_path), RunOptions(precompiled=tmp_path / "step")
-    assert folder(CASES["moe_seq"], options, desk) == folder(CASE, options, desk) == StepFolder(tmp_path / "step")
+    client, options = ToyClient(tmp_path), RunOptions(precompiled=tmp_path / "step")
+    assert folder(CASES["moe_seq"], options, client) == folder(CASE, options, client) == StepFolder(tmp_path / "step")
     trusting = replace(options, trust_compiled=True)
-    assert folder(CASE, trusting, desk) == StepFolder(tmp_path / "step", trust_compiled=True)
-    assert folder(CASES["moe_seq"], options, desk, "reference") is None
-    assert folder(CASES["moe_seq"], RunOptions(), desk) is None and desk.asked == []
+    assert folder(CASE, trusting, client) == StepFolder(tmp_path / "step", trust_compiled=True)
+    assert folder(CASES["moe_seq"], options, client, "reference") is None
+    assert folder(CASES["moe_seq"], RunOptions(), client) is None and client.asked == []
 
 
 def test_a_step_that_is_named_is_read_before_anything_runs_and_one_that_is_made_is_not(tmp_path: Path) -> None:
-    desk = ToyDesk(tmp_path)
-    PrecompiledStep(CASE, RunOptions(), Placement(), desk).check(7.0, lambda event: None)  # type: ignore[arg-type]
-    assert desk.asked == []
+    client = ToyClient(tmp_path)
+    PrecompiledStep(CASE, RunOptions(), Placement(), client).check(7.0, lambda event: None)  # type: ignore[arg-type]
+    assert client.asked == []
     options = RunOptions(precompiled=tmp_path / "step")
-    PrecompiledStep(CASE, options, Placement(), desk).check(7.0, lambda event: None)  # type: ignore[arg-type]
+    PrecompiledStep(CASE, options, Placement(), client).check(7.0, lambda event: None)  # type: ignore[arg-type]
     step = StepFolder(tmp_path / "step")
-    assert desk.asked == [StepRequest(case=CASE, system=PRECOMPILED, step=step, timeout=7.0)]
+    assert client.asked == [StepRequest(case=CASE, system=PRECOMPILED, step=step, timeout=7.0)]
 
 
 def test_compiled_code_is_refused_unless_the_call_trusts_it(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 from bitproof.builtin_cases.chunking import moe_batch, transformer_batch
 from bitproof.harness.execute.requests import (
     REQUESTS,
+    LocalRunRequest,
     MachineRequest,
+    RankSlots,
     RunAnswer,
     RunRequest,
-    SeatedRunRequest,
-    Seats,
     SizesRequest,
 )
 from bitproof.harness.execute.status_messages import End
@@ -66,7 +66,7 @@ def test_logs_of_the_first_run_have_plain_names(tmp_path: Path) -> None:
 def test_every_kind_of_request_names_its_answer_and_what_fails_with_it(tmp_path: Path) -> None:
     run = request(tmp_path)
     assert (run.answer, run.about) == (RunAnswer, "graph")
-    seated = SeatedRunRequest(run=run, seats=Seats(ranks=(1,), part="part{rank}", store="groups"))
-    assert (seated.answer, seated.about) == (End, "graph")
+    local_run = LocalRunRequest(run=run, rank_slots=RankSlots(ranks=(1,), part="part{rank}", store="groups"))
+    assert (local_run.answer, local_run.about) == (End, "graph")
     assert (SizesRequest(case=transformer_batch).about, MachineRequest().about) == ("the host", "the host")
     assert all(isinstance(kind.answer, type) for kind in REQUESTS)

@@ -22,10 +22,10 @@ from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.links import Links
 from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
-from bitproof.harness.execute.torchrun import coordinator as team_module
+from bitproof.harness.execute.torchrun import coordinator as coordinator_module
 from bitproof.harness.execute.torchrun import rendezvous as rendezvous_module
 from bitproof.harness.execute.torchrun import store as store_module
-from bitproof.harness.execute.torchrun.coordinator import Team
+from bitproof.harness.execute.torchrun.coordinator import Coordinator
 from bitproof.harness.execute.torchrun.messages import Account, Failed, unpack
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
@@ -155,13 +155,13 @@ def test_another_world_size_than_torchruns_is_refused(tmp_path, monkeypatch):
 
 def test_ranks_of_torchrun_do_not_share_memory(tmp_path):
     """They may be on several machines. Without a word of it they meet over gloo."""
-    team = object.__new__(Team)
-    team._num_gpus, case = 0, Case(name="toy", family="toy", reference="eager", candidate="graph")
-    team.options = RunOptions(device="cpu")
-    assert team.place(case) == Placement("cpu", "gloo")
-    team.options = RunOptions(device="cpu", collectives="shared")
+    coordinator = object.__new__(Coordinator)
+    coordinator._num_gpus, case = 0, Case(name="toy", family="toy", reference="eager", candidate="graph")
+    coordinator.options = RunOptions(device="cpu")
+    assert coordinator.place(case) == Placement("cpu", "gloo")
+    coordinator.options = RunOptions(device="cpu", collectives="shared")
     with pytest.raises(CaseError) as error:
-        team.place(case)
+        coordinator.place(case)
     assert str(error.value) == (
         "CaseError: the ranks that torchrun made do not share memory, and may be on several machines\n"
         "  expected: collectives over gloo or NCCL\n"
@@ -193,18 +193,20 @@ def teams(tmp_path, monkeypatch):
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     made = []
-    monkeypatch.setattr(Team, "_start_host", lambda team: Told(FACTS))
+    monkeypatch.setattr(Coordinator, "_start_host", lambda coordinator: Told(FACTS))
 
     def make(rank, timeout=30.0, **facts):
         (tmp_path / f"work{rank}").mkdir(exist_ok=True)
-        team = Team(tmp_path / f"run{rank}", RunOptions(device="cpu", timeout=timeout), tmp_path / f"work{rank}", rank)
-        team._host = Told(FACTS | facts)
-        made.append(team)
-        return team
+        coordinator = Coordinator(
+            tmp_path / f"run{rank}", RunOptions(device="cpu", timeout=timeout), tmp_path / f"work{rank}", rank
+        )
+        coordinator._host = Told(FACTS | facts)
+        made.append(coordinator)
+        return coordinator
 
     yield make
-    for team in made:
-        team.close()
+    for coordinator in made:
+        coordinator.close()
 
 
 FACTS = {"commit": "a", "environment MKL_CBWR": "x"}
@@ -213,9 +215,9 @@ FACTS = {"commit": "a", "environment MKL_CBWR": "x"}
 def joined(*teams):
     """What each came to when all joined at once: None, or its error."""
 
-    def join(team):
+    def join(coordinator):
         try:
-            team.join()
+            coordinator.join()
         except BitproofError as error:
             return error
         return None
@@ -225,7 +227,7 @@ def joined(*teams):
 
 
 def test_ranks_of_one_kind_come_together_and_each_machine_has_a_folder_for_its_logs(teams, tmp_path, monkeypatch):
-    monkeypatch.setattr(team_module, "_node", iter(["a", "b", "b"]).__next__)
+    monkeypatch.setattr(coordinator_module, "_node", iter(["a", "b", "b"]).__next__)
     made = [teams(rank) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(made[0].join)]
@@ -234,7 +236,7 @@ def test_ranks_of_one_kind_come_together_and_each_machine_has_a_folder_for_its_l
         time.sleep(0.2)
         running.append(pool.submit(made[2].join))
     assert [run.result() for run in running] == [None] * 3
-    assert [team._own_dir.name for team in made] == ["run0", "run1", "run1"]
+    assert [coordinator._own_dir.name for coordinator in made] == ["run0", "run1", "run1"]
     request = replace(a_run(tmp_path), logs=made[0]._own_dir / "logs" / "case" / "eager", profile=Path("p"))
     assert made[0]._localized(request) == request
     localized = made[2]._localized(request)
@@ -258,7 +260,7 @@ def test_those_who_do_not_come_are_named_by_all(teams):
 
 def test_rank_0_says_for_whom_it_waits_and_who_came_from_where(teams, monkeypatch, capsys):
     monkeypatch.setattr(rendezvous_module, "WORD_SECONDS", 0.5)
-    monkeypatch.setattr(team_module, "_node", iter(["a/0", "b/1"]).__next__)
+    monkeypatch.setattr(coordinator_module, "_node", iter(["a/0", "b/1"]).__next__)
     joined(teams(0, timeout=4.0), teams(1, timeout=30.0))
     words = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bitproof: waiting")]
     assert words[-1] == "bitproof: waiting for rank 2 of 3: rank 0 came from a/0; rank 1 came from b/1"
@@ -286,7 +288,7 @@ def test_a_rank_that_torchrun_ends_names_its_dead_siblings_to_all(rank, teams, m
 
     monkeypatch.setattr(made[rank].peers.links, "wait", wait)
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(joined, team) for team in made]
+        running = [pool.submit(joined, coordinator) for coordinator in made]
         time.sleep(1.0)
         is_ended.set()
         [error] = running[rank].result()

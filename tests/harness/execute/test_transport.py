@@ -19,7 +19,7 @@ from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.execute.session import Session
-from bitproof.harness.execute.transport import open_desk, refuse_torchrun
+from bitproof.harness.execute.transport import open_client, refuse_torchrun
 from bitproof.harness.options import RunOptions
 from bitproof.harness.runtime import launched
 
@@ -159,11 +159,11 @@ def test_another_world_size_than_torchruns_is_told_by_rank_0_alone(
 def test_a_desk_is_this_machines_host_unless_torchrun_made_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_desk([CASE], tmp_path, RunOptions(device="cpu")) as desk:
-        assert isinstance(desk, Session)
+    with open_client([CASE], tmp_path, RunOptions(device="cpu")) as client:
+        assert isinstance(client, Session)
     become_rank(monkeypatch, 0, world_size=3)
     with pytest.raises(CaseError, match="found: WORLD_SIZE=3"):
-        open_desk([CASE], tmp_path, RunOptions(device="cpu"))
+        open_client([CASE], tmp_path, RunOptions(device="cpu"))
 
 
 def test_a_command_is_refused_under_torchrun_alone(monkeypatch: pytest.MonkeyPatch) -> None:

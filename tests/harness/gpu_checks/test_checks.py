@@ -9,7 +9,7 @@ import torch
 
 from bitproof.harness.gpu_checks import checks, run
 from bitproof.harness.gpu_checks.checks import ALONE, TOGETHER, Setting, check_attention, check_digests, sizes
-from bitproof.harness.gpu_checks.found import Found
+from bitproof.harness.gpu_checks.found import CheckResult
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.reference.parallel import collectives, device_order_group, mesh
 from bitproof.reference.parallel.other_order_group import OtherOrderGroup
@@ -181,7 +181,7 @@ def test_a_check_that_raises_crashes_or_hangs_has_failed_and_the_others_run(monk
     monkeypatch.setattr(run, "ALONE", {"broken": check, "fine": lambda setting: (True, "fine")})
     monkeypatch.setattr(run, "TOGETHER", {})
     broken, fine = run.run_checks(CPU, 1.0)
-    assert broken == Found(name="broken", is_ok=False, found=told)
+    assert broken == CheckResult(name="broken", is_ok=False, found=told)
     assert fine.is_ok
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitproof.harness.localize.argument_differences import unlike_arguments, unlike_input
+from bitproof.harness.localize.argument_differences import argument_differences, input_differences
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import call_of
 from bitproof.harness.localize.logs.calls import Place
@@ -13,15 +13,15 @@ from tests.harness.localize.test_blame import call
 
 def test_numbers_that_differ_are_told_with_the_reference_s() -> None:
     mine = call("norm x -> A")._replace(scalars=(("eps", "0.1"), ("dim", "1")))
-    assert unlike_arguments(mine, mine._replace(scalars=(("eps", "0.2"), ("dim", "1")))) == (
+    assert argument_differences(mine, mine._replace(scalars=(("eps", "0.2"), ("dim", "1")))) == (
         "eps=0.1 where the reference has 0.2"
     )
-    assert unlike_arguments(mine, mine) == ""
+    assert argument_differences(mine, mine) == ""
 
 
 def test_nothing_is_told_of_inputs_that_are_the_same() -> None:
     log = [call("mm x w -> a"), call("sum a -> l")]
-    assert unlike_input(CandidateLog(log, ReferenceLog(log)), 1, 1) == ""
+    assert input_differences(CandidateLog(log, ReferenceLog(log)), 1, 1) == ""
 
 
 def test_a_parameter_that_a_fused_update_leaves_out_is_told_with_how_many_its_lists_have() -> None:

@@ -20,7 +20,7 @@ from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.requests import RunAnswer, RunRequest
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.localize.bisect_passes import Bisector, halve, shared_reference
-from bitproof.harness.localize.logs.replay import Replay, Watch
+from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (
@@ -58,7 +58,7 @@ def defect_of(*passes: str) -> Callable[[Sequence[str], set[str]], bool]:
 
 @dataclass
 class Bench:
-    """A desk that records made-up systems. Chunking changes bits, as it does in truth; so does `defect`.
+    """A client that records made-up systems. Chunking changes bits, as it does in truth; so does `defect`.
 
     `defect` is asked with the passes that ran, and the regions that chunk split, and shows from step `bad_step` on.
     """
@@ -444,7 +444,7 @@ def test_second_runs_of_a_search_leave_what_it_needs_of_that_step(tmp_path: Path
     ]
     replay = Replay(step=1, log=True, record=Key(1, "loss", "weight", 0))
     folders = [bench.work.resolve() / "batch" / f"{role}.archives1" for role in ("reference", "candidate")]
-    assert [run.watch for run in bench.asked[2:]] == [Watch(replay=replay, folder=folder) for folder in folders]
+    assert [run.watch for run in bench.asked[2:]] == [LoggedStep(replay=replay, folder=folder) for folder in folders]
 
 
 def test_a_second_run_that_fails_as_its_calls_are_logged_is_made_once_more_without_and_that_is_told(

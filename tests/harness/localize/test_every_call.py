@@ -10,7 +10,7 @@ from bitproof.harness.compare.verdict import Judgement
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.every_call import EveryCall, told_uncompared, why_not
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.logs.replay import Remains, archive_of, write_archive
+from bitproof.harness.localize.logs.replay import StepTrace, archive_of, write_archive
 from bitproof.harness.records import Key, Record, Recording, Verdict
 from tests.harness.localize.test_unmatched_calls import STEP, call
 
@@ -37,7 +37,7 @@ def judged(tmp_path, candidate, again=None, *, digest="d", case=CASE):
     def run_replay(role, number, folder, replay):
         calls = dict.fromkeys(LOSSES, STEP) if role == "reference" else candidate if number == 1 else again or candidate
         for rank in range(2):
-            remains = Remains(records={LOSSES[step, rank]: record(digest) for step in range(2)})
+            remains = StepTrace(records={LOSSES[step, rank]: record(digest) for step in range(2)})
             for step in range(2):
                 remains.add_calls(step, calls[step, rank])
             write_archive(archive_of(folder, rank), remains)

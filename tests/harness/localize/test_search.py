@@ -9,7 +9,7 @@ import pytest
 
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.logs.replay import Remains, Replay, archive_of, write_archive
+from bitproof.harness.localize.logs.replay import Replay, StepTrace, archive_of, write_archive
 from bitproof.harness.localize.search import Search
 from bitproof.harness.records import Divergence, Key, Manifest, Record, Recording
 
@@ -29,7 +29,7 @@ def test_a_cause_that_was_found_stays_where_its_bits_cannot_be_had(tmp_path: Pat
     def run_replay(role: Any, turn: int, folder: Path, replay: Replay) -> str:
         if turn == 2 == number:
             raise RankError("rank 0 was killed by SIGSEGV")
-        write_archive(archive_of(folder, 0), Remains(logs[role], [(0, 1)]))
+        write_archive(archive_of(folder, 0), StepTrace(logs[role], [(0, 1)]))
         return "b" if role == "reference" else "B"
 
     def bits(*_: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.unmatched_calls import Stranger, listed, look_at, summed_up, told_packing
+from bitproof.harness.localize.unmatched_calls import UnmatchedCall, listed, look_at, summed_up, told_packing
 
 FORWARD = Place("layers.0", "forward")
 
@@ -31,7 +31,7 @@ def test_a_value_that_a_later_call_swallows_is_told_with_its_ranks() -> None:
     swallowed = [STEP[0], call("silu a -> B"), call("sum B -> l")]
     assert strange(STEP, swallowed) == ["silu"]
     found = summed_up([(0, swallowed[1]), (1, swallowed[1])])
-    assert found == [Stranger("silu of layers.0 (forward)", 2, 2)]
+    assert found == [UnmatchedCall("silu of layers.0 (forward)", 2, 2)]
     assert listed(found) == "silu of layers.0 (forward) x 2 on 2 ranks"
 
 

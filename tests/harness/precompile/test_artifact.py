@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism, Pipeline
 from bitproof.harness.disturb.faults import CATALOGUE
-from bitproof.harness.disturb.mutate import strike
+from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import ArtifactError, CaseError, TraceError, UsageError
 from bitproof.harness.graph.groups import Group
 from bitproof.harness.precompile import artifact, file, fingerprint
@@ -283,7 +283,7 @@ def test_real_steps_of_all_ranks_are_one_code_until_a_coordinate_is_baked_in(tmp
     told = precompile(case, "graph", CPU, tmp_path)
     found = read_program(tmp_path, case, "graph", CPU)
     assert found.artifact == told.artifact
-    struck = strike(CATALOGUE["baked-coordinate"], found.module, case)
+    struck = mutate(CATALOGUE["baked-coordinate"], found.module, case)
     assert struck.module.code.count("full_like.default") > found.module.code.count("full_like.default") > 0
     with pytest.raises(ArtifactError, match=r"rank 3 has full_like\S* = torch.ops.aten.full_like.default\(\S+, 1\)"):
         precompile(case, "graph", CPU, tmp_path, "baked-coordinate")

@@ -12,9 +12,16 @@ from bitproof.builtin_cases import all_cases
 from bitproof.harness.disturb.stress import Stress
 from bitproof.harness.errors import RankError
 from bitproof.harness.execute.failures import Failure, Problem
-from bitproof.harness.execute.requests import REQUESTS, MachineRequest, RunAnswer, RunSeconds, SeatedRunRequest, Seats
+from bitproof.harness.execute.requests import (
+    REQUESTS,
+    LocalRunRequest,
+    MachineRequest,
+    RankSlots,
+    RunAnswer,
+    RunSeconds,
+)
 from bitproof.harness.execute.status_messages import (
-    ACCOUNTS,
+    STATUS_MESSAGES,
     Done,
     End,
     Prepared,
@@ -81,14 +88,14 @@ def test_a_run_of_every_case_arrives_as_it_was_requested(case, tmp_path: Path) -
     ids=lambda message: type(message).__name__,
 )
 def test_a_message_arrives_as_it_was_sent(message) -> None:
-    assert framing.read(framing.write(message), Event, *ACCOUNTS, type(message)) == message
+    assert framing.read(framing.write(message), Event, *STATUS_MESSAGES, type(message)) == message
 
 
 def test_seats_keep_who_serves_the_store(tmp_path: Path) -> None:
     for server in (None, ("localhost", 29500)):
-        seats = Seats(ranks=(1,), part="part{rank}", store="groups", server=server, local_rank=1)
-        asked = SeatedRunRequest(run=request(tmp_path), seats=seats)
-        assert framing.read(framing.write(asked), SeatedRunRequest) == asked
+        rank_slots = RankSlots(ranks=(1,), part="part{rank}", store="groups", server=server, local_rank=1)
+        asked = LocalRunRequest(run=request(tmp_path), rank_slots=rank_slots)
+        assert framing.read(framing.write(asked), LocalRunRequest) == asked
 
 
 def test_a_result_arrives_as_it_was_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
-from bitproof.harness.prove.preflight import Task, prove_ahead
+from bitproof.harness.prove.preflight import Task, preflight_proofs
 from bitproof.harness.records import ProofVerdict
 from bitproof.harness.report import json as report_json
 
@@ -28,7 +28,7 @@ def test_each_case_has_its_outcome_and_what_cannot_be_tried_keeps_nothing_from_t
     pass_that_prints.write_text("def loud(module, context):\n    print('in a pass')\n    return module\n")
     cases = replace(small("moe_seq"), candidate="mine.py:make"), small("moe_seq")
     task = Task(cases=cases, extra_passes=(f"{pass_that_prints}:loud",))
-    untried, proved = prove_ahead(task, tmp_path / "logs" / "prove.log", timeout=300)
+    untried, proved = preflight_proofs(task, tmp_path / "logs" / "prove.log", timeout=300)
     assert (proved.verdict, proved.proved, proved.outputs, proved.unproved) == (ProofVerdict.PROVED, 19, 19, [])
     assert any("bits depend on arguments" in text for text in proved.assumptions)
     assert (untried.verdict, untried.reason) == (ProofVerdict.NOT_TRIED, "system mine.py:make is not known as a graph")
@@ -37,7 +37,7 @@ def test_each_case_has_its_outcome_and_what_cannot_be_tried_keeps_nothing_from_t
 
 @pytest.mark.slow
 def test_what_is_not_proved_is_named_with_what_the_sides_do_differently(tmp_path):
-    [found] = prove_ahead(Task(cases=(small("early_accumulation"),)), tmp_path / "prove.log", timeout=300)
+    [found] = preflight_proofs(Task(cases=(small("early_accumulation"),)), tmp_path / "prove.log", timeout=300)
     assert found.verdict == ProofVerdict.NOT_PROVED
     assert found.not_proved == len(found.unproved) > 0
     assert any("adds here: aten.add.Tensor" in line for line in found.first)
@@ -53,7 +53,7 @@ def test_a_proof_that_takes_too_long_or_whose_process_dies_leaves_its_cases_untr
         (f"{dies}:leave", 300, "its process"),
     ):
         task = Task(cases=(small("moe_seq"),) * 2, extra_passes=(name,))
-        found = list(prove_ahead(task, tmp_path / "prove.log", timeout))
+        found = list(preflight_proofs(task, tmp_path / "prove.log", timeout))
         assert [outcome.verdict for outcome in found] == [ProofVerdict.NOT_TRIED] * 2
         assert all(outcome.reason.startswith(why) for outcome in found)
         assert all(outcome.reason.endswith("see logs/prove.log") for outcome in found)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bitproof.harness.runtime import disk_cache
-from bitproof.harness.runtime.disk_cache import default_folder, keep, read_kept
+from bitproof.harness.runtime.disk_cache import default_folder, keep, read_cached
 
 KEY = '{"case": "a"}'
 VALUE = {"nodes": [1, 2.5, None, "x"]}
@@ -33,11 +33,11 @@ def only_file(folder: Path) -> Path:
 
 
 def test_what_was_kept_is_read_under_its_key_and_kind_and_under_no_other(folder: Path) -> None:
-    assert read_kept(folder, "graph", KEY) is None, "there is no folder yet"
+    assert read_cached(folder, "graph", KEY) is None, "there is no folder yet"
     assert keep(folder, "graph", KEY, VALUE)
-    assert read_kept(folder, "graph", KEY) == VALUE
-    assert read_kept(folder, "graph", KEY + " ") is None
-    assert read_kept(folder, "other", KEY) is None
+    assert read_cached(folder, "graph", KEY) == VALUE
+    assert read_cached(folder, "graph", KEY + " ") is None
+    assert read_cached(folder, "other", KEY) is None
     assert only_file(folder).stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -49,9 +49,9 @@ def test_a_flipped_bit_anywhere_makes_it_unread(place: int, folder: Path, caplog
     content = bytearray(file.read_bytes())
     content[place] ^= 1
     file.write_bytes(content)
-    assert read_kept(folder, "graph", KEY) is None
+    assert read_cached(folder, "graph", KEY) is None
     assert caplog.messages == [f"{file} is not used: its hash is not that of its content"]
-    assert keep(folder, "graph", KEY, VALUE) and read_kept(folder, "graph", KEY) == VALUE, "and it is written anew"
+    assert keep(folder, "graph", KEY, VALUE) and read_cached(folder, "graph", KEY) == VALUE, "and it is written anew"
 
 
 def test_a_file_that_was_kept_under_another_key_is_not_used_under_its_name(
@@ -62,7 +62,7 @@ def test_a_file_that_was_kept_under_another_key_is_not_used_under_its_name(
     keep(folder, "graph", "another", "forged")
     [other] = set(folder.iterdir()) - {file}
     other.replace(file)
-    assert read_kept(folder, "graph", KEY) is None
+    assert read_cached(folder, "graph", KEY) is None
     assert caplog.messages == [f"{file} is not used: it was kept under another key"]
 
 
@@ -70,7 +70,7 @@ def test_a_file_that_was_kept_under_another_key_is_not_used_under_its_name(
 def test_what_is_cut_short_or_strange_is_not_used(content: bytes, folder: Path) -> None:
     keep(folder, "graph", KEY, VALUE)
     only_file(folder).write_bytes(content)
-    assert read_kept(folder, "graph", KEY) is None
+    assert read_cached(folder, "graph", KEY) is None
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
@@ -79,30 +79,30 @@ def test_nothing_is_read_from_and_nothing_kept_in_a_folder_that_others_may_write
 ) -> None:
     keep(folder, "graph", KEY, VALUE)
     folder.chmod(mode)
-    assert read_kept(folder, "graph", KEY) is None
+    assert read_cached(folder, "graph", KEY) is None
     assert not keep(folder, "graph", "another", VALUE)
     assert caplog.messages == [f"nothing is kept in {folder}: it is no folder of this user's alone"] * 2
     folder.chmod(0o755)
-    assert read_kept(folder, "graph", KEY) == VALUE, "to be read by others harms nothing"
+    assert read_cached(folder, "graph", KEY) == VALUE, "to be read by others harms nothing"
 
 
 def test_a_file_that_others_may_write_is_not_used(folder: Path) -> None:
     keep(folder, "graph", KEY, VALUE)
     only_file(folder).chmod(0o660)
-    assert read_kept(folder, "graph", KEY) is None
+    assert read_cached(folder, "graph", KEY) is None
 
 
 def test_a_link_to_a_folder_is_no_folder_of_ones_own(folder: Path, tmp_path: Path) -> None:
     keep(folder, "graph", KEY, VALUE)
     link = tmp_path / "link"
     link.symlink_to(folder)
-    assert read_kept(link, "graph", KEY) is None and not keep(link, "graph", "another", VALUE)
+    assert read_cached(link, "graph", KEY) is None and not keep(link, "graph", "another", VALUE)
 
 
 def test_another_users_folder_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(folder, "graph", KEY, VALUE)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
-    assert read_kept(folder, "graph", KEY) is None
+    assert read_cached(folder, "graph", KEY) is None
 
 
 def test_what_cannot_be_written_is_not_kept_and_leaves_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_is_not_kept_and_leaves_nothing(folder: Path, cap
     assert list(folder.iterdir()) == []
     folder.rmdir()
     folder.write_text("a file stands where the folder should")
-    assert not keep(folder, "graph", KEY, VALUE) and read_kept(folder, "graph", KEY) is None
+    assert not keep(folder, "graph", KEY, VALUE) and read_cached(folder, "graph", KEY) is None
 
 
 def test_what_was_used_longest_ago_makes_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +122,8 @@ def test_what_was_used_longest_ago_makes_room(folder: Path, monkeypatch: pytest.
         for file in folder.iterdir():
             if read_without_touch(file, key):
                 os.utime(file, (now - age, now - age))
-        read_kept(folder, "graph", "older but read")
-    assert [read_kept(folder, "graph", key) for key in ("old", "older but read", "new")] == [
+        read_cached(folder, "graph", "older but read")
+    assert [read_cached(folder, "graph", key) for key in ("old", "older but read", "new")] == [
         None,
         "older but read",
         "new",
@@ -212,7 +212,7 @@ def test_what_is_no_file_of_ours_or_too_large_is_passed_over_quickly_and_said(
     file.unlink()
     make(file)
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    assert read_kept(folder, "graph", KEY) is None
+    assert read_cached(folder, "graph", KEY) is None
     assert time.process_time() - began < 2.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "KiB"
     [message] = caplog.messages

@@ -20,7 +20,7 @@ from bitproof.harness.runtime import sources
 from bitproof.harness.runtime.sources import Installation, read_sources
 from bitproof.harness.systems.cached_graph import keep_program, read_program
 from bitproof.harness.systems.graph import GraphProgram, prepare
-from bitproof.harness.systems.graph_key import Shelf, shelf_of, traced_part
+from bitproof.harness.systems.graph_key import GraphCache, graph_cache_of, traced_part
 from tests.small import small
 
 CASE = small(chunking.moe_seq)
@@ -43,22 +43,22 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    found = shelf_of(CASE, tmp_path / "graphs", installed())
+def graph_cache(tmp_path: Path) -> GraphCache:
+    found = graph_cache_of(CASE, tmp_path / "graphs", installed())
     assert found is not None
     return found
 
 
-def only_file(shelf: Shelf) -> Path:
-    [file] = shelf.folder.iterdir()
+def only_file(graph_cache: GraphCache) -> Path:
+    [file] = graph_cache.folder.iterdir()
     return file
 
 
-def test_a_kept_program_is_the_traced_one_but_for_times(shelf: Shelf) -> None:
+def test_a_kept_program_is_the_traced_one_but_for_times(graph_cache: GraphCache) -> None:
     program = traced()
-    assert read_program(shelf) is None
-    assert keep_program(shelf, program)
-    found = read_program(shelf)
+    assert read_program(graph_cache) is None
+    assert keep_program(graph_cache, program)
+    found = read_program(graph_cache)
     assert found is not None and found.is_kept and not program.is_kept
     assert found.module.code == program.module.code and found.code_hash == program.code_hash
     assert found.run is found.module
@@ -69,15 +69,15 @@ def test_a_kept_program_is_the_traced_one_but_for_times(shelf: Shelf) -> None:
     assert [place_of(node) for node in found.module.graph.nodes] == [place_of(n) for n in program.module.graph.nodes]
 
 
-def test_another_cases_program_is_not_found(shelf: Shelf) -> None:
-    keep_program(shelf, traced())
-    other = shelf_of(replace(CASE, seed=1), shelf.folder, shelf.installation)
+def test_another_cases_program_is_not_found(graph_cache: GraphCache) -> None:
+    keep_program(graph_cache, traced())
+    other = graph_cache_of(replace(CASE, seed=1), graph_cache.folder, graph_cache.installation)
     assert other is not None and read_program(other) is None
 
 
-def _rewrite(shelf: Shelf, change: Any) -> None:
+def _rewrite(graph_cache: GraphCache, change: Any) -> None:
     """Change what is kept, and make its hash right again: as somebody who knows the form would."""
-    file = only_file(shelf)
+    file = only_file(graph_cache)
     kept = json.loads(zlib.decompress(file.read_bytes()[32:]))
     change(kept["value"]["value"])
     packed = zlib.compress(json.dumps(kept).encode())
@@ -105,33 +105,35 @@ def _another_group(value: Any) -> None:
     ],
 )
 def test_what_is_whole_and_says_another_graph_is_not_used(
-    change: Any, why: str, shelf: Shelf, caplog: pytest.LogCaptureFixture
+    change: Any, why: str, graph_cache: GraphCache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keep_program(shelf, traced())
-    _rewrite(shelf, change)
-    assert read_program(shelf) is None
+    keep_program(graph_cache, traced())
+    _rewrite(graph_cache, change)
+    assert read_program(graph_cache) is None
     assert why in caplog.text and "the kept graph is not used" in caplog.text
 
 
-def test_a_flipped_byte_is_seen(shelf: Shelf) -> None:
-    keep_program(shelf, traced())
-    file = only_file(shelf)
+def test_a_flipped_byte_is_seen(graph_cache: GraphCache) -> None:
+    keep_program(graph_cache, traced())
+    file = only_file(graph_cache)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    assert read_program(shelf) is None
+    assert read_program(graph_cache) is None
 
 
-def test_what_was_made_while_files_changed_is_not_kept(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "read_sources", lambda: replace(shelf.installation.sources, digest="edited"))
-    assert not keep_program(shelf, traced())
-    assert not shelf.folder.exists()
+def test_what_was_made_while_files_changed_is_not_kept(
+    graph_cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "read_sources", lambda: replace(graph_cache.installation.sources, digest="edited"))
+    assert not keep_program(graph_cache, traced())
+    assert not graph_cache.folder.exists()
 
 
-def test_a_graph_with_no_form_as_data_is_not_kept(shelf: Shelf) -> None:
+def test_a_graph_with_no_form_as_data_is_not_kept(graph_cache: GraphCache) -> None:
     program = traced()
-    assert not keep_program(shelf, replace(program, module=torch.fx.symbolic_trace(torch.nn.Linear(2, 2))))
-    assert not shelf.folder.exists()
+    assert not keep_program(graph_cache, replace(program, module=torch.fx.symbolic_trace(torch.nn.Linear(2, 2))))
+    assert not graph_cache.folder.exists()
 
 
 @pytest.mark.slow
@@ -139,7 +141,7 @@ def test_every_plain_graph_of_the_cases_comes_back(tmp_path: Path) -> None:
     from bitproof.builtin_cases import all_cases
 
     for case in map(small, [c for c in all_cases() if "graph" in (c.reference, c.candidate)]):
-        kept_at = shelf_of(case, tmp_path, installed())
+        kept_at = graph_cache_of(case, tmp_path, installed())
         if kept_at is None or case.requires is not None:
             continue
         program = prepare(traced_part(case), torch.device("cpu"))

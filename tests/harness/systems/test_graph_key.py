@@ -30,7 +30,7 @@ from bitproof.harness.case import (
 from bitproof.harness.machine.determinism import read_switches
 from bitproof.harness.runtime.sources import Installation, Sources
 from bitproof.harness.systems import graph_key
-from bitproof.harness.systems.graph_key import shelf_of, traced_part
+from bitproof.harness.systems.graph_key import graph_cache_of, traced_part
 
 FOLDER = Path("graphs")
 INSTALLED = Installation(Sources("files", ()), "others")
@@ -65,13 +65,13 @@ DECIDES_NOTHING: dict[str, Any] = {
 
 
 def key(case: Case = moe_seq, installed: Installation = INSTALLED) -> str:
-    shelf = shelf_of(case, FOLDER, installed)
-    assert shelf is not None
-    return shelf.key
+    graph_cache = graph_cache_of(case, FOLDER, installed)
+    assert graph_cache is not None
+    return graph_cache.key
 
 
 def test_each_system_has_a_graph_of_its_own() -> None:
-    graph, joint = (shelf_of(moe_seq, FOLDER, INSTALLED, system) for system in ("graph", "joint"))
+    graph, joint = (graph_cache_of(moe_seq, FOLDER, INSTALLED, system) for system in ("graph", "joint"))
     assert graph is not None and joint is not None
     assert graph.key != joint.key
     assert graph.key == key()
@@ -151,8 +151,8 @@ def test_the_key_is_text_that_says_what_it_is_of() -> None:
 def test_compiled_graphs_and_such_as_follow_a_file_of_the_users_have_no_shelf(
     pipeline: Pipeline, is_kept: bool
 ) -> None:
-    assert (shelf_of(replace(moe_seq, pipeline=pipeline), FOLDER, INSTALLED) is not None) == is_kept
+    assert (graph_cache_of(replace(moe_seq, pipeline=pipeline), FOLDER, INSTALLED) is not None) == is_kept
 
 
 def test_without_a_folder_or_a_process_that_looked_at_its_files_there_is_no_shelf() -> None:
-    assert shelf_of(moe_seq, None, INSTALLED) is None and shelf_of(moe_seq, FOLDER, None) is None
+    assert graph_cache_of(moe_seq, None, INSTALLED) is None and graph_cache_of(moe_seq, FOLDER, None) is None

@@ -14,7 +14,7 @@ import torch
 from bitproof.builtin_cases import joint
 from bitproof.harness.case import JOINT, Case, Memory, Parallelism
 from bitproof.harness.disturb.faults import CATALOGUE
-from bitproof.harness.disturb.mutate import strike
+from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.passes.partition import partition
 from bitproof.harness.systems.graph import GraphProgram, prepare, trace
@@ -73,12 +73,12 @@ def test_faults_are_struck_into_an_exported_step_or_refused_by_name() -> None:
         "gradient-not-averaged",
         "shared-experts-forgotten",
     ):
-        assert str(strike(CATALOGUE[name], module, EP_ON_TWO).module.graph) != str(module.graph)
+        assert str(mutate(CATALOGUE[name], module, EP_ON_TWO).module.graph) != str(module.graph)
     with pytest.raises(UsageError) as error:
-        strike(CATALOGUE["tokens-counted-twice"], module, EP_ON_TWO)
+        mutate(CATALOGUE["tokens-counted-twice"], module, EP_ON_TWO)
     assert str(error.value).startswith("UsageError: fault tokens-counted-twice never fired")
     with pytest.raises(UsageError) as error:
-        strike(CATALOGUE["gate-and-up-exchanged"], module, EP_ON_TWO)
+        mutate(CATALOGUE["gate-and-up-exchanged"], module, EP_ON_TWO)
     assert str(error.value).startswith(
         "UsageError: fault gate-and-up-exchanged cannot be struck into the graph of case joint_deepseek_ep2\n"
         "  expected: a graph in which the calls that it exchanges stand as our tracer records them\n"

@@ -9,7 +9,7 @@ from bitproof.harness.shared_memory import Board
 from bitproof.harness.torch_compat import register_group
 from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
-from bitproof.reference.parallel.reporting_group import ToldGroup
+from bitproof.reference.parallel.reporting_group import ReportingGroup
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks
@@ -23,7 +23,7 @@ def test_a_told_group_moves_and_adds_what_the_group_within_does_and_tells_of_eac
 
     def body(mesh):
         told = []
-        group = ToldGroup(of(dist.group.WORLD), "own", told.append)
+        group = ReportingGroup(of(dist.group.WORLD), "own", told.append)
         register_group("own", group)
         x = torch.arange(4.0) + mesh.rank
         found = [

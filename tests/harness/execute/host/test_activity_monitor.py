@@ -10,7 +10,7 @@ from torch import nn
 
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.commands.record import compare_recordings
-from bitproof.harness.execute.host.activity_monitor import Witness
+from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import TorchCompile, Verdict
@@ -18,17 +18,17 @@ from bitproof.harness.records import TorchCompile, Verdict
 LONERS = "tests.harness.execute.lonely_systems"
 
 
-def witnessed(step, make=lambda: None, steps=1, in_memory=dict):
-    """What is witnessed of a system in this process."""
+def monitored(step, make=lambda: None, steps=1, in_memory=dict):
+    """What is monitored of a system in this process."""
     torch._dynamo.reset()
-    witness = Witness(in_memory)
-    with witness.at_work():
+    monitor = ActivityMonitor(in_memory)
+    with monitor.at_work():
         make()
-        witness.begin_steps()
+        monitor.begin_steps()
         for _ in range(steps):
             step()
-            witness.end_step()
-    return witness
+            monitor.end_step()
+    return monitor
 
 
 def double(x):
@@ -45,11 +45,11 @@ def without_frames(found):
 
 
 def compiled_in(**facts):
-    return witnessed(lambda: torch.compile(double, backend="eager")(X), **facts).compiled
+    return monitored(lambda: torch.compile(double, backend="eager")(X), **facts).compiled
 
 
 def test_code_that_nobody_compiles_is_no_matter():
-    assert witnessed(lambda: double(X)).compiled is None
+    assert monitored(lambda: double(X)).compiled is None
 
 
 def test_what_was_compiled_is_counted_by_frames_graphs_and_operators():
@@ -64,7 +64,7 @@ def test_a_graph_break_is_counted_with_its_reason():
         torch._dynamo.graph_break()
         return y.sin()
 
-    found = witnessed(lambda: torch.compile(broken, backend="eager")(X)).compiled
+    found = monitored(lambda: torch.compile(broken, backend="eager")(X)).compiled
     assert (found.graphs, found.breaks, found.first_break) == (2, 1, "Call to `torch._dynamo.graph_break()`")
 
 
@@ -77,10 +77,10 @@ def test_a_recompile_is_counted_with_its_reason():
         for by in (2, 2, 3):
             compiled(X, by)
 
-    found = witnessed(steps).compiled
+    found = monitored(steps).compiled
     assert (found.graphs, found.breaks, found.recompiles) == (2, 0, 1)
     assert "by == 2" in found.first_recompile
-    once = witnessed(lambda: torch.compile(scaled, backend="eager")(X, 2)).compiled
+    once = monitored(lambda: torch.compile(scaled, backend="eager")(X, 2)).compiled
     assert (once.recompiles, once.first_recompile) == (0, None)
 
 
@@ -90,7 +90,7 @@ def refuse(graph, inputs):
 
 def test_a_backend_that_fails_and_is_passed_over_compiled_nothing():
     with torch._dynamo.config.patch(suppress_errors=True):
-        found = witnessed(lambda: torch.compile(double, backend=refuse)(X)).compiled
+        found = monitored(lambda: torch.compile(double, backend=refuse)(X)).compiled
     assert (found.frames, found.captured, found.is_any, found.backends) == (1, 0, False, ["refuse"])
 
 
@@ -107,14 +107,14 @@ def off(request, monkeypatch):
 def test_where_compilation_is_off_what_is_called_was_not_compiled(off):
     assert compiled_in() == TorchCompile(backends=["eager"])
     model = nn.Linear(3, 3)
-    assert witnessed(lambda: torch.compile(model, backend="eager")(X)).compiled == TorchCompile(backends=["eager"])
-    assert witnessed(lambda: model(X), make=lambda: model.compile(backend="eager")).compiled is not None
+    assert monitored(lambda: torch.compile(model, backend="eager")(X)).compiled == TorchCompile(backends=["eager"])
+    assert monitored(lambda: model(X), make=lambda: model.compile(backend="eager")).compiled is not None
 
 
 @pytest.mark.parametrize("off", ["setting", "environment", None], indirect=True)
 def test_what_was_to_be_compiled_and_is_never_called_is_no_matter(off):
-    assert witnessed(lambda: double(X), make=lambda: torch.compile(double, backend="eager")).compiled is None
-    said = witnessed(lambda: torch.compile(double, backend="eager", disable=True)(X))
+    assert monitored(lambda: double(X), make=lambda: torch.compile(double, backend="eager")).compiled is None
+    said = monitored(lambda: torch.compile(double, backend="eager", disable=True)(X))
     assert said.compiled is None, "who says that nothing is to be compiled is not told that nothing was"
 
 
@@ -124,7 +124,7 @@ def test_a_stance_of_eager_compiles_nothing():
 
 
 def test_code_that_is_never_to_be_compiled_is_no_matter():
-    assert witnessed(lambda: torch.compiler.disable(double)(X)).compiled is None
+    assert monitored(lambda: torch.compiler.disable(double)(X)).compiled is None
 
 
 def test_counts_that_a_user_clears_are_not_taken_for_nothing():
@@ -133,7 +133,7 @@ def test_counts_that_a_user_clears_are_not_taken_for_nothing():
         torch._dynamo.reset()
         torch.compile(double, backend="eager")(X)
 
-    assert witnessed(step, steps=2).compiled.is_any
+    assert monitored(step, steps=2).compiled.is_any
 
 
 def test_collectives_of_steps_are_counted_and_those_from_before_are_not():
@@ -142,8 +142,8 @@ def test_collectives_of_steps_are_counted_and_those_from_before_are_not():
     def step():
         posted["shared memory 0"] += 2
 
-    assert witnessed(lambda: None, in_memory=lambda: dict(posted)).collectives == 0
-    assert witnessed(step, steps=3, in_memory=lambda: dict(posted)).collectives == 6
+    assert monitored(lambda: None, in_memory=lambda: dict(posted)).collectives == 0
+    assert monitored(step, steps=3, in_memory=lambda: dict(posted)).collectives == 6
 
 
 def case_of(system):

@@ -15,7 +15,7 @@ from bitproof.harness.execute.host.programs import (
     needs_program,
     options_of_rank,
     prepare_program,
-    struck,
+    with_fault,
     write_standalone,
 )
 from bitproof.harness.graph.graph_options import GraphOptions
@@ -56,13 +56,13 @@ def test_only_a_fault_of_the_catalogue_that_edits_graphs_is_struck_and_only_into
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "bitproof.harness.systems.graph.strike_program", lambda program, entry, case: (program, entry.name)
+        "bitproof.harness.systems.graph.mutate_program", lambda program, entry, case: (program, entry.name)
     )
     edits, calls, flips = "tokens-not-counted", "counts-not-reset", "flip-bit:grad=w,rank=0,step=0"
-    assert struck("program", parse_fault(edits), moe_batch) == ("program", edits)
-    assert struck(None, parse_fault(edits), moe_batch) is None, "an eager step has no graph"
+    assert with_fault("program", parse_fault(edits), moe_batch) == ("program", edits)
+    assert with_fault(None, parse_fault(edits), moe_batch) is None, "an eager step has no graph"
     for fault in (None, parse_fault(calls), parse_fault(flips)):
-        assert struck("program", fault, moe_batch) == "program"
+        assert with_fault("program", fault, moe_batch) == "program"
 
 
 def test_a_system_whose_code_is_no_graph_is_refused_by_name() -> None:

@@ -19,21 +19,21 @@ from bitproof.builtin_cases.chunking import moe_seq
 from bitproof.harness.case import Batch, Pipeline
 from bitproof.harness.errors import RankError, TraceError
 from bitproof.harness.execute.host import runners, stage
-from bitproof.harness.execute.host.runners import Runner, shelf_of_run
-from bitproof.harness.execute.requests import Machine, MachineRequest, RunRequest, Seats
+from bitproof.harness.execute.host.runners import Runner, graph_cache_of_run
+from bitproof.harness.execute.requests import Machine, MachineRequest, RankSlots, RunRequest
 from bitproof.harness.execute.status_messages import End, PreparedGraph
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.processes.watching import Watch
 from bitproof.harness.records import PassReport
 from bitproof.harness.runtime.sources import Installation, Sources
 from bitproof.harness.systems import cached_graph
-from bitproof.harness.systems.graph_key import Shelf
+from bitproof.harness.systems.graph_key import GraphCache
 from tests.harness.execute.test_requests import request
 from tests.hosts import SharedHost
 
 pytestmark = pytest.mark.ranks
 
-SEATS = Seats(ranks=(0,), part="part{rank}", store="store")
+RANK_SLOTS = RankSlots(ranks=(0,), part="part{rank}", store="store")
 Prepare = Callable[..., Any]
 
 
@@ -48,12 +48,12 @@ def runner(
 
     def run_ranks(
         run: RunRequest,
-        seats: Seats,
+        rank_slots: RankSlots,
         send: Any,
         hangup: Any,
         program: Any = None,
         seconds: Any = 0.0,
-        shelf: Any = None,
+        graph_cache: Any = None,
     ) -> End:
         told = {"forked_from": os.getpid(), "program": program}
         return End(graph=PreparedGraph(code_hash="", passes=[PassReport("toy", 0.0, 0, 0, facts=told)]))
@@ -71,7 +71,7 @@ def runner(
     own = Runner(lambda event: None, made_of=made_of)
 
     def run(asked: RunRequest) -> Any:
-        graph = own.run(asked, SEATS).graph
+        graph = own.run(asked, RANK_SLOTS).graph
         assert graph is not None
         return graph.passes[0].facts
 
@@ -154,13 +154,13 @@ def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_i
         (tmp_path / "traced").touch()
         return "traced"
 
-    def keep(shelf: Shelf, program: int) -> bool:
-        (tmp_path / "kept").write_text(shelf.key)
+    def keep(graph_cache: GraphCache, program: int) -> bool:
+        (tmp_path / "kept").write_text(graph_cache.key)
         return True
 
     monkeypatch.setattr(cached_graph, "keep_program", keep)
     for found in (None, 8):
-        monkeypatch.setattr(cached_graph, "read_program", lambda shelf, found=found: found)
+        monkeypatch.setattr(cached_graph, "read_program", lambda graph_cache, found=found: found)
         asked = request(tmp_path, timeout=60.0, kept_graphs=tmp_path)
         with runner(monkeypatch, lambda *arguments: 7, made_of, trace) as run:
             assert run(asked)["program"] == (found or 7)
@@ -184,8 +184,8 @@ def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_i
 def test_every_graph_is_traced_anew_where_others_code_makes_it_or_passes_are_to_be_seen(
     values: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached_graph, "read_program", lambda shelf: 8)
-    monkeypatch.setattr(cached_graph, "keep_program", lambda shelf, program: (tmp_path / "kept").touch())
+    monkeypatch.setattr(cached_graph, "read_program", lambda graph_cache: 8)
+    monkeypatch.setattr(cached_graph, "keep_program", lambda graph_cache, program: (tmp_path / "kept").touch())
     made_of = Installation(Sources("files", ()), "others")
     asked = request(tmp_path, **{"timeout": 60.0, "kept_graphs": tmp_path} | values)
     with runner(monkeypatch, lambda *arguments: 7, made_of) as run:
@@ -201,7 +201,7 @@ def test_a_fault_that_is_struck_into_the_graph_needs_one_that_was_traced_anew(tm
         ("gradients-exchanged", False),
     ):
         asked = request(tmp_path, timeout=60.0, kept_graphs=tmp_path, inject=fault)
-        assert (shelf_of_run(asked, made_of) is not None) == is_kept
+        assert (graph_cache_of_run(asked, made_of) is not None) == is_kept
 
 
 def killed(case: Any, options: Any, enter: Callable[[str], None]) -> None:
@@ -292,7 +292,7 @@ def test_a_caller_that_hangs_up_ends_the_stage(tmp_path: Path, monkeypatch: pyte
     os.close(writer)
     asked = request(tmp_path, timeout=60.0)
     with pytest.raises(SystemExit):
-        own.run(asked, SEATS)
+        own.run(asked, RANK_SLOTS)
     os.close(reader)
     assert not has_children()
 

@@ -1,11 +1,13 @@
 """Tries that are begun ahead: what is asked for is got, and what is not wanted any more ends."""
 
 import threading
+import time
 from collections import Counter
 
 import pytest
 
-from bitproof.harness.execute.tries import Tries
+from bitproof.harness.execute.pool import Pool
+from bitproof.harness.execute.speculative_runs import SpeculativeRuns
 
 
 class Place:
@@ -34,7 +36,8 @@ class Bench:
         self.places = [Place() for _ in range(num_places)]
         self.gates = {number: threading.Event() for number in range(10)}
         self.begun, self.left = Counter(), []
-        self.tries = Tries(self.places, self.run, lambda number: 2, cores)
+        self.pool = Pool([(place,) for place in self.places])  # type: ignore[list-item]
+        self.tries = SpeculativeRuns(self.pool, self.run, lambda number: 2, cores)
 
     def run(self, place, number):
         self.begun[number] += 1
@@ -45,6 +48,11 @@ class Bench:
                 self.left.append(number)
                 raise InterruptedError
         return number * number
+
+    def wait_until_begun(self, *numbers):
+        """Until these are under way: work that was not begun is not ended, but never begins."""
+        while not self.begun.keys() >= set(numbers):
+            time.sleep(0.01)
 
     def open(self, *numbers):
         for number in numbers:
@@ -57,7 +65,7 @@ def test_as_many_as_there_are_places_run_at_once_and_each_runs_once():
     bench.open(3, 2, 1)
     assert [bench.tries.result(number) for number in (1, 2, 3)] == [1, 4, 9]
     assert bench.begun == {1: 1, 2: 1, 3: 1}
-    bench.tries.close()
+    bench.pool.end()
 
 
 def test_with_one_place_a_try_begins_when_it_is_asked_for():
@@ -84,6 +92,7 @@ def test_ranks_that_would_find_no_core_wait_and_one_try_runs_however_few_there_a
 def test_what_is_not_wanted_any_more_ends_and_its_place_is_free():
     bench = Bench(2)
     bench.tries.begin(iter([1, 2]))
+    bench.wait_until_begun(1, 2)
     bench.open(1, 3, 4)
     assert bench.tries.result(1) == 1
     bench.tries.begin(iter([3, 4]))
@@ -113,5 +122,6 @@ def test_a_try_that_fails_fails_for_who_asks_for_it_and_for_nobody_else():
 def test_closing_ends_what_is_under_way():
     bench = Bench(2)
     bench.tries.begin(iter([1, 2]))
-    bench.tries.close()
+    bench.wait_until_begun(1, 2)
+    bench.pool.end()
     assert sorted(bench.left) == [1, 2]

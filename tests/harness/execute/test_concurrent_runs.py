@@ -7,9 +7,9 @@ import pytest
 
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Batch, Model, Parallelism
-from bitproof.harness.execute import lanes
+from bitproof.harness.execute import concurrency
+from bitproof.harness.execute.concurrency import begun, groups_of
 from bitproof.harness.execute.launch import run_cases
-from bitproof.harness.execute.side_by_side import begun, groups_of
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Verdict
 from tests.harness.execute.test_launch import nothing_left_behind, toy
@@ -94,11 +94,11 @@ def test_what_is_still_under_way_when_a_case_is_judged_is_ended():
 
     with begun([REFERENCE[:1], CANDIDATE[:1]], places, ask) as runs:
         runs.answer(REFERENCE[0])
-    assert [place.log for place in places] == [["resume"], ["abandon", "resume"]]
+    assert [place.log for place in places] == [[], ["abandon", "resume"]]
 
 
 def judged(folder, temporary, cores, monkeypatch, case):
-    monkeypatch.setattr(lanes, "cores_for_runs", lambda: cores)
+    monkeypatch.setattr(concurrency, "cores_for_runs", lambda: cores)
     events = []
     with nothing_left_behind(temporary):
         [result] = run_cases([case], RunOptions(device="cpu", timeout=60.0), folder, events.append)

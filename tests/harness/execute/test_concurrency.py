@@ -12,14 +12,14 @@ import pytest
 
 from bitproof.harness.case import Parallelism
 from bitproof.harness.errors import UsageError
-from bitproof.harness.execute import lanes
-from bitproof.harness.execute.lanes import Plan, plan_lanes
+from bitproof.harness.execute import concurrency
+from bitproof.harness.execute.concurrency import Concurrency, plan_concurrency
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.machine.capacity import HOST_BYTES, RANK_BYTES
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Verdict
+from tests.harness.execute.test_concurrent_runs import EAGER, recorded
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
-from tests.harness.execute.test_side_by_side import EAGER, recorded
 from tests.hosts import one_host
 
 CASES = [toy("one_bit_off", name="bad"), toy("raising", name="broken"), toy(name="good")]
@@ -30,16 +30,16 @@ def machine(monkeypatch):
     """Say what the machine has."""
 
     def has(cores, memory=None, gpus=()):
-        monkeypatch.setattr(lanes, "cores_for_runs", lambda: cores)
-        monkeypatch.setattr(lanes, "free_memory", lambda: memory)
-        monkeypatch.setattr(lanes, "gpu_models", lambda: list(gpus))
+        monkeypatch.setattr(concurrency, "cores_for_runs", lambda: cores)
+        monkeypatch.setattr(concurrency, "free_memory", lambda: memory)
+        monkeypatch.setattr(concurrency, "gpu_models", lambda: list(gpus))
 
     return has
 
 
 def planned(cases=CASES, **options):
-    plan = plan_lanes(cases, RunOptions(**options))
-    return plan.num_lanes, plan.num_runs
+    plan = plan_concurrency(cases, RunOptions(**options))
+    return plan.num_workers, plan.num_runs
 
 
 def test_as_many_cases_go_at_once_as_are_asked_for_and_by_default_one(machine):
@@ -76,7 +76,7 @@ def test_cases_that_may_run_on_gpus_take_turns_and_who_asks_for_more_is_told(mac
     assert planned(device="cpu", jobs=2) == (2, 1)
     for device in ("auto", "cuda"):
         with pytest.raises(UsageError) as refusal:
-            plan_lanes(CASES, RunOptions(device=device, jobs=2))
+            plan_concurrency(CASES, RunOptions(device=device, jobs=2))
         assert str(refusal.value) == (
             "UsageError: -j has cases run side by side, and GPUs take one case at a time\n"
             "  expected: -j 1, or --device cpu\n"
@@ -90,15 +90,15 @@ def test_under_torchrun_cases_take_turns_and_who_asks_for_more_is_told(machine, 
         monkeypatch.setenv(name, value)
     assert planned() == planned(jobs="auto") == (1, 1)
     with pytest.raises(UsageError, match="the ranks that torchrun made take one case at a time"):
-        plan_lanes(CASES, RunOptions(jobs=2))
+        plan_concurrency(CASES, RunOptions(jobs=2))
 
 
 def test_a_plan_says_what_goes_at_once_and_what_that_takes():
-    plan = Plan(num_lanes=2, num_runs=1, num_ranks=8, cores=2, memory=8 << 30)
+    plan = Concurrency(num_workers=2, num_runs=1, num_ranks=8, cores=2, memory=8 << 30)
     assert str(plan) == "side by side: 2 cases at once; 16 ranks at most on 2 cores, some 2.3 GiB of 8.0 free"
-    plan = Plan(num_lanes=1, num_runs=4, num_ranks=1, cores=4)
+    plan = Concurrency(num_workers=1, num_runs=4, num_ranks=1, cores=4)
     assert str(plan) == "side by side: 4 runs of a case at once; 4 ranks at most on 4 cores, some 2.0 GiB"
-    assert Plan().is_sequential and not plan.is_sequential
+    assert Concurrency().is_sequential and not plan.is_sequential
 
 
 @pytest.fixture(scope="module")

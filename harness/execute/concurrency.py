@@ -1,0 +1,205 @@
+"""What goes at once: cases, each at a worker of its own, and the runs of one case. Both at a pool of sessions.
+
+What a run computes depends on its case alone, and a case's verdict is made of its runs in one order, whichever ended
+first: so nothing but the time differs. Where somebody else's code takes part, a system or a pass, runs take turns: what
+a reference recorded is read before such code starts, which could rewrite it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from bitproof.harness.case import PREPARED, Case
+from bitproof.harness.errors import UsageError
+from bitproof.harness.execute.host_process import Abandoned
+from bitproof.harness.execute.pool import Pool, Sessions
+from bitproof.harness.execute.session import Session
+from bitproof.harness.execute.transport import is_torchrun
+from bitproof.harness.machine.capacity import (
+    HOST_BYTES,
+    RANK_BYTES,
+    cores_for_runs,
+    free_memory,
+    num_at_once,
+    num_in_memory,
+)
+from bitproof.harness.machine.describe import gpu_models
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
+from bitproof.harness.records import CaseResult, Event
+from bitproof.harness.systems.registry import BUILT_IN
+
+A = TypeVar("A")
+
+Judge = Callable[[Case, Placement, Sessions, OnEvent], CaseResult]
+
+Arm = tuple[Role, str]
+"""A side of a case, and which of its runs: "first" or "control"."""
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """How many cases go at once, and how many runs of each; `num_ranks` is how many the largest case has.
+
+    With `takes_turns` nothing may go at once, however much most there is.
+    """
+
+    num_workers: int = 1
+    num_runs: int = 1
+    num_ranks: int = 1
+    cores: int = 1
+    memory: int | None = None
+    takes_turns: bool = True
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether nothing goes side by side."""
+        return self.num_workers * self.num_runs == 1
+
+    def __str__(self) -> str:
+        runs = self.num_workers * self.num_runs
+        takes = runs * (HOST_BYTES + self.num_ranks * RANK_BYTES) / 2**30
+        free = "" if self.memory is None else f" of {self.memory / 2**30:.1f} free"
+        counted = " and ".join(
+            f"{number} {what}{'s' if number > 1 else ''} {of}"
+            for number, what, of in ((self.num_workers, "case", "at once"), (self.num_runs, "run", "of a case at once"))
+            if number > 1
+        )
+        ranks = f"{runs * self.num_ranks} ranks at most on {self.cores} core{'s' if self.cores > 1 else ''}"
+        return f"side by side: {counted}; {ranks}, some {takes:.1f} GiB{free}"
+
+
+def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
+    """What goes side by side on this machine. Raises UsageError where cases cannot, and somebody asks for it.
+
+    As many cases as are asked for, as far as there is memory; with "auto" as many as find a core a rank. What cores are
+    left then has the runs of one case go side by side.
+    """
+    may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
+    if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):
+        what = "the ranks that torchrun made" if is_torchrun() else "GPUs"
+        raise UsageError(
+            f"-j has cases run side by side, and {what} take one case at a time",
+            expected="-j 1" + ("" if is_torchrun() else ", or --device cpu"),
+            found=f"-j {options.jobs}",
+        )
+    if is_torchrun() or may_use_gpus or not cases:
+        return Concurrency()
+    ranks, cores, memory = max(case.parallelism.world_size for case in cases), cores_for_runs(), free_memory()
+    most = num_at_once(ranks, cores, memory)
+    asked = most if options.jobs == "auto" else num_in_memory(ranks, memory, options.jobs)
+    workers = min(len(cases), asked)
+    runs = max(len(groups_of(case, options, most // workers)) for case in cases)
+    return Concurrency(workers, runs, ranks, cores, memory, takes_turns=False)
+
+
+def sessions_of(first: Session, plan: Concurrency) -> list[Sessions]:
+    """Each worker's sessions. `first` is the session that is there in any case; it ends the others, too."""
+    sessions = [first, *(first.another() for _ in range(plan.num_workers * plan.num_runs - 1))]
+    return [sessions[worker :: plan.num_workers] for worker in range(plan.num_workers)]
+
+
+def judge_at_once(
+    places: Sequence[Sessions], todo: Sequence[tuple[Case, Placement]], judge: Judge, on_event: OnEvent
+) -> Iterator[CaseResult]:
+    """The cases' results, as they come. Events and results reach the caller in its own thread, one at a time.
+
+    When the caller stops early, so does all that runs. Raises what `judge` raises, which is what none of it makes a
+    result of.
+    """
+    told: SimpleQueue[Event | CaseResult | BaseException] = SimpleQueue()
+
+    def judged(case: Case, placement: Placement, sessions: Sessions) -> None:
+        try:
+            for session in sessions:
+                session.begin_case()
+            told.put(judge(case, placement, sessions, told.put))
+        except Abandoned:
+            pass
+        except BaseException as error:
+            told.put(error)
+
+    pool = Pool(places)
+    try:
+        for case, placement in todo:
+            pool.submit(partial(judged, case, placement))
+        left = len(todo)
+        while left:
+            match told.get():
+                case CaseResult() as result:
+                    left -= 1
+                    yield result
+                case BaseException() as error:
+                    raise error
+                case event:
+                    on_event(event)
+    finally:
+        pool.end()
+
+
+def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
+    """The runs that are certain to be needed, in as many groups as `most` allows; those of a group take turns.
+
+    One group where nothing may go side by side. Both runs of what is traced are of one group: they share that.
+    """
+    arms = ("first", "control") if options.control == "always" else ("first",)
+    is_ours = case.reference in BUILT_IN and case.candidate in BUILT_IN and not options.extra_passes
+    if most < 2 or not is_ours:
+        return [[(role, arm) for arm in arms for role in ROLES]]
+    groups: list[list[Arm]] = [[(role, arm) for arm in arms] for role in ROLES]
+    for role, group in zip(ROLES, list(groups), strict=True):
+        if len(groups) < most and len(group) > 1 and getattr(case, role) not in PREPARED:
+            groups.append([group.pop()])
+    return groups
+
+
+class Begun(Generic[A]):
+    """Runs that were begun, and their answers as they come."""
+
+    def __init__(self, groups: Sequence[Sequence[Arm]]) -> None:
+        self._answers: dict[Arm, Future[A]] = {arm: Future() for group in groups for arm in group}
+
+    def has(self, arm: Arm) -> bool:
+        """Whether a run was begun."""
+        return arm in self._answers
+
+    def answer(self, arm: Arm) -> A:
+        """A run's answer, once it is there. Raises what the run does."""
+        return self._answers[arm].result()
+
+    def take(self, group: Sequence[Arm], ask: Callable[[Arm], A]) -> None:
+        """Ask for the runs of a group, one after another. After one that fails the others are not wanted."""
+        problem: BaseException | None = None
+        for arm in group:
+            try:
+                if problem is not None:
+                    raise problem
+                self._answers[arm].set_result(ask(arm))
+            except BaseException as error:
+                problem = error
+                self._answers[arm].set_exception(error)
+
+
+@contextmanager
+def begun(
+    groups: Sequence[Sequence[Arm]], sessions: Sequence[Session], ask: Callable[[Session, Arm], A]
+) -> Iterator[Begun[A]]:
+    """Have each group's runs asked for at a session of its own; cancel those under way when the block ends."""
+    runs: Begun[A] = Begun(groups)
+
+    def take(group: Sequence[Arm], place: Sessions) -> None:
+        runs.take(group, partial(ask, place[0]))
+
+    pool = Pool([(session,) for session in sessions])
+    try:
+        for group in groups:
+            pool.submit(partial(take, group))
+        yield runs
+    finally:
+        pool.close()

@@ -4,6 +4,7 @@ import ast
 import functools
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,30 @@ def test_there_is_no_circle_among_packages():
 
 def test_a_circle_is_seen():
     assert circle_among([("a", "b"), ("b", "c"), ("c", "b"), ("b", "d")]) == ["a", "b", "c"]
+
+
+# Files that import each other, for their types or when they are called, with the reason.
+CIRCLES = {
+    ("bitproof.harness.case.autoplace", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
+    ("bitproof.harness.case.observed", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
+    ("bitproof.harness.case.traced", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
+    ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.graph_editor"): "a row names what its edit takes",
+    ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.tamper"): "a row names what its call takes",
+    ("bitproof.harness.systems.watched_step", "bitproof.harness.systems.watched_loop"): "`watch` makes either of them",
+}
+MOST_FILES = 20
+CROWDED = {"cases": "a file a family, as cases are asked for"}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    edges = [(name, imported) for name in MODULES for imported in imports_of(name) if imported != name]
+    assert circle_among([edge for edge in edges if edge not in CIRCLES]) == []
+    assert set(edges) >= CIRCLES.keys()
+
+
+def test_no_room_has_more_files_side_by_side_than_a_reader_can_take_in():
+    rooms = Counter(str(path.parent.relative_to(ROOT)) for path in MODULES.values() if path.name != "__init__.py")
+    assert {room for room, count in rooms.items() if count > MOST_FILES} <= CROWDED.keys(), rooms
 
 
 def test_the_floor_imports_nothing_above_itself():

@@ -34,7 +34,7 @@ def report_command(
 ) -> None:
     """Print a run's report again, made anew from its report.json."""
     from bitproof.harness.history.beside import read_run
-    from bitproof.harness.report import comment
+    from bitproof.harness.report.ci import comment
     from bitproof.harness.report.write import check_format, render_as
     from bitproof.harness.runtime.output import styled
 

@@ -18,7 +18,8 @@ from types import MappingProxyType
 
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError
 from bitproof.harness.records import Report
-from bitproof.harness.report import ci_lines, comment, json, junit, markdown, sarif
+from bitproof.harness.report import json, markdown
+from bitproof.harness.report.ci import ci_lines, comment, junit, sarif
 from bitproof.harness.report.html import document
 from bitproof.harness.report.status import error_status, worst
 

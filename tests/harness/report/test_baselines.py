@@ -10,7 +10,8 @@ import pytest
 
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.report import json as report_json
-from bitproof.harness.report import junit, markdown, text
+from bitproof.harness.report import markdown, text
+from bitproof.harness.report.ci import junit
 from bitproof.harness.report.status import case_status, exit_status
 from bitproof.harness.report.terminal import print_report
 

@@ -6,8 +6,9 @@ import re
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.records import CaseResult, Divergence, Report, Verdict
-from bitproof.harness.report import junit, markdown, terminal
+from bitproof.harness.report import markdown, terminal
 from bitproof.harness.report.case_row import row_of
+from bitproof.harness.report.ci import junit
 from bitproof.harness.report.html import document
 from tests.harness.reports import COMPARED, ENVIRONMENT, result
 

@@ -12,7 +12,8 @@ import pytest
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key
 from bitproof.harness.report import json as report_json
-from bitproof.harness.report import junit, markdown, terminal, text
+from bitproof.harness.report import markdown, terminal, text
+from bitproof.harness.report.ci import junit
 from bitproof.harness.report.status import exit_status
 
 LINE = "largest relative error 0.00312 (bound 0.01) at step 1, rank 3, grad layers.1.moe.gate|w"

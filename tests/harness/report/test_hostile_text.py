@@ -16,8 +16,9 @@ import pytest
 from bitproof.harness.cli import main
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.records import Report
-from bitproof.harness.report import comment, junit, markdown, sarif, terminal
 from bitproof.harness.report import json as report_json
+from bitproof.harness.report import markdown, terminal
+from bitproof.harness.report.ci import comment, junit, sarif
 from bitproof.harness.report.html import document
 from bitproof.harness.runtime.output import SafeStream, safe_output, shown
 from tests.harness.report.chromium import find_chromium, running

@@ -11,7 +11,8 @@ import pytest
 
 from bitproof.harness.records import BlamedCall, Divergence, ProofOutcome, ProofVerdict
 from bitproof.harness.report import json as report_json
-from bitproof.harness.report import junit, markdown, proofs, schema, terminal
+from bitproof.harness.report import markdown, proofs, schema, terminal
+from bitproof.harness.report.ci import junit
 from bitproof.harness.report.html import document
 
 PROVED = ProofOutcome(verdict=ProofVerdict.PROVED, proved=44, seconds=5.25)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from bitproof.harness import __version__
 from bitproof.harness.printable import printable
 from bitproof.harness.records import Report
-from bitproof.harness.report.problems import RULES, Objection, objections
+from bitproof.harness.report.ci.problems import RULES, Objection, objections
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED
 from bitproof.harness.report.text import shorten, tally
 

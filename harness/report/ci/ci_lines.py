@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bitproof.harness.printable import one_line
 from bitproof.harness.records import Report
-from bitproof.harness.report.problems import Objection, objections
+from bitproof.harness.report.ci.problems import Objection, objections
 from bitproof.harness.report.text import shorten
 
 MAX_CHARS = 4_000

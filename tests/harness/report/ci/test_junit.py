@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bitproof.harness.records import CaseSeconds
-from bitproof.harness.report import junit
+from bitproof.harness.report.ci import junit
 
 # junit-10.xsd of Jenkins' xunit plugin: required attributes, others, and what an element may hold.
 COUNTS = {"tests", "failures", "errors"}

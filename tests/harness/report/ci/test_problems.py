@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitproof.harness.report.problems import place_of
+from bitproof.harness.report.ci.problems import place_of
 
 
 @pytest.fixture

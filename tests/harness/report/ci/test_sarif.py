@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from bitproof.harness.report import sarif
+from bitproof.harness.report.ci import sarif
 
 # sarif-schema-2.1.0.json: what an object must have, and what we write of what it may have, each with its type.
 REQUIRED = {

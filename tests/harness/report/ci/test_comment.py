@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.harness.report import comment
+from bitproof.harness.report.ci import comment
 
 
 def test_without_another_run_what_is_not_as_expected_has_a_row_with_its_cause(make_report, make_result, localized):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bitproof.harness.report import ci_lines
+from bitproof.harness.report.ci import ci_lines
 
 
 def test_a_line_names_file_and_line_of_the_call_to_blame(make_report, localized):

@@ -39,7 +39,7 @@ class Pipeline:
     `regions`, for "regional_inductor", marks other regions: patterns over module names, as in `Chunking`. What one call
     of a matching module computes of activations is a region, forward and backward apart, each chunk for itself.
 
-    `until` names the last pass of the column to apply, "" for none: the graph runs as it is then, without the
+    `until` names the last pass of the pass list to apply, "" for none: the graph runs as it is then, without the
     passes that follow and without the backend.
     """
 

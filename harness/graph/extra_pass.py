@@ -1,4 +1,4 @@
-"""A user's own pass: a function of the graph module, put anywhere in the column.
+"""A user's own pass: a function of the graph module, put anywhere in the pass list.
 
 Needs:    a function of a GraphModule, and of a PassContext if it takes two; it changes the module in
           place and returns None, or returns a new one.
@@ -95,14 +95,14 @@ def load_pass(spec: PassSpec) -> ExtraPass:
     return ExtraPass(function, sha256, spec)
 
 
-def insert(column: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
-    """The column with each extra pass at its place, in the order given where two want the same one.
+def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
+    """The pass list with each extra pass at its place, in the order given where two want the same one.
 
-    Raises UsageError, naming the column, for a place that is not there or a name that is taken.
+    Raises UsageError, naming the pass list, for a place that is not there or a name that is taken.
     """
-    column = list(column)
+    pass_list = list(pass_list)
     for extra in extras:
-        spec, names = extra.spec, [run_pass.__name__ for run_pass in column]
+        spec, names = extra.spec, [run_pass.__name__ for run_pass in pass_list]
         if spec.anchor not in names:
             raise UsageError(
                 f"there is no pass {spec.anchor} for {extra.__name__} to stand {spec.side}",
@@ -113,14 +113,14 @@ def insert(column: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) ->
             raise UsageError(
                 f"two passes are named {extra.__name__}",
                 expected="a name of its own for every pass: reports and errors go by it",
-                found=f"column {', '.join(names)}",
+                found=f"pass list {', '.join(names)}",
                 fix="rename the function",
             )
         place = names.index(spec.anchor) + (spec.side == "after")
-        while spec.side == "after" and place < len(column) and _stands_at(column[place], spec):
+        while spec.side == "after" and place < len(pass_list) and _stands_at(pass_list[place], spec):
             place += 1
-        column.insert(place, extra)
-    return column
+        pass_list.insert(place, extra)
+    return pass_list
 
 
 def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:

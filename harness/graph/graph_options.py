@@ -28,7 +28,7 @@ class GraphOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PassSpec:
-    """Which function, of which module or file, and its place in the column.
+    """Which function, of which module or file, and its place in the pass list.
 
     By default that is after `concretize_symbols`: after all that rewrites the graph, when every size is a
     number, and before a backend that compiles it.

@@ -1,6 +1,6 @@
 """The graph pipeline: which passes run, in which order, each verified, timed and told.
 
-This is the only module that knows the passes by name, and a row of its column all that there is to know of one.
+This is the only module that knows the passes by name, and a row of its pass list all that there is to know of one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BLOCKS = "layers.*"
 
 @dataclass(frozen=True)
 class PassRow:
-    """A line of the column: a pass, and all that the column says of it.
+    """A line of the pass list: a pass, and all that the pass list says of it.
 
     `is_wanted` says whether the case asks for it. `follows` is what of the case's settings it reads in its context,
     and `bound` are settings that it is given here: both stand in a recording's manifest. `leaves` is the stage that
@@ -83,7 +83,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
     """The passes of a case, in order. What a pass is told beyond the case's own settings is bound here."""
     chunking, memory, options = context.chunking, context.memory, context.pipeline
     by_blocks = {"blocks": BLOCKS}
-    column = [
+    pass_list = [
         PassRow(clean_up),
         PassRow(partition, context.is_joint, bound={"by": "min_cut"}),
         PassRow(tag_memory, memory.policy != "none", follows=memory, bound=by_blocks),
@@ -97,25 +97,25 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
         PassRow(concretize_symbols, leaves=RESOLVED),
         PassRow(measure_memory),
     ]
-    return [row for row in column if row.is_wanted]
+    return [row for row in pass_list if row.is_wanted]
 
 
-def apply_until(column: Sequence[Pass], until: str | None) -> list[Pass]:
-    """The column up to and with the pass that `until` names: all of it for None, nothing for "".
+def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
+    """The pass list up to and with the pass that `until` names: all of it for None, nothing for "".
 
-    Any prefix gives a graph that runs. Raises CaseError, naming the column, for a name that is not in it.
+    Any prefix gives a graph that runs. Raises CaseError, naming the pass list, for a name that is not in it.
     """
-    names = [run_pass.__name__ for run_pass in column]
+    names = [run_pass.__name__ for run_pass in pass_list]
     if until is None or until == "":
-        return list(column) if until is None else []
+        return list(pass_list) if until is None else []
     if until not in names:
         raise CaseError(
             f"there is no pass {until} to stop after",
             expected=", ".join(names),
             found=f"until={until!r}",
-            fix='name a pass of the column, or "" for none of them',
+            fix='name a pass of the list, or "" for none of them',
         )
-    return list(column[: names.index(until) + 1])
+    return list(pass_list[: names.index(until) + 1])
 
 
 @collector_paused()
@@ -128,7 +128,7 @@ def run_pipeline(
 ) -> tuple[GraphModule, list[PassReport]]:
     """Run the passes in order, checking the graph's stage after each. A failure names its pass.
 
-    A pass is a row of the column, a user's own, or any function of that form: such a one has no settings, and leaves
+    A pass is a row of the pass list, a user's own, or any function of that form: such a one has no settings, and leaves
     the graph in the stage that it found it in.
 
     `observe` sees the graph as it was traced, and then what each pass left, before it is verified. `enter` is told of

@@ -1,6 +1,6 @@
-"""What must hold of the graph, and where in the column: each stage is the rules that hold once it is reached.
+"""What must hold of the graph, and where in the pass list: each stage is the rules that hold once it is reached.
 
-A row of the column says which stage it leaves the graph in; its runner checks that stage's rules after each pass.
+A row of the pass list says which stage it leaves the graph in; its runner checks that stage's rules after each pass.
 The first rule that does not hold is the one that is told, so what others build on comes first.
 """
 

@@ -1,7 +1,7 @@
-"""Find the pass that first changes the bits, by applying prefixes of the column; and, of the chunk pass, the region.
+"""Find the pass that first changes the bits, by applying prefixes of the pass list; and, of the chunk pass, the region.
 
 1. Run the case. It must differ, and each of its systems agree with itself.
-2. The empty prefix is tracing alone; the last one is the whole column, then the backend. Guess: the last pass that
+2. The empty prefix is tracing alone; the last one is the whole pass list, then the backend. Guess: the last pass that
    changed how often the graph calls the blamed operator. Where the prefix before it is EQUAL and the one that ends with
    it DIFFERENT, it is the one, by 3 runs at most, the case's own included. Else halve the suspects that are left: apply
    the prefix that ends with the first half, and compare. Of n passes, log2(n) + 4 runs are enough. Each prefix runs the
@@ -104,7 +104,7 @@ class Bisector:
         self.found = Bisection()
         self._run_of = run_of
         self._on_probe = on_probe
-        self._column: tuple[str, ...] = ()
+        self._pass_list: tuple[str, ...] = ()
         self._references: dict[str, Recording] = {}
         self._num_steps = case.steps
 
@@ -134,8 +134,8 @@ class Bisector:
         if result.verdict != Verdict.DIFFERENT or result.first_divergence is None:
             self.found.problem = f"the case itself is {result.verdict}\n{result.error}"
             return False
-        self._column = (TRACE, *(entry.name for entry in result.passes))
-        self.found.suspects = self._column
+        self._pass_list = (TRACE, *(entry.name for entry in result.passes))
+        self.found.suspects = self._pass_list
         self._num_steps = result.first_divergence.step + 1
         self._references[self.case.reference] = run.recording("reference")
         return True
@@ -151,22 +151,22 @@ class Bisector:
 
     def _prefix_differs(self, half: Sequence[str]) -> bool:
         """Whether the prefix that ends with the last of `half` differs."""
-        index = self._column.index(half[-1])
+        index = self._pass_list.index(half[-1])
         verdict = self._judge(self._prefix(index), self.found.probes, f"until {half[-1]}")
         if verdict == Verdict.EQUAL:
             self.found.equal = half[-1]
         return verdict == Verdict.DIFFERENT
 
     def _prefix(self, index: int) -> Case:
-        """The case of one prefix, by the place of its last pass in the column."""
-        chunks = CHUNK in self._column[: index + 1] or self.case.chunking is None
-        label = re.sub(r"[^a-z0-9_]", "_", self._column[index].lower())
+        """The case of one prefix, by the place of its last pass in the pass list."""
+        chunks = CHUNK in self._pass_list[: index + 1] or self.case.chunking is None
+        label = re.sub(r"[^a-z0-9_]", "_", self._pass_list[index].lower())
         return replace(
             self.case,
             name=f"{self.case.name}_until_{index}_{label}",
             reference=self.case.reference if chunks else "eager",
             steps=self._num_steps,
-            pipeline=replace(self.case.pipeline, until=self._column[index] if index else ""),
+            pipeline=replace(self.case.pipeline, until=self._pass_list[index] if index else ""),
         )
 
     def _judge(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
@@ -202,7 +202,7 @@ class Bisector:
         if self.case.reference != "eager_chunked":
             found.region_problem = f"whether {self.case.reference} can chunk one region alone is not known"
             return
-        prefix = self._prefix(self._column.index(CHUNK))
+        prefix = self._prefix(self._pass_list.index(CHUNK))
         [roots] = [entry.facts["modules"] for entry in found.result.passes if entry.name == CHUNK]
         found.regions = tuple(roots)
 

@@ -13,7 +13,7 @@ TRACE = "trace"
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One run of a prefix of the column, or of some of the chunked regions. `reference` is what it was compared with.
+    """One run of a prefix of the pass list, or of some of the chunked regions. `reference` is its reference.
 
     `seconds` are its own, with those of a reference that had to be recorded for it.
     """

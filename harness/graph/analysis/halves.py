@@ -1,7 +1,7 @@
 """The two halves of a step's graph: forward's calls, then backward's, and what lives across the border between them.
 
 A graph that was partitioned (passes/partition.py) says of each call in which half it runs. It stays one graph, so that
-every pass reads and writes it as any other; no pass of the column takes a call across the border. `divide` gives each
+every pass reads and writes it as any other; none of the list takes a call across the border. `divide` gives each
 half as a graph of its own, for a backend.
 
 A half is where a call runs, a direction is what it is for: backward may run a forward call again, or one that forward

@@ -1,1 +1,1 @@
-"""The passes, one module each, named as the column in `harness.graph.pipeline` names them."""
+"""The passes, one module each, named as the pass list in `harness.graph.pipeline` names them."""

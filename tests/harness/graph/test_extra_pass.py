@@ -159,7 +159,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
     assert str(error.value) == (
         "UsageError: two passes are named chunk\n"
         "  expected: a name of its own for every pass: reports and errors go by it\n"
-        "  found: column clean_up, chunk, concretize_symbols, backend\n"
+        "  found: pass list clean_up, chunk, concretize_symbols, backend\n"
         "  fix: rename the function"
     )
 

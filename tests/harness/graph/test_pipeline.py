@@ -226,7 +226,7 @@ def test_until_must_name_a_pass_of_the_column(model: Layers) -> None:
         "CaseError: there is no pass chunk to stop after\n"
         "  expected: clean_up, concretize_symbols, measure_memory\n"
         "  found: until='chunk'\n"
-        '  fix: name a pass of the column, or "" for none of them'
+        '  fix: name a pass of the list, or "" for none of them'
     )
 
 

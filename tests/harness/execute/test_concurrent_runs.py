@@ -88,13 +88,18 @@ def test_runs_of_a_group_take_turns_and_none_follows_one_that_failed():
 def test_what_is_still_under_way_when_a_case_is_judged_is_ended():
     places = [Place(), Place()]
 
+    is_under_way = threading.Event()
+
     def ask(place, arm):
-        assert arm[0] == "reference" or place.is_left.wait(20)
+        if arm[0] == "candidate":
+            is_under_way.set()
+            assert place.is_left.wait(20)
         return arm
 
     with begun([REFERENCE[:1], CANDIDATE[:1]], places, ask) as runs:
         runs.answer(REFERENCE[0])
-    assert [place.log for place in places] == [[], ["abandon", "resume"]]
+        assert is_under_way.wait(20)
+    assert sorted(place.log for place in places) == [[], ["abandon", "resume"]]
 
 
 def judged(folder, temporary, cores, monkeypatch, case):

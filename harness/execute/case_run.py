@@ -19,6 +19,7 @@ from bitproof.harness.compare.verdict import Judgement, compare, judge, repeats
 from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.across import AcrossLayouts, compare_layouts
+from bitproof.harness.execute.concurrency import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.find_cause import Explainer
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.execute.precompiled import PrecompiledStep
@@ -32,7 +33,6 @@ from bitproof.harness.execute.requests import (
     RunRequest,
 )
 from bitproof.harness.execute.session import Client, Session
-from bitproof.harness.execute.side_by_side import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.graph.graph_options import GraphOptions

@@ -32,7 +32,7 @@ from bitproof.harness.machine.capacity import (
 from bitproof.harness.machine.describe import gpu_models
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
-from bitproof.harness.records import CaseResult, Event
+from bitproof.harness.records import CaseResult, Comparison, Event
 from bitproof.harness.systems.registry import BUILT_IN
 
 A = TypeVar("A")
@@ -91,7 +91,7 @@ def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
         )
     if is_torchrun() or may_use_gpus or not cases:
         return Concurrency()
-    ranks, cores, memory = max(case.parallelism.world_size for case in cases), cores_for_runs(), free_memory()
+    ranks, cores, memory = max(case.most_ranks for case in cases), cores_for_runs(), free_memory()
     most = num_at_once(ranks, cores, memory)
     asked = most if options.jobs == "auto" else num_in_memory(ranks, memory, options.jobs)
     workers = min(len(cases), asked)
@@ -157,6 +157,19 @@ def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
         if len(groups) < most and len(group) > 1 and getattr(case, role) not in PREPARED:
             groups.append([group.pop()])
     return groups
+
+
+def steps_of_control(case: Case, options: RunOptions, comparison: Comparison) -> tuple[int, list[str]]:
+    """How many steps a second run takes, and a remark where that is not all: those up to the first difference will do.
+
+    A fault may strike later than that, and one that never strikes is an error.
+    """
+    first = comparison.first_divergence
+    if options.control != "up_to_difference" or first is None or options.inject is not None:
+        return case.steps, []
+    steps = first.step + 1
+    text = f"second runs took {steps} of {case.steps} steps: those up to the first difference"
+    return steps, [text] if steps < case.steps else []
 
 
 class Begun(Generic[A]):

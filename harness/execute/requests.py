@@ -197,7 +197,7 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """A run of which only the ranks that have `rank_slots` start here: others have ranks too, and join what all recorded.
+    """A run whose ranks start here only as far as `rank_slots` names them: others have ranks too, and join all records.
 
     `is_prefetch` asks a stage for the run's program alone, and not to answer: what goes wrong with it, the run tells.
     `asked_at` is when a stage was asked, by this machine's monotonic clock: it may be busy ahead of the run for longer,

@@ -98,9 +98,9 @@ class Ranks:
             Path(self.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)
             self.port = _free_port()
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
-        if self.job.run.placement.in_memory:
-            self.memory = SharedMemory(self.job.run.case.parallelism.world_size)
-        self.board = Board(self.job.run.case.parallelism.world_size)
+        if self.job.placement.in_memory:
+            self.memory = SharedMemory(self.job.case.parallelism.world_size)
+        self.board = Board(self.job.case.parallelism.world_size)
         try:
             for rank in self.rank_slots.ranks:
                 self.ranks.append(self._fork(rank))
@@ -118,13 +118,11 @@ class Ranks:
 
     def _fork(self, rank: int) -> Rank:
         def live(tell: Send) -> int:
-            os.environ.update(
-                _environment_of(rank, self.job.run.case.parallelism.world_size, self.rank_slots, self.port)
-            )
+            os.environ.update(_environment_of(rank, self.job.case.parallelism.world_size, self.rank_slots, self.port))
             if (
                 self.rank_slots.server is None
             ):  # where others serve the store, they also say which cores a rank may have
-                keep_to_one_core(rank, self.job.run.case.parallelism.world_size)
+                keep_to_one_core(rank, self.job.case.parallelism.world_size)
             return _run_reporting(self.job, rank, self.rank_slots, tell, self.memory, self.board)
 
         log = self.log_of(rank)
@@ -283,7 +281,7 @@ def _open_store(rank_slots: RankSlots, job: Job) -> Store:
     from torch.distributed import FileStore, PrefixStore, TCPStore
 
     if rank_slots.server is None:
-        return FileStore(rank_slots.store, job.run.case.parallelism.world_size)
+        return FileStore(rank_slots.store, job.case.parallelism.world_size)
     host, port = rank_slots.server
     patience = timedelta(seconds=job.collective_timeout)
     return PrefixStore(rank_slots.store, TCPStore(host, port, is_master=False, timeout=patience))

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 from bitproof.harness.localize.argument_differences import argument_differences, input_differences, list_differences
 from bitproof.harness.localize.chain import links_of, place_on, way_between
 from bitproof.harness.localize.culprit import Culprit, How
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, Place, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -118,7 +118,7 @@ class _Blame:
         how: How = same or (log.how_it_reads(index) if partner is not None else "adds")
         if how == "computes" and not call.inputs:
             how = "draws"
-        if call.collective and not call.outputs and not call.operator.startswith("send"):
+        if is_abandoned(call):
             how = "abandons"
         arguments = argument_differences(call, log.reference.log[partner]) if partner is not None else ""
         other = log.replaced_by(call) if how == "adds" else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from bitproof.harness.compare.verdict import computation_order
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import HOW_ITSELF, Culprit, call_of
-from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.calls import Call, is_abandoned
 from bitproof.harness.localize.logs.replay import (
     OUTPUT,
     OutputSite,
@@ -86,7 +86,7 @@ class NoiseSearch(Search):
         for step, count in read_steps(archive):
             for index in range(begin, begin + count) if step == key.step else ():
                 call = calls[index]
-                if call.collective and not call.outputs and not call.operator.startswith("send"):
+                if is_abandoned(call):
                     return Culprit(how="abandons", call=call, ranks=(key.rank,), candidate=index, reference=None)
             begin += count
         return None

@@ -159,9 +159,13 @@ class CallRecorder(TorchDispatchMode):
         return self._works.held(function, result, written, index, arrived)
 
     def _inputs(self, values: Any) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-        """Of each tensor that a call reads its digest, and the logged call that left this value in its storage."""
+        """Of each tensor that a call reads its digest, and the logged call that left this value in its storage.
+
+        Where nobody waited for what is to fill it, that is the launch: whatever is read there, it has to do with it.
+        """
         found = [(_storage(tensor), _digest(tensor)) for tensor in _tensors(values)]
-        return tuple(value for _, value in found), tuple(map(self._producers.get, found))
+        left = (self._producers.get(each, self._in_flight.get(each[0])) for each in found)
+        return tuple(value for _, value in found), tuple(left)
 
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
         """Storage and digest of all other tensors over the storages that a call has just written."""

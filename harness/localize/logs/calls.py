@@ -63,6 +63,11 @@ class Call(NamedTuple):
         return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk}{micro_batch})"
 
 
+def is_abandoned(call: Call) -> bool:
+    """Whether a call is a collective for whose result nobody has waited; what is sent has none here."""
+    return call.collective and bool(call.inputs) and not call.outputs and not call.operator.startswith("send")
+
+
 def maker_of(calls: Sequence[Call], index: int, position: int) -> Call | None:
     """The call that computed an input of a call, views passed over; None for what none of these calls made."""
     while True:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from bitproof.harness.localize.logs.calls import READS_OUT, Call
+from bitproof.harness.localize.logs.calls import READS_OUT, Call, is_abandoned
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 
@@ -37,14 +37,15 @@ class CandidateLog:
                 i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
             }
             self._unpacked.append(unpacked)
-            if self._shows_what_is_wrong(index, found):
+            if is_abandoned(call) or self._shows_what_is_wrong(index, found):
                 self._agrees[index] = False
             elif self._keeps_what_it_reads(call):
                 self._agrees[index] = all(self._agrees[i] or i in unpacked for i in found)
             numbers = self._numbers(call)
             self._given[-1] += numbers
             self._bad.append(tuple(i for i in (*found, *numbers) if not self._agrees[i]))
-            if call.operator == READS_OUT and not self._agrees[index]:
+            is_fed_wrong = bool(self._bad[index]) or not reference.values.issuperset(call.inputs)
+            if call.operator == READS_OUT and not self._agrees[index] and is_fed_wrong:
                 self._read_out = index
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
@@ -63,11 +64,15 @@ class CandidateLog:
         )
 
     def _numbers(self, call: Call) -> tuple[int, ...]:
-        """The last call that read a wrong number out of a tensor, for one given other numbers in that direction."""
-        if self._read_out is None or self.calls[self._read_out].place.direction != call.place.direction:
+        """The last call that read a number out of a wrong tensor, for one of the update that is given other numbers.
+
+        So a step count reaches what it corrects. In forward, counts of rows are read out all the time.
+        """
+        read_out = self._read_out
+        if read_out is None or {self.calls[read_out].place.direction, call.place.direction} != {"update"}:
             return ()
         is_given_others = bool(self.reference.alike(call)) and not self.reference.makes(call)
-        return (self._read_out,) if is_given_others else ()
+        return (read_out,) if is_given_others else ()
 
     def is_proven(self, index: int) -> bool:
         """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere.

@@ -684,3 +684,10 @@ def test_a_call_that_is_made_of_what_a_wrong_one_gives_is_not_missing() -> None:
     candidate = [candidate[0], candidate[1]._replace(producers=(0, None)), candidate[2]._replace(producers=(1,))]
     culprit = blamed(reference, candidate, "O")
     assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("reads", 1, 2)
+
+
+def test_what_reads_a_sum_that_nobody_waited_for_leads_to_that_though_both_runs_launch_it() -> None:
+    launch = call("all_reduce x -> ", collective=True)
+    runs = [[launch, call(f"mul {value} -> {value}2")._replace(producers=(0,))] for value in ("r", "R")]
+    culprit = find_culprit([runs[0]], [runs[1]], {0: [("r2", "R2")]})
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("abandons", 0)

@@ -71,7 +71,7 @@ def test_a_call_has_the_digests_of_its_inputs_and_of_its_output_and_the_users_li
     [call] = [call for call in calls_of(system, x) if call.operator == "sin"]
     product = x * system.model.layers[0].w
     assert (call.inputs, call.outputs) == ((digest(product),), (digest(product.sin()),))
-    assert call.source is not None and call.source.startswith("harness/localize/test_call_log.py:")
+    assert call.source is not None and call.source.startswith("localize/logs/test_call_log.py:")
 
 
 def test_a_call_has_its_numbers_and_dtypes_left_out_ones_included() -> None:

@@ -6,7 +6,7 @@
    orders (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
 3. A tensor's bound is Student's quantile times the root mean square of its samples' distances from the reference, at
    the level at which all tensors together stay within theirs with CONFIDENCE; and at least FEWEST_UNITS units in the
-   last place of its largest element, since samples of few elements may all be rounded to one value.
+   last place of its norm, since samples of few elements may all be rounded to one value, and some sums are fused.
 
 Distances are Euclidean, over all cells of a tensor, each cell once; of a candidate's replicas the farthest counts.
 """
@@ -126,7 +126,7 @@ class _Unit(NamedTuple):
 
 
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
-    squares, norm, units = [0.0] * (len(sides) - 1), 0.0, 0.0
+    squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}
 
     def value(side: int, rank: int) -> Values:
@@ -145,10 +145,9 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
         if own.is_floating_point():
             finite = own.double()[own.isfinite()]
             norm += float(finite.square().sum())
-            largest = float(finite.abs().max()) if finite.numel() else 0.0
-            units += (largest * torch.finfo(own.dtype).eps) ** 2
+            eps = torch.finfo(own.dtype).eps
     error, *samples = map(math.sqrt, squares)
-    return _Distances(error, tuple(samples), math.sqrt(norm), FEWEST_UNITS * math.sqrt(units))
+    return _Distances(error, tuple(samples), math.sqrt(norm), FEWEST_UNITS * eps * math.sqrt(norm))
 
 
 def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:

@@ -57,8 +57,7 @@ def test_an_error_of_the_samples_size_is_within_its_bound_and_one_far_beyond_is_
 
 def test_a_tensor_that_no_sample_moves_may_move_by_some_units_in_the_last_place(measured):
     found = measured(moved("param", 1 + EPS), 1.0, 1.0, 1.0)
-    # A unit of one element, on each rank that shows it, over the norm of four like it.
-    assert found.is_within and found.rows[0].bound == pytest.approx(FEWEST_UNITS * EPS / 2)
+    assert found.is_within and found.rows[0].bound == pytest.approx(FEWEST_UNITS * EPS)
     assert not measured(moved("param", 1 + 8 * EPS), 1.0, 1.0, 1.0).is_within
 
 

@@ -17,7 +17,7 @@ OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_g
 
 LOCK_UV := uv
 
-.PHONY: lock run docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
+.PHONY: lock run abroad docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -122,7 +122,16 @@ sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong b
 	$(BIN)/bitproof sensitivity -k '$(CASES) or $(SIGHT)' --steps 1 --observe '**'
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 1 --every-call
 
-nightly: bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: abroad bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+
+abroad: .venv-abroad/ready  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts and causes
+	.venv-abroad/bin/python tests/abroad/run.py
+
+# torchtitan wants triton, which builds of torch for the CPU do not bring.
+.venv-abroad/ready: pyproject.toml tests/abroad/requirements.txt
+	$(PYTHON) -m venv --clear .venv-abroad
+	PIP_CONSTRAINT=/dev/null .venv-abroad/bin/pip install --quiet -r tests/abroad/requirements.txt -e '.[test]'
+	touch $@
 
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests
@@ -157,4 +166,4 @@ lock:                       ## every dependency by version and hash, for the wor
 		--extra test -c constraints.txt -o requirements.lock pyproject.toml -
 
 clean:
-	rm -rf $(VENV) .venv-torch-* .triton
+	rm -rf $(VENV) .venv-abroad .venv-torch-* .triton

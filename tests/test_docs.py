@@ -97,6 +97,7 @@ def settled(line: str) -> str:
 
 
 COMMANDS = [command.words for page in PAGES for block in blocks(page) for command in block.commands]
+SAVED = {block.file for page in PAGES for block in blocks(page) if block.file}
 RUNNABLE = [page for page in PAGES if any(block.runs for block in blocks(page))]
 
 
@@ -173,6 +174,8 @@ def test_every_command_that_is_shown_is_one_that_exists():
     for command in COMMANDS:
         if command[0] == "make":
             assert set(command[1:]) <= TARGETS, command
+        elif command[0] == "python":
+            assert command[1:] and all(name in SAVED for name in command[1:]), command
         else:
             assert command[0] == "bitproof"
             assert main([*command[1:], "--help"]) == 0, command

@@ -77,6 +77,8 @@ def traced_part(case: Case) -> Case:
         differs=(),
         close_within=None,
         differs_within=None,
+        reference_parallelism=None,
+        resume_at=None,
         requires=None,
         preload=(),
         options={},

@@ -55,6 +55,8 @@ DECIDES_NOTHING: dict[str, Any] = {
     "differs": (),
     "close_within": 0.5,
     "differs_within": None,
+    "reference_parallelism": Parallelism(world_size=2),
+    "resume_at": None,
     "requires": "cuda",
     "preload": ("json",),
     "options": {"of": ["its", "factory"]},
@@ -97,6 +99,11 @@ def test_what_decides_nothing_is_not_shown_to_tracing_and_leaves_the_key() -> No
     other = replace(moe_seq, **DECIDES_NOTHING, batch=replace(moe_seq.batch, data="some.txt"))
     assert traced_part(other) == traced_part(moe_seq)
     assert key(other) == key()
+
+
+def test_a_case_of_users_that_goes_on_after_its_end_has_a_traced_part_too() -> None:
+    mine = Case(name="mine", family="mine", reference="a:b", candidate="a:c", steps=4, resume_at=2)
+    assert traced_part(mine).resume_at is None
 
 
 def test_other_files_of_ours_of_torch_or_of_anybody_else_change_the_key() -> None:

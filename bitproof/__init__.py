@@ -6,6 +6,7 @@
                                     find a cause, a pass, a smaller case, a proof; measure what a comparison sees
     Run, Comparison, Verdict        what came of it; history: what came of earlier runs
     watch                           a system of a function that trains once
+    prove, keeps_bits               two functions, modules or graphs, a graph and what a pass made of it: proved equal
     assert_bitwise_equal            two tensors, or structures of them, agree in every bit
     BitproofError and its kinds     every error that a call can raise
     Mesh, compiler_problem          for systems: what a factory is handed, and why nothing can be compiled here
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from bitproof.harness.machine.compiler import compiler_problem
+    from bitproof.harness.prove.keeps_bits import keeps_bits
+    from bitproof.harness.prove.pairs import PairProof
     from bitproof.harness.records import (
         Bisection,
         CaseResult,
@@ -99,6 +102,8 @@ _HOME = {
     **dict.fromkeys(_RECORDS, "bitproof.harness.records"),
     "Comparison": "bitproof.harness.compare.verdict",
     "Mesh": "bitproof.reference.parallel.mesh",
+    "keeps_bits": "bitproof.harness.prove.keeps_bits",
+    "PairProof": "bitproof.harness.prove.pairs",
     "watch": "bitproof.harness.systems.watched_step",
     "compiler_problem": "bitproof.harness.machine.compiler",
     "__version__": "bitproof.harness",
@@ -121,6 +126,7 @@ __all__ = [
     "Memory",
     "Mesh",
     "Model",
+    "PairProof",
     "Parallelism",
     "PassError",
     "Pipeline",
@@ -144,6 +150,7 @@ __all__ = [
     "diff",
     "history",
     "localize",
+    "keeps_bits",
     "prove",
     "record",
     "run",

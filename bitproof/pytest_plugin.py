@@ -2,6 +2,7 @@
 
     bitproof_run                    run a case and fail the test unless it gets its expected verdict
     bitproof_result                 the run of the case that the test's marker names, whatever came of it
+    bitproof_keeps_bits             within the test, every pass of Inductor's is proved to keep every bit
     @pytest.mark.bitproof(CASE, **options)
                                     names that case, with options of `bitproof.run`
 
@@ -61,6 +62,15 @@ def bitproof_result(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if marker is None or len(marker.args) != 1:
         pytest.fail("bitproof_result needs a marker such as @pytest.mark.bitproof('moe_seq', steps=2)", pytrace=False)
     return _runner(request, tmp_path)(marker.args[0], **marker.kwargs)
+
+
+@pytest.fixture
+def bitproof_keeps_bits() -> Iterator[Any]:
+    """The passes of Inductor's that ran in the test, each proved; the test fails where one is not."""
+    import bitproof
+
+    with bitproof.keeps_bits() as kept:
+        yield kept
 
 
 @pytest.hookimpl(hookwrapper=True)

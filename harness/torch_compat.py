@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 from unittest import mock
@@ -44,7 +45,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from bitproof.harness.torch_versions import warning_of
@@ -162,6 +163,27 @@ def open_dim(
     return fake
 
 
+def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
+    """Where each tensor that a backward begins from is told before it runs, and its end after."""
+    run = torch.autograd._engine_run_backward
+
+    def running(outputs: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        for x in outputs:
+            before(x)
+        try:
+            return run(outputs, *args, **kwargs)
+        finally:
+            after()
+
+    return mock.patch.object(torch.autograd, "_engine_run_backward", running)
+
+
+def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The leaves of nested tuples, lists, dictionaries and what else torch's trees know, and what builds it again."""
+    leaves, spec = tree_flatten(value)
+    return leaves, lambda own: tree_unflatten(own, spec)
+
+
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """A module that reads these tensors in place of its parameters and buffers, tied ones together."""
     return _reparametrize_module(model, dict(state), tie_weights=True)
@@ -239,6 +261,23 @@ def forget_memos(fake: FakeTensor) -> None:
 def has_open_sizes(tensor: Tensor) -> bool:
     """Whether any size or stride is a symbol, told without reading them."""
     return tensor._has_symbolic_sizes_strides
+
+
+def archive_files(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """The files of an archive, as torch's reader of exported programs sees them."""
+    from torch.export.pt2_archive import PT2ArchiveReader
+
+    with PT2ArchiveReader(BytesIO(content)) as reader:
+        for name in reader.get_file_names():
+            yield name, reader.read_bytes(name)
+
+
+def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
+    """The least and the greatest number that a tracer takes a symbol of a size for; None where there is no bound."""
+    found = size.node.shape_env.var_to_range.get(symbol)
+    ends = (found.lower, found.upper) if found is not None else (None, None)
+    least, most = (int(cast(Any, end)) if getattr(end, "is_Integer", False) else None for end in ends)
+    return least, most
 
 
 def promise(condition: Any) -> None:

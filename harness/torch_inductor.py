@@ -46,6 +46,38 @@ def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+def takes_as_hook(kind: type) -> None:
+    """Let Inductor take objects of this class as hooks of its own, which its cache asks for their `uuid`."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    CustomGraphPass.register(kind)
+
+
+@contextmanager
+def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
+    """Where each of Inductor's passes over a graph is told, with the graph's module and its name, at begin and end.
+
+    One that is switched off is told, too, and one within another ends first.
+    """
+    from torch.fx.passes.graph_transform_observer import GraphTransformObserver
+
+    enter, leave = GraphTransformObserver.__enter__, GraphTransformObserver.__exit__
+
+    def entering(own: Any) -> Any:
+        before(own.gm, own.passname)
+        return enter(own)
+
+    def leaving(own: Any, kind: Any, error: Any, trace: Any) -> None:
+        leave(own, kind, error, trace)
+        after(own.gm, own.passname)
+
+    with (
+        mock.patch.object(GraphTransformObserver, "__enter__", entering),
+        mock.patch.object(GraphTransformObserver, "__exit__", leaving),
+    ):
+        yield
+
+
 def is_inductor_error(error: BaseException) -> bool:
     """Whether Inductor itself refused a graph."""
     from torch._inductor.exc import InductorError

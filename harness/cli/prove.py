@@ -25,9 +25,13 @@ _OPTIONS = (
 _SAYS = {"precompiled": "Take the candidate's graph from this precompiled step."}
 
 
-@command("prove", "bitproof prove -k moe_seq", "bitproof prove -k moe_seq --extra-pass my_pass.py:fuse")
+@command("prove", "bitproof prove -k moe_seq", "bitproof prove A.pt2 B.pt2")
 @takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def prove_command(
+    programs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[A.pt2 B.pt2]", help="Two files that torch.export.save wrote, instead of cases."),
+    ] = None,
     expression: Expression = None,
     case_files: CaseFiles = None,
     until: Annotated[
@@ -59,6 +63,10 @@ def prove_command(
     """Prove, without running a rank, that a case's systems compute equal bits for every input."""
     if as_json and as_table:
         raise UsageError("--json and --table are two ways to print", expected="one of them", found="both")
+    if programs:
+        told = (expression, case_files, until, flavor, layers, certificate, options.precompiled)
+        others = any(x is not None for x in told) or as_table or bool(options.extra_passes) or changes != Changes()
+        raise typer.Exit(_prove_files(programs, others, as_json=as_json))
     cases = [_resized(case, flavor, layers, until) for case in chosen_cases(expression, case_files, changes)]
     from bitproof.harness.commands.prove import prove
 
@@ -73,6 +81,17 @@ def prove_command(
         precompiled=options.precompiled,
     )
     raise typer.Exit(status)
+
+
+def _prove_files(programs: list[Path], others: bool, *, as_json: bool) -> int:
+    """Prove two files. Raises UsageError for another number of them, and for options that are about cases."""
+    if len(programs) != 2:
+        raise UsageError("prove compares two programs", expected="A.pt2 B.pt2", found=" ".join(map(str, programs)))
+    if others:
+        raise UsageError("options about cases do not fit two programs", expected="A.pt2 B.pt2, and --json at most")
+    from bitproof.harness.commands.prove_files import prove_files
+
+    return prove_files(programs[0], programs[1], as_json=as_json)
 
 
 def _resized(case: Case, flavor: str | None, layers: int | None, until: str | None) -> Case:

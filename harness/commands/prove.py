@@ -12,7 +12,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
-from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
+from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, OutputAnswer, Proof
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
 from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
@@ -80,7 +80,7 @@ def _proved(case: Case, options: GraphOptions, precompiled: Path | None) -> Case
     except UsageError:
         raise
     except BitproofError as error:
-        return CaseProof(case, REFUSED, reason=str(error))
+        return CaseProof(REFUSED, reason=str(error), case=case)
 
 
 def _status(result: CaseProof, asked: bool) -> int:
@@ -119,6 +119,12 @@ def _lines(result: CaseProof) -> list[str]:
         lines.append(
             f"  operators that one side runs on all rows and the other on halves: {', '.join(proof.row_splits)}"
         )
+    return [*lines, *answer_lines(proof)]
+
+
+def answer_lines(proof: Proof) -> list[str]:
+    """What a reader is told of the outputs that are not simply PROVED; several that part at the same calls as one."""
+    lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:
         lines.append(f"  {LAID_OUT_OTHERWISE} ({len(otherwise)}):")
         for answer in otherwise[:SHOWN_OUTPUTS]:
@@ -128,12 +134,19 @@ def _lines(result: CaseProof) -> list[str]:
             )
         if len(otherwise) > SHOWN_OUTPUTS:
             lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more; --json lists them")
-    others = [answer for answer in proof.answers if answer.verdict != PROVED]
-    for answer in others[:SHOWN_OUTPUTS]:
-        lines += [f"  {answer.output}: {answer.verdict}" + (f": {answer.reason}" if answer.reason else "")]
-        lines += [f"    {line}" for line in (answer.finding.lines() if answer.finding else [])]
-    if len(others) > SHOWN_OUTPUTS:
-        lines.append(f"  and {len(others) - SHOWN_OUTPUTS} more; --json lists them")
+    alike: dict[tuple[str, ...], list[OutputAnswer]] = {}
+    for answer in proof.answers:
+        if answer.verdict != PROVED:
+            found = answer.finding.lines() if answer.finding else []
+            alike.setdefault((answer.verdict, answer.reason or "", *found), []).append(answer)
+    for (verdict, reason, *found), (first, *rest) in [*alike.items()][:SHOWN_OUTPUTS]:
+        others = f", and {len(rest)} more" if rest else ""
+        lines.append(f"  {first.output}{others}: {verdict}" + (f": {reason}" if reason else ""))
+        lines += [f"    seen to differ: {first.witness}"] if first.witness else []
+        lines += [f"    {line}" for line in found]
+    if len(alike) > SHOWN_OUTPUTS:
+        count = sum(len(answers) for answers in [*alike.values()][SHOWN_OUTPUTS:])
+        lines.append(f"  and {count} more; --json lists them")
     return lines
 
 

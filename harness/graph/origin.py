@@ -116,6 +116,10 @@ class OriginRecorder:
             autograd_node.register_prehook(self._setter(origin))
             autograd_node.register_hook(self._setter(None))
 
+    def after_backward(self) -> None:
+        """What is made from here on is no part of it."""
+        self._in_backward = False
+
     def _stamping(self, create_node: Callable[..., Node]) -> Callable[..., Node]:
         def stamped(*args: Any, **kwargs: Any) -> Node:
             node = create_node(*args, **kwargs)

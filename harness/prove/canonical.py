@@ -69,7 +69,18 @@ class Canonicalizer:
 
     def _input(self, call: Call) -> int:
         told = call.name if call.op == "input" else dict(call.args)["digest"][1]
-        return self.table.make((call.op, told, call.value.dtype, call.value.shape))
+        if not isinstance(call.value, Tensor):
+            return self.table.make(("item", self.table.make((call.op, told, "int64", ()))))
+        return self.table.make((call.op, told, call.value.dtype, _told(call.value.shape)))
+
+    def _taken(self, call: Call) -> int:
+        """An input, or a tensor of the graph; symbols that are new in it stand for its sizes, or for it."""
+        term = self._input(call)
+        if isinstance(call.value, Tensor):
+            self.symbols.name_extents(call, term, call.value.shape)
+        else:
+            self.symbols.name_item(call, term)
+        return term
 
     @functools.cached_property
     def computed(self) -> set[int]:
@@ -110,7 +121,9 @@ class Canonicalizer:
         if call.writes:
             return self._write(index, call, args)
         if call.op in ("input", "constant"):
-            return self._input(call)
+            return self._taken(call)
+        if call.op == operators.NUMBER:
+            return self.table.make(("rows", self.symbols.sizes((call.value,))))
         if call.op == "getitem":
             held, place = self.values[args["0"][1]], args["1"]
             if not isinstance(held, list) or not isinstance(place, int):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,7 +22,7 @@ from bitproof.harness.certificate.data import Term, terms_in
 from bitproof.harness.graph import operators as graph_operators
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.symbols import source_of
-from bitproof.harness.prove.graphs.export import RefusedError
+from bitproof.harness.prove.graphs.export import RefusedError, digest_of
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import row_major
 
@@ -35,7 +35,7 @@ class NotEvaluatedError(Exception):
 
 def run_graph(
     module: GraphModule,
-    inputs: Sequence[Sequence[Tensor]],
+    inputs: Sequence[Sequence[Any]],
     groups: Mapping[str, Partition],
     *,
     late: bool = False,
@@ -50,7 +50,7 @@ def run_graph(
     `late` at the wait once more, which shows what was written meanwhile.
     """
     ranks = range(len(inputs))
-    held = [[x.clone(memory_format=torch.preserve_format) for x in own] for own in inputs]
+    held = [[_own(x) for x in own] for own in inputs]
     env: dict[Node, list[Any]] = {}
     launches: dict[Node, Callable[[], list[Any]]] = {}
     num_inputs = 0
@@ -81,6 +81,11 @@ def run_graph(
                         env[node] = [node.target(*args, **kwargs) for args, kwargs in given]
             watch(node, env[node])
     raise AssertionError("a graph has an output")
+
+
+def _own(x: Any) -> Any:
+    """An input in memory of its own, laid out as it is."""
+    return laid_out(x.detach(), x.shape, x.stride(), 0) if isinstance(x, Tensor) else x
 
 
 @contextlib.contextmanager
@@ -134,8 +139,9 @@ def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
 class Evaluator:
     """Computes terms of a table on every rank, from the values of the inputs by name; each once."""
 
-    def __init__(self, table: Table, inputs: Sequence[Mapping[str, Tensor]]) -> None:
+    def __init__(self, table: Table, inputs: Sequence[Mapping[str, Any]], constants: Iterable[Tensor] = ()) -> None:
         self.table = table
+        self.constants = {(digest_of(x), str(x.dtype).removeprefix("torch."), tuple(x.shape)): x for x in constants}
         self.inputs = inputs
         self._known: dict[int, list[Any]] = {}
 
@@ -173,6 +179,8 @@ class Evaluator:
         match term:
             case ("input", name, _, _):
                 return self.inputs[rank][name]
+            case ("constant", digest, dtype, shape) if (digest, dtype, shape) in self.constants:
+                return self.constants[digest, dtype, shape].detach()
             case ("op" | "move", op, arguments, _, _):
                 return self._call(op, dict(arguments), rank)
             case ("seed",):
@@ -267,10 +275,15 @@ def _operator(name: str) -> Callable[..., Any]:
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors have one dtype, one shape and equal bits, NaNs aside, which count as one."""
-    if x.dtype != y.dtype or x.shape != y.shape:
-        return False
+    return x.dtype == y.dtype and x.shape == y.shape and not bool(differing(x, y).any())
+
+
+def differing(x: Tensor, y: Tensor) -> Tensor:
+    """Which elements of two tensors of one dtype and shape differ in a bit, NaNs aside, which count as one."""
+    if x.is_complex():
+        return differing(torch.view_as_real(x), torch.view_as_real(y)).any(-1)
     if not x.is_floating_point():
-        return torch.equal(x, y)
+        return x != y
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     same = x.contiguous().view(integers) == y.contiguous().view(integers)
-    return bool((same | (x.isnan() & y.isnan())).all())
+    return ~(same | (x.isnan() & y.isnan()))

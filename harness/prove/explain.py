@@ -25,7 +25,8 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """One call, for a reader."""
+    """One call, for a reader. Of one without a module `beside` is the nearest call that has one; `changed` are the
+    arguments that the other side's call at this place has otherwise."""
 
     operator: str
     node: str
@@ -34,12 +35,17 @@ class Shown:
     chunk: int | None
     source: str | None
     shape: tuple[str, ...]
+    beside: str | None = None
+    changed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         chunk = "" if self.chunk is None else f", chunk {self.chunk}"
         source = "" if self.source is None else f", {self.source}"
-        where = f"{self.module or 'no module'} ({self.direction}{chunk}{source})"
-        return f"{self.operator} `{self.node}` [{', '.join(self.shape)}] in {where}"
+        where = f"in {self.module or 'no module'} ({self.direction}{chunk}{source})"
+        if self.beside is not None:
+            where = self.beside
+        changed = f" with {', '.join(self.changed)}" if self.changed else ""
+        return f"{self.operator} `{self.node}` [{', '.join(self.shape)}]{changed} {where}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class FirstDifferences:
             shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
             shown |= dict.fromkeys(moved, "the {} adds here:")
             lines += [f"{words.format(side)} {call}" for call, words in shown.items()]
-        return lines
+        return [*dict.fromkeys(lines)]
 
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
@@ -69,13 +75,14 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
     ]
     added = [[i for i in calls if side.graph.calls[i].op == _ADD] for side, calls in zip(sides, alone, strict=True)]
     was_moved = len(added[0]) == len(added[1]) <= _MOST
-    first: list[tuple[Shown, ...]] = []
+    starts = [_starts(side, own, there)[:_MOST] for side, there, own in zip(sides, known[::-1], alone, strict=True)]
+    changed = _changed(sides, starts)
+    first = [
+        tuple(_shown(side, i, changed.get((place, i), ())) for i in starts[place]) for place, side in enumerate(sides)
+    ]
     moved: list[tuple[Shown, ...]] = [(), ()]
-    for side, known_there, calls in zip(sides, known[::-1], alone, strict=True):
-        starts = _starts(side, calls, known_there)
-        first.append(tuple(_shown(side.graph.calls[i]) for i in starts[:_MOST]))
     if was_moved:
-        moved = [tuple(_shown(side.graph.calls[i]) for i in calls) for side, calls in zip(sides, added, strict=True)]
+        moved = [tuple(_shown(side, i) for i in calls) for side, calls in zip(sides, added, strict=True)]
     return FirstDifferences((first[0], first[1]), (moved[0], moved[1]))
 
 
@@ -180,7 +187,87 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
     return sorted(seen)
 
 
-def _shown(call: Call) -> Shown:
-    shape = tuple(map(str, call.value.shape)) if isinstance(call.value, Tensor) else ()
+def _changed(
+    sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
+) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Of calls of one operator in one module and direction, which are one on either side, the arguments that differ."""
+    by_place: tuple[dict[Any, list[int]], dict[Any, list[int]]] = ({}, {})
+    for found, side, own in zip(by_place, sides, starts, strict=True):
+        for index in own:
+            call = side.graph.calls[index]
+            origin = CallOrigin(*call.place)
+            found.setdefault((call.op, origin.module, origin.direction), []).append(index)
+    changed: dict[tuple[int, int], tuple[str, ...]] = {}
+    for key in by_place[0].keys() & by_place[1].keys():
+        if len(by_place[0][key]) == len(by_place[1][key]) == 1:
+            pair = by_place[0][key][0], by_place[1][key][0]
+            args = [dict(side.graph.calls[i].args) for side, i in zip(sides, pair, strict=True)]
+            for place in (0, 1):
+                changed[place, pair[place]] = tuple(
+                    f"{name} {_argument(sides[place], args[place].get(name))}"
+                    for name in dict.fromkeys([*args[0], *args[1]])
+                    if not _same_argument(sides, args[0].get(name), args[1].get(name))
+                )
+    return changed
+
+
+def _same_argument(sides: tuple[Canonicalizer, Canonicalizer], one: Any, other: Any) -> bool:
+    """Whether two calls' arguments are one value."""
+    match one, other:
+        case ("node", i), ("node", j):
+            return sides[0].values[i] is not None and bool(sides[0].values[i] == sides[1].values[j])
+        case ("list", *some), ("list", *others) if len(some) == len(others):
+            return all(_same_argument(sides, x, y) for x, y in zip(some, others, strict=True))
+    return bool(one == other)
+
+
+def _argument(side: Canonicalizer, value: Any) -> str:
+    match value:
+        case None:
+            return "left out"
+        case ("node", index):
+            return f"`{side.graph.calls[index].name}`"
+        case ("list", *items):
+            return f"[{', '.join(_argument(side, x) for x in items)}]"
+        case ("float", text):
+            return repr(float.fromhex(text))
+        case ("none",):
+            return "None"
+        case ("size", *_):
+            return _size(value)
+        case (str(), text):
+            return str(text)
+    return str(value)
+
+
+def _size(size: Any) -> str:
+    """A size in words: a number, or a sum of products of symbols by their names."""
+    if not isinstance(size, tuple):
+        return str(size)
+    products = (" * ".join([*([str(n)] if n != 1 or not names else []), *names]) for n, *names in size[1:])
+    return " + ".join(products) or "0"
+
+
+def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Shown:
+    call = side.graph.calls[index]
+    shape = tuple(map(_size, call.value.shape)) if isinstance(call.value, Tensor) else ()
     operator = call.op.removesuffix(".default")
-    return Shown(operator, call.name, *CallOrigin(*call.place), shape)
+    origin = CallOrigin(*call.place)
+    beside = _beside(side, index) if origin.module is None and origin.source is None else None
+    return Shown(operator, call.name, *origin, shape, beside, changed)
+
+
+def _beside(side: Canonicalizer, index: int) -> str | None:
+    """Where a call stands that came from nowhere, as one that a pass inserts: what it reads, and who reads it first."""
+    calls = side.graph.calls
+    behind = [f"`{calls[read].name}`" for read in calls[index].reads]
+    readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)
+    reader = next(readers, None)
+    told = [f"of {', '.join(behind)}{_within(calls[calls[index].reads[0]])}"] if behind else []
+    told += [f"read by {reader}"] if reader else []
+    return ", ".join(told) or None
+
+
+def _within(call: Call) -> str:
+    origin = CallOrigin(*call.place)
+    return f" in {origin.module} ({origin.direction})" if origin.module else ""

@@ -66,6 +66,9 @@ WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if ro
 
 JOINS = _by_default(lambda row: row.joins)
 
+NUMBER = "number"
+"""What a graph's output is called that is a size."""
+
 VIEW = "view"
 """What any operator is called whose results lie in the memory of what it reads, where no size depends on data."""
 

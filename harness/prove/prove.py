@@ -1,70 +1,44 @@
-"""One case, proved: its two systems' graphs, every output's answer, and the check that the answers mean something.
+"""One case, proved: its two systems' steps, as programs that take the same inputs.
 
 1. Take the reference's step and the candidate's finished graph, or a prefix of its column, traced once, with no ranks:
    groups come from the table that passes use.
-2. Write both down as data, from fake values computed anew.
-3. Compare them, output by output.
-4. Compute every PROVED output's term on random inputs, and both graphs: an output with other bits is no proof, and is
-   REFUSED in the loudest words. So is what the graphs did there and do not say: a call that fails, results that lie
-   otherwise, an input that holds other bits.
+2. Prove the two (`pairs.py`), and compute them on the case's own tokens.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.case import PRECOMPILED, PREPARED, Case
-from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
-from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, run_graph, same_bits
-from bitproof.harness.prove.graphs.export import RefusedError, export_graph
-from bitproof.harness.prove.graphs.memory_layouts import Layouts
+from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER, REFUSED
+from bitproof.harness.prove.graphs.export import RefusedError
+from bitproof.harness.prove.pairs import MOST_ELEMENTS, MOST_RANKS, PairProof, Program, prove_programs, told
 from bitproof.harness.prove.precompiled import precompiled_step
 from bitproof.harness.prove.terms import Rule
 from bitproof.harness.systems.autoplace import placed_case
 from bitproof.harness.systems.graph import read_inputs, step_graph
 
-MOST_ELEMENTS = 20_000_000
-"""Elements of a step's parameters beyond which terms are not computed."""
-
-MOST_RANKS = 16
-
-OTHER_BITS = "its term, computed on random inputs, gives OTHER BITS than the graphs: a defect of bitproof"
-
 KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
 
 @dataclass(frozen=True)
-class CaseProof:
-    """What is known of a case. `proof` is None where it was refused as a whole, for `reason`, or not tried.
+class CaseProof(PairProof):
+    """What is known of a case: of its two systems' steps."""
 
-    `evaluated` counts the PROVED outputs whose terms were computed, and gave both graphs' bits; `not_evaluated` says
-    why there are none.
-    """
-
-    case: Case
-    verdict: str
-    proof: Proof | None = None
-    graphs: tuple[Graph, Graph] | None = None
-    reason: str | None = None
-    evaluated: int = 0
-    not_evaluated: str | None = None
-    seconds: tuple[tuple[str, float], ...] = field(default=())
+    case: Case = field(kw_only=True)
 
 
 NOT_TRIED = "NOT TRIED"
@@ -102,7 +76,7 @@ def prove_case(
     Raises what tracing and passes raise, and ArtifactError. What cannot be understood is part of the answer.
     """
     if (reason := why_not(case)) is not None:
-        return CaseProof(case, NOT_TRIED, reason=reason)
+        return CaseProof(NOT_TRIED, reason=reason, case=case)
     set_determinism(case.seed)
     case = placed_case(case)
     device = device or torch.device("cpu")
@@ -116,21 +90,12 @@ def prove_case(
     laps.lap("candidate")
     try:
         _check_alike(reference.step, candidate)
-        names, inputs = reference.names, reference.inputs
-        exported = export_graph(candidate.module, names, inputs, reference.outputs, candidate_groups)
-        graphs = reference.graph, exported
+        other = Program(candidate.module, reference.names, reference.inputs, reference.outputs, candidate_groups)
+        sets = functools.partial(_sets_of_inputs, case, reference) if evaluate else None
+        found = prove_programs(reference.program, other, sets, rules=rules, lap=laps.lap)
     except RefusedError as error:
-        return CaseProof(case, REFUSED, reason=_told(error), seconds=laps.all())
-    laps.lap("export")
-    proof = prove_graphs(*graphs, rules=rules)
-    laps.lap("compare")
-    found = CaseProof(case, proof.verdict, proof, graphs)
-    if evaluate:
-        with _one_thread():
-            run = (reference.step.module, reference.groups), (candidate.module, candidate_groups)
-            found = _evaluated(found, run, names, inputs)
-        laps.lap("evaluate")
-    return replace(found, seconds=laps.all())
+        return CaseProof(REFUSED, reason=told(error), seconds=laps.all(), case=case)
+    return CaseProof(**vars(replace(found, seconds=laps.all())), case=case)
 
 
 def of_the_reference(case: Case) -> Case:
@@ -166,9 +131,9 @@ class _Reference:
         return ["loss", *(f"gradient of {name}" for name in self.step.parameter_names)]
 
     @functools.cached_property
-    def graph(self) -> Graph:
-        """It as data. Raises RefusedError."""
-        return export_graph(self.step.module, self.names, self.inputs, self.outputs, self.groups)
+    def program(self) -> Program:
+        """It as what can be proved, written down as data once."""
+        return Program(self.step.module, self.names, self.inputs, self.outputs, self.groups)
 
 
 @functools.lru_cache(maxsize=6)
@@ -199,100 +164,12 @@ def _lie_alike(num_kept: int, *modules: GraphModule) -> bool:
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
 
 
-def _evaluated(
-    found: CaseProof, steps: Sequence[tuple[GraphModule, GroupTable]], names: Sequence[str], inputs: Sequence[Tensor]
-) -> CaseProof:
-    """Compute what was proved, and REFUSE each output whose term gives other bits than either graph."""
-    assert found.proof is not None and found.graphs is not None
-    if sum(x.numel() for x in inputs) > MOST_ELEMENTS:
-        return replace(found, not_evaluated="the step is too large to be computed here")
-    if any(x.device.type != "cpu" for x in inputs):
-        return replace(found, not_evaluated="the step is not on the CPU")
-    world_size = found.case.parallelism.world_size
-    if world_size > MOST_RANKS:
-        return replace(found, not_evaluated=f"{world_size} ranks are too many to be computed in one process")
-    values = random_inputs(found.case, names, inputs)
-    constants = [x for module, _ in steps for x in _constants(module)]
-    before = [x.clone() for x in constants]
-    try:
-        runs = [
-            run_graph(module, values, table.partitions(), watch=Layouts(graph))
-            for (module, table), graph in zip(steps, found.graphs, strict=True)
-        ]
-    except NotEvaluatedError as error:
-        return replace(found, not_evaluated=f"{error} is not computed here")
-    except RefusedError as error:
-        return _refused(found, error)
-    if not all(map(same_bits, constants, before)):
-        return _refused(found, RefusedError("a tensor of the graph itself holds other bits after a run", where="one"))
-    evaluator = Evaluator(found.proof.table, [dict(zip(names, own, strict=True)) for own in values])
-    outputs = [_by_name(graph, names, run) for graph, run in zip(found.graphs, runs, strict=True)]
-    answers: list[OutputAnswer] = []
-    num_evaluated, why = 0, None
-    for answer in found.proof.answers:
-        if answer.verdict == PROVED:
-            try:
-                value = evaluator(answer.terms[0])
-            except NotEvaluatedError as error:
-                why = f"{error} is not computed here"
-            except Exception as error:
-                answer = replace(answer, verdict=REFUSED, reason=f"its term cannot be computed: {error!r}")
-            else:
-                sides = [side[answer.output] for side in outputs]
-                if all(same_bits(x, y) for side in sides for x, y in zip(value, side, strict=True)):
-                    num_evaluated += 1
-                else:
-                    answer = replace(answer, verdict=REFUSED, reason=OTHER_BITS)
-        answers.append(answer)
-    answers += _written_untold(answers, names, values, [held for _, held in runs])
-    proof = replace(found.proof, answers=tuple(answers))
-    return replace(found, proof=proof, verdict=proof.verdict, evaluated=num_evaluated, not_evaluated=why)
-
-
-def _refused(found: CaseProof, error: RefusedError) -> CaseProof:
-    """A case whose graphs did something, when they ran, that a proof takes for impossible: nothing of it stands."""
-    return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=_told(error))
-
-
-def _told(error: RefusedError) -> str:
-    return f"{error.what}, in {error.where}"
-
-
-def _constants(module: GraphModule) -> list[Tensor]:
-    """The tensors that are part of a graph."""
-    found = (
-        functools.reduce(getattr, str(node.target).split("."), cast(Any, module))
-        for node in module.graph.find_nodes(op="get_attr")
-    )
-    return [x for x in found if isinstance(x, Tensor)]
-
-
-def _written_untold(
-    answers: Sequence[OutputAnswer],
-    names: Sequence[str],
-    values: Sequence[Sequence[Tensor]],
-    held: Sequence[Sequence[Sequence[Tensor]]],
-) -> list[OutputAnswer]:
-    """A refusal for each input that holds other bits after a graph has run, and that no call says it writes."""
-    answered = {answer.output for answer in answers}
-    found = []
-    for place, name in enumerate(names):
-        if f"written {name}" in answered:
-            continue
-        for side, ranks in zip(("reference", "candidate"), held, strict=True):
-            if not all(same_bits(own[place], given[place]) for own, given in zip(ranks, values, strict=True)):
-                reason = f"the {side} leaves other bits in it when it runs, and no call says that it writes it"
-                found.append(OutputAnswer(f"written {name}", REFUSED, reason=reason))
-                break
-    return found
-
-
-def _by_name(
-    graph: Graph, names: Sequence[str], run: tuple[list[list[Tensor]], list[list[Tensor]]]
-) -> dict[str, list[Tensor]]:
-    """Every rank's value of each output, what the graph wrote into its inputs among them."""
-    returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
-    return returned | {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(names)}
+def _sets_of_inputs(case: Case, reference: _Reference) -> list[list[list[Tensor]]]:
+    """The inputs on which a case is computed; of a step that is too large, or of too many ranks, no values."""
+    world_size = case.parallelism.world_size
+    if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:
+        return [[reference.inputs] * world_size]  # whose number says why it is not computed
+    return [random_inputs(case, reference.names, reference.inputs)]
 
 
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -316,17 +193,6 @@ def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> l
             values.append(torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype).copy_(value))
         ranks.append(values)
     return ranks
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread an operator, as ranks have: bits of large sums depend on how many there are."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 class _Laps:

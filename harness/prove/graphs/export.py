@@ -31,6 +31,7 @@ from bitproof.harness.prove.graphs import admitted
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.layouts import shows
+from bitproof.harness.prove.open_sizes import Bounds, OpenSizes
 from bitproof.harness.torch_compat import (
     FakeTensor,
     FakeTensorMode,
@@ -60,17 +61,19 @@ class RefusedError(BitproofError):
 def export_graph(
     module: GraphModule,
     names: Sequence[str],
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Any],
     outputs: Sequence[str],
     groups: GroupTable,
+    bounds: Bounds | None = None,
 ) -> Graph:
     """The graph as data. `names` and `inputs` are its inputs in order: layouts count, values do not.
 
-    `outputs` names what it returns. Raises RefusedError, naming the node.
+    `outputs` names what it returns. Sizes of inputs may be open: within which `bounds` all holds is written down there.
+    Raises RefusedError, naming the node.
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
-    exporter = _Exporter(module, inputs, names, groups)
+    exporter = _Exporter(module, inputs, names, groups, bounds or Bounds())
     with torch.no_grad(), exporter.mode, exporter.shape_env.ignore_fresh_unbacked_symbols():
         exporter.run()
     returned: Any = module.graph.output_node().args[0]
@@ -87,11 +90,14 @@ def export_graph(
 class _Exporter:
     """Runs one graph on fake values, call by call, and writes each down."""
 
-    def __init__(self, module: GraphModule, inputs: Sequence[Tensor], names: Sequence[str], groups: GroupTable) -> None:
+    def __init__(
+        self, module: GraphModule, inputs: Sequence[Any], names: Sequence[str], groups: GroupTable, bounds: Bounds
+    ) -> None:
         self.module = module
         self.partitions = groups.partitions()
         self.shape_env = ShapeEnv()
         self.mode: FakeTensorMode = step_fake_mode(shape_env=self.shape_env)
+        self.open_sizes = OpenSizes(self.shape_env, bounds)
         self.inputs = list(zip(names, inputs, strict=True))
         self.values: dict[Node, Any] = {}
         self.calls: list[Call] = []
@@ -107,7 +113,7 @@ class _Exporter:
                     name, like = next(remaining)
                 except StopIteration:
                     raise _refused(node, "a graph takes more inputs than the step has") from None
-                self._add(node, name, "input", (), _fake_like(like))
+                self._add(node, name, "input", (), self._like(node, name, like))
             elif node.op == "get_attr":
                 self._constant(node)
             elif node.op == "call_function":
@@ -115,8 +121,25 @@ class _Exporter:
             elif node.op != "output":
                 raise _refused(node, f"a node of kind {node.op}")
 
+    def _like(self, node: Node, name: str, like: Any) -> Any:
+        """A fake value that lies as an input does, with sizes of its own where the input's are open."""
+        if isinstance(like, int):
+            return like
+        try:
+            if not isinstance(like, Tensor):
+                return self.open_sizes.size(like, name)
+            shape = [self.open_sizes.size(n, f"dim {dim} of {name}") for dim, n in enumerate(like.shape)]
+            strides = [self.open_sizes.size(n, f"strides of {name}") for n in like.stride()]
+        except ValueError as error:
+            raise _refused(node, str(error)) from None
+        return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+
     def place_of(self, returned: Any, name: str) -> int:
-        """The call that gives an output. Raises RefusedError for what is no tensor."""
+        """The call that gives an output. Raises RefusedError for what is no tensor, and no size either."""
+        if isinstance(returned, Node) and isinstance(self.values[returned], torch.SymInt):
+            size = self._size(returned, self.values[returned])
+            self.calls.append(Call(name, known.NUMBER, (("0", size),), size))
+            return len(self.calls) - 1
         if not isinstance(returned, Node) or not isinstance(self.values[returned], Tensor):
             raise RefusedError(f"{name} is no tensor (`{returned}`)", where="the graph's outputs")
         return self.index[returned]
@@ -132,7 +155,7 @@ class _Exporter:
                 node,
                 node.name,
                 "constant",
-                (("digest", ("str", _digest(value))),),
+                (("digest", ("str", digest_of(value))),),
                 self.mode.from_tensor(value, static_shapes=True),
             )
         else:
@@ -141,6 +164,9 @@ class _Exporter:
     def _call(self, node: Node) -> None:
         op = "" if node.target in known.ARITHMETIC else _operator(node)  # what is neither is not run
         args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        given = _by_name(node, args, kwargs)
+        if op not in known.SIZES | known.CHECKS and (objection := admitted.why_not(node.target, given)):
+            raise _refused(node, objection)
         try:
             value = node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception as error:
@@ -153,8 +179,7 @@ class _Exporter:
             return  # it raises or it does not: no bit depends on it
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
-        given = _by_name(node, args, kwargs)
-        if objection := admitted.why_not(node.target, given) or admitted.untold(node.target, given, value):
+        if objection := admitted.untold(node.target, given, value):
             raise _refused(node, objection)
         self._add(node, node.name, op or _operator(node), self._arguments(node), value)
 
@@ -369,11 +394,8 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, (int, float, bool, *symbols.SYMBOLIC_SCALARS))
 
 
-def _fake_like(x: Tensor) -> Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-
-
-def _digest(x: Tensor) -> str:
+def digest_of(x: Tensor) -> str:
+    """A tensor's bytes, as a digest."""
     with disable_current_modes():
         content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(content).hexdigest()

@@ -72,7 +72,7 @@ def test_a_pass_that_drops_the_waits_for_copies_is_refused_naming_what_is_read_t
 def test_json_has_every_output(case_file, capsys, monkeypatch):
     w, x = randn(4, 6), randn(4, 6)
     proof = compare(lambda w, x: (w + x, w - x), lambda w, x: (x + w, x - w), w, x)
-    monkeypatch.setattr(command, "prove_case", lambda case, *_, **__: CaseProof(case, proof.verdict, proof))
+    monkeypatch.setattr(command, "prove_case", lambda case, *_, **__: CaseProof(proof.verdict, proof, case=case))
     monkeypatch.setattr(command, "_assumed", lambda result: ["an assumption"])
     assert main(["prove", "--case", case_file("moe_seq"), "--json"]) == 1
     [case] = json.loads(capsys.readouterr().out)["cases"]
@@ -96,7 +96,7 @@ def test_a_tried_cases_row_counts_its_outputs(capsys, monkeypatch):
     w, x = randn(4, 6), randn(4, 6)
     proof = compare(lambda w, x: (w + x, w - x), lambda w, x: (x + w, x - w), w, x)
     monkeypatch.setattr(
-        command, "prove_case", lambda case, *_, **__: CaseProof(case, proof.verdict, proof, evaluated=1)
+        command, "prove_case", lambda case, *_, **__: CaseProof(proof.verdict, proof, evaluated=1, case=case)
     )
     assert main(["prove", "-k", "experts_seq_world2", "--table"]) == 1
     row = capsys.readouterr().out.splitlines()[-1]

@@ -12,7 +12,7 @@ from bitproof.harness.certificate.assumptions import ASSUMPTIONS, assumed
 from bitproof.harness.commands.prove import _lines as command_lines
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.graph_options import GraphOptions
-from bitproof.harness.prove import prove
+from bitproof.harness.prove import pairs
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.prove import NOT_TRIED, prove_case
 from bitproof.harness.prove.rules import RULES
@@ -54,12 +54,12 @@ def test_every_output_is_proved_on_any_number_of_ranks(name, world_size):
 
 
 def test_terms_are_computed_and_one_with_other_bits_than_the_graphs_is_refused_loudly(monkeypatch):
-    own = prove.same_bits
-    monkeypatch.setattr(prove, "same_bits", lambda x, y: own(x, y) and x.dim() > 0)  # the loss is a scalar
+    own = pairs.same_bits
+    monkeypatch.setattr(pairs, "same_bits", lambda x, y: own(x, y) and x.dim() > 0)  # the loss is a scalar
     found = prove_case(small("moe_seq"))
     assert (found.verdict, found.evaluated, found.not_evaluated) == ("REFUSED", 18, None)
     [refused] = [answer for answer in found.proof.answers if answer.verdict == "REFUSED"]
-    assert (refused.output, refused.reason) == ("loss", prove.OTHER_BITS)
+    assert (refused.output, refused.reason) == ("loss", pairs.OTHER_BITS)
 
 
 @pytest.mark.slow

@@ -27,7 +27,9 @@ def anew(monkeypatch, certificate):
     """The graphs that the case gives when it is traced: a test may exchange one."""
     found = {"graphs": (certificate.reference, certificate.candidate)}
     monkeypatch.setattr(
-        retrace, "prove_case", lambda *_, **__: CaseProof(CASE, "PROVED", graphs=found["graphs"], reason="no reason")
+        retrace,
+        "prove_case",
+        lambda *_, **__: CaseProof("PROVED", graphs=found["graphs"], reason="no reason", case=CASE),
     )
     return found
 

@@ -1,0 +1,60 @@
+"""One `bitproof prove A.pt2 B.pt2`: two exported programs, proved against each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from bitproof.harness.certificate.assumptions import assumed
+from bitproof.harness.commands.prove import answer_lines
+from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
+from bitproof.harness.prove.exported_file import read_exported
+from bitproof.harness.prove.pairs import PairProof
+from bitproof.harness.prove.subjects import prove
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
+
+
+def prove_files(one: Path, other: Path, *, as_json: bool) -> int:
+    """Prove two files, print what was found, and return the exit status.
+
+    0 where every output is PROVED, 1 where one is NOT PROVED, 3 where one is REFUSED. Nothing that the files hold is
+    run: see `exported_file.py`. Raises UsageError for a file that is not read.
+    """
+    found = prove(read_exported(one), read_exported(other))
+    status = {PROVED: SUCCESS, NOT_PROVED: UNEXPECTED}.get(found.verdict, UNJUDGED)
+    if as_json:
+        print(json.dumps(_data(found) | {"programs": [str(one), str(other)], "exit_status": status}, indent=1))
+    else:
+        print("\n".join(_lines(found)))
+    return status
+
+
+def _assumed(found: PairProof) -> list[str]:
+    return [*assumed(found.graphs, found.proof.table.used())] if found.proof and found.graphs else []
+
+
+def _lines(found: PairProof) -> list[str]:
+    if found.proof is None:
+        return [f"{found.verdict}: {found.reason}"]
+    counts = {verdict: found.proof.count(verdict) for verdict in (PROVED, NOT_PROVED, REFUSED)}
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    computed = f"; {found.evaluated} of {counts[PROVED]} computed and found so"
+    if found.not_evaluated:
+        computed += f" ({found.not_evaluated})"
+    lines = [f"{found.verdict}: {told} of {len(found.answers)} outputs{computed}", *answer_lines(found.proof)]
+    lines += [f"  for all sizes of {bound}" for bound in found.bounds]
+    return [*lines, "", "Assumptions:", *(f"- {text}" for text in _assumed(found))]
+
+
+def _data(found: PairProof) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "verdict": found.verdict,
+        "reason": found.reason,
+        "evaluated": found.evaluated,
+        "not_evaluated": found.not_evaluated,
+        "bounds": list(found.bounds),
+        "assumptions": _assumed(found),
+        "answers": [asdict(answer) for answer in found.answers],
+    }

@@ -1,0 +1,202 @@
+"""`keeps_bits`: each graph that goes through a pass is proved against what came in.
+
+    @bitproof.keeps_bits                            a pass of a graph or a graph module, in place or not
+    def fold(graph): ...
+
+    torch._inductor.config.post_grad_custom_pre_pass = bitproof.keeps_bits(fold)
+
+    with bitproof.keeps_bits() as kept:             all of Inductor's own passes, by name
+        torch.compile(model)(x)
+
+How inputs lie is read off the metadata of placeholders before a pass runs, for both sides, or off the `inputs` that are
+given. Tensors that a graph holds are part of it. A graph that Inductor finds in its cache went through no pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from torch.fx import Graph, GraphModule
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.program.sources import own_digest
+from bitproof.harness.prove.answers import PROVED, REFUSED
+from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.pairs import PairProof, told
+from bitproof.harness.prove.programs import Held, held
+from bitproof.harness.prove.subjects import prove_held
+from bitproof.harness.torch_compat import disable_current_modes
+from bitproof.harness.torch_inductor import passes_watched, takes_as_hook
+
+SHOWN = 3
+"""Outputs of a pass that are shown where it fails."""
+
+
+@dataclass(frozen=True)
+class PassProof:
+    """What is known of one pass over one graph. `changed` says whether it left other nodes than it was given."""
+
+    name: str
+    proof: PairProof
+    changed: bool
+
+
+@dataclass
+class KeptPasses:
+    """The passes that were seen, in the order in which they ended."""
+
+    proofs: list[PassProof] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise PassError for the first pass that is not proved."""
+        for each in self.proofs:
+            if each.proof.verdict != PROVED:
+                raise _failure(each)
+
+
+@overload
+def keeps_bits(a_pass: Callable[..., Any], *, inputs: Sequence[Any] | None = None) -> KeptPass: ...
+
+
+@overload
+def keeps_bits(a_pass: None = None, *, check: bool = True) -> Any: ...
+
+
+def keeps_bits(
+    a_pass: Callable[..., Any] | None = None, *, inputs: Sequence[Any] | None = None, check: bool = True
+) -> Any:
+    """A pass that raises PassError, naming the node, unless what it leaves is proved equal to what it was given.
+
+    Without a pass, a context in which Inductor's own are watched; the error comes at its end, or never without `check`.
+    """
+    if a_pass is None:
+        return _watching(check)
+    takes_as_hook(KeptPass)
+    return KeptPass(a_pass, inputs)
+
+
+class KeptPass:
+    """A pass, proved each time it runs; also a hook of Inductor's, whose cache knows it by its source."""
+
+    def __init__(self, a_pass: Callable[..., Any], inputs: Sequence[Any] | None = None) -> None:
+        self._pass = a_pass
+        self._inputs = inputs
+        self.proofs: list[PassProof] = []
+        self.__name__ = str(getattr(a_pass, "__name__", type(a_pass).__name__))
+        self.__doc__ = a_pass.__doc__
+
+    def __call__(self, graph: Graph | GraphModule, *args: Any, **kwargs: Any) -> Any:
+        """Run the pass. Raises PassError where it does not keep every bit, or nobody knows."""
+        before = _Snapshot(graph, self._inputs)
+        found = self._pass(graph, *args, **kwargs)
+        left = found if isinstance(found, Graph | GraphModule) else graph
+        proof = before.proof(self.__name__, left)
+        self.proofs.append(proof)
+        if proof.proof.verdict != PROVED:
+            raise _failure(proof)
+        return found
+
+    def uuid(self) -> Any:
+        """What Inductor's cache knows the pass by; None, so that nothing is cached, where its source is not known."""
+        own = getattr(self._pass, "uuid", None)
+        try:
+            told_by = own() if callable(own) else inspect.getsource(self._pass)
+        except (OSError, TypeError):
+            return None
+        text = f"{own_digest()} {told_by}" if told_by is not None and not _has_state(self._pass) else None
+        return text and hashlib.sha256(text.encode()).hexdigest()
+
+
+def _has_state(a_pass: Any) -> bool:
+    """Whether a function reads variables around it, which its source does not show, and states no uuid."""
+    return not hasattr(a_pass, "uuid") and bool(getattr(a_pass, "__closure__", None) or not inspect.isfunction(a_pass))
+
+
+class _Snapshot:
+    """A graph as it stands now, as data, or why it is refused."""
+
+    def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
+        self._inputs = list(inputs) if inputs is not None else None
+        self._text = _text(graph)
+        self._before = self._taken(graph)
+
+    def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
+        """What a pass left, against this."""
+        after, changed = self._taken(graph), self._text != _text(graph)
+        for side in (self._before, after):
+            if isinstance(side, RefusedError):
+                return PassProof(name, PairProof(REFUSED, reason=told(side)), changed)
+        assert isinstance(self._before, Held) and isinstance(after, Held)
+        with disable_current_modes():
+            return PassProof(name, prove_held(self._before, after), changed)
+
+    def _taken(self, graph: Graph | GraphModule) -> Held | RefusedError:
+        module = graph if isinstance(graph, GraphModule) else graph.owning_module
+        try:
+            if module is None:
+                raise RefusedError("a graph that no module holds", where="the pass")
+            if isinstance(graph, Graph) and module.graph is not graph:
+                module = GraphModule(module, graph)
+            with disable_current_modes():
+                if self._inputs is None:
+                    self._inputs = _inputs_of(module)
+                found = held(module, self._inputs)
+                found.program.exported  # noqa: B018  as it stands now
+        except RefusedError as error:
+            return error
+        return found
+
+
+def _text(graph: Graph | GraphModule) -> list[str]:
+    nodes = (graph.graph if isinstance(graph, GraphModule) else graph).nodes
+    return [f"{x.op} {x.name} {x.target} {x.args} {x.kwargs}" for x in nodes]
+
+
+def _inputs_of(module: GraphModule) -> list[Any]:
+    """What a graph's placeholders say of its inputs."""
+    found = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val", node.meta.get("example_value"))
+        if value is None:
+            what = f"placeholder `{node.name}` has no meta['val']: give keeps_bits the graph's inputs"
+            raise RefusedError(what, where="the graph's inputs")
+        found.append(value)
+    return found
+
+
+@contextmanager
+def _watching(check: bool) -> Iterator[KeptPasses]:
+    kept = KeptPasses()
+    running: list[_Snapshot] = []
+
+    def before(module: Any, name: str) -> None:
+        running.append(_Snapshot(module, None))
+
+    def after(module: Any, name: str) -> None:
+        kept.proofs.append(running.pop().proof(name, module))
+
+    with passes_watched(before, after):
+        yield kept
+    if check:
+        kept.check()
+
+
+def _failure(found: PassProof) -> PassError:
+    """A pass that is not proved, with the first calls that differ."""
+    lines = [] if found.proof.reason is None else [found.proof.reason]
+    others = [answer for answer in found.proof.answers if answer.verdict != PROVED]
+    for answer in others[:SHOWN]:
+        lines.append(f"{answer.output}: {answer.verdict}" + (f": {answer.reason}" if answer.reason else ""))
+        lines += [f"  seen to differ: {answer.witness}"] if answer.witness else []
+        lines += [f"  {line}" for line in answer.finding.lines()] if answer.finding else []
+    more = f"\n    and {len(others) - SHOWN} more outputs" if len(others) > SHOWN else ""
+    return PassError(
+        f"pass {found.name} is not proved to keep every bit",
+        expected="every output PROVED equal to what came in",
+        found="\n    ".join([found.proof.verdict, *lines]) + more,
+    )

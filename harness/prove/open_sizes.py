@@ -1,0 +1,81 @@
+"""Sizes of inputs that are left open: symbols of a tracer's, as symbols on which nothing can branch, within bounds.
+
+A tracer knows a number for each of its symbols and may have decided by it. Here a graph is run again on sizes of which
+only bounds are known: a call that would decide by one fails, and is refused. Sizes 0 and 1 are cases of their own, in
+which tensors lie otherwise and dims are repeated, so that bounds begin at 2 or above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from bitproof.harness.graph import symbols
+from bitproof.harness.prove.expressions import size_of
+from bitproof.harness.torch_compat import promise, range_of
+
+LEAST = 2
+"""The least size for which a proof over open sizes holds."""
+
+
+@dataclass
+class Bounds:
+    """Within what bounds open sizes are, by the place where a graph's inputs first have them: `dim 0 of input 1`."""
+
+    found: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def joined(self, other: Bounds) -> Iterator[str]:
+        """What both keep, in words."""
+        for place in dict.fromkeys([*self.found, *other.found]):
+            sides = [x.found[place] for x in (self, other) if place in x.found]
+            most = min((end for _, end in sides if end is not None), default=None)
+            least = max(begin for begin, _ in sides)
+            yield f"{place}: {least} or more" if most is None else f"{place}: {least} to {most}"
+
+
+class OpenSizes:
+    """One graph's open sizes, each as a symbol of its own. Use within the fake mode of `shape_env`."""
+
+    def __init__(self, shape_env: ShapeEnv, bounds: Bounds) -> None:
+        self._shape_env = shape_env
+        self._bounds = bounds
+        self._own: dict[Any, Any] = {}
+
+    def size(self, size: Any, place: str) -> Any:
+        """A size, or what stands for it. Raises ValueError for one that is no sum of products of symbols."""
+        if isinstance(size, int):
+            return size
+        if not isinstance(size, torch.SymInt):
+            raise ValueError(f"a size that is a {type(size).__name__}")
+        expression = symbols.expression(size)
+        if isinstance(expression, int) or expression.is_Integer:
+            return int(expression)
+        for symbol in sorted(expression.free_symbols, key=str):
+            if symbol not in self._own:
+                self._own[symbol] = self._opened(range_of(size, symbol), place)
+        by_name = {str(symbol): own for symbol, own in self._own.items()}
+        found = 0
+        for coefficient, *names in _products(size_of(expression)):
+            product = coefficient
+            for name in names:
+                product = product * by_name[name]
+            found = found + product
+        return found
+
+    def _opened(self, bounds: tuple[int | None, int | None], place: str) -> Any:
+        least, most = max(LEAST, bounds[0] or 0), bounds[1]
+        with self._shape_env.ignore_fresh_unbacked_symbols():
+            own = self._shape_env.create_unbacked_symint()
+        promise(own >= least)
+        if most is not None:
+            promise(own <= most)
+        self._bounds.found[place] = least, most
+        return own
+
+
+def _products(size: Any) -> list[tuple[Any, ...]]:
+    return [(size,)] if isinstance(size, int) else list(size[1:])

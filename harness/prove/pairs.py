@@ -1,0 +1,309 @@
+"""Two programs proved against each other: every output's answer, and the check that the answers mean something.
+
+1. Write both down as data, from fake values computed anew, and require that their inputs lie alike.
+2. Compare them, output by output.
+3. Compute every PROVED output's term on random inputs, and both graphs: an output with other bits is no proof, and is
+   REFUSED in the loudest words. So is what the graphs did there and do not say: a call that fails, results that lie
+   otherwise, an input that holds other bits.
+4. An output that is NOT PROVED and has other bits there is shown to differ: those inputs are a witness.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from bitproof.harness.certificate.data import Graph
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.prove.answers import MUST_READ, NOT_PROVED, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
+from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, differing, run_graph, same_bits
+from bitproof.harness.prove.export import RefusedError, export_graph
+from bitproof.harness.prove.observed import Layouts
+from bitproof.harness.prove.open_sizes import Bounds
+from bitproof.harness.prove.terms import Rule
+
+MOST_ELEMENTS = 20_000_000
+"""Elements of a program's inputs beyond which terms are not computed."""
+
+MOST_RANKS = 16
+
+OTHER_BITS = "its term, computed on random inputs, gives OTHER BITS than the graphs: a defect of bitproof"
+
+Values = Sequence[Sequence[Any]]
+"""Each rank's inputs, in order."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph, and what it takes and returns, by name. Of `inputs` layouts count, which may have open sizes; values do
+    not. `others` are the outputs that are no tensors."""
+
+    module: GraphModule
+    names: Sequence[str]
+    inputs: Sequence[Any]
+    outputs: Sequence[str]
+    groups: GroupTable = field(default_factory=GroupTable)
+    others: tuple[tuple[str, str], ...] = ()
+
+    @functools.cached_property
+    def exported(self) -> tuple[Graph, Bounds]:
+        """It as data, and within what bounds its open sizes are. Raises RefusedError."""
+        bounds = Bounds()
+        graph = export_graph(self.module, self.names, self.inputs, self.outputs, self.groups, bounds)
+        return graph, bounds
+
+    @property
+    def graph(self) -> Graph:
+        """It as data. Raises RefusedError."""
+        return self.exported[0]
+
+
+@dataclass(frozen=True)
+class PairProof:
+    """What is known of two programs. `proof` is None where they were refused as a whole, for `reason`, or not tried.
+
+    `evaluated` counts the PROVED outputs whose terms were computed, and gave both graphs' bits; `not_evaluated` says
+    why there are none. `bounds` are the sizes for which all holds, where sizes are open.
+    """
+
+    verdict: str
+    proof: Proof | None = None
+    graphs: tuple[Graph, Graph] | None = None
+    reason: str | None = None
+    evaluated: int = 0
+    not_evaluated: str | None = None
+    seconds: tuple[tuple[str, float], ...] = ()
+    bounds: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> tuple[OutputAnswer, ...]:
+        """Every output's answer; none where the programs were refused as a whole."""
+        return self.proof.answers if self.proof else ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether some output was seen to have other bits on either side, on the same inputs."""
+        return any(answer.witness for answer in self.answers)
+
+
+def prove_programs(
+    reference: Program,
+    candidate: Program,
+    values: Callable[[], Sequence[Values]] | None = None,
+    *,
+    must_read: Sequence[str] = MUST_READ,
+    rules: dict[str, list[Rule]] | None = None,
+    lap: Callable[[str], None] = lambda name: None,
+) -> PairProof:
+    """Prove two programs that take the same inputs. `values` gives sets of inputs to compute, if any.
+
+    A proved output reads one input of each kind that `must_read` names; where it names none, some output must read an
+    input, or nothing was shown. What cannot be understood is part of the answer.
+    """
+    try:
+        graphs = reference.graph, candidate.graph
+        _check_inputs(*graphs)
+        _check_others(reference, candidate)
+    except RefusedError as error:
+        return PairProof(REFUSED, reason=told(error))
+    lap("export")
+    proof = prove_graphs(*graphs, rules=rules, must_read=must_read)
+    if not must_read and not proof.reads_something:
+        return PairProof(REFUSED, reason="no output reads an input, so that equal ones show nothing")
+    lap("compare")
+    bounds = reference.exported[1].joined(candidate.exported[1])
+    found = PairProof(proof.verdict, proof, graphs, bounds=tuple(bounds))
+    if values is not None:
+        found = evaluated(found, reference, candidate, values())
+        lap("evaluate")
+    return found
+
+
+def _check_inputs(*graphs: Graph) -> None:
+    """Both take the same inputs, laid out alike, but for the names of open sizes."""
+    sides = [[call for call in graph.calls if call.op == "input"] for graph in graphs]
+    names = [[call.name for call in side] for side in sides]
+    if sorted(names[0]) != sorted(names[1]):
+        unlike = sorted({*names[0]} ^ {*names[1]}) or ["one name several times"]
+        raise RefusedError(f"the two take other inputs: {', '.join(unlike[:6])}", where="both graphs")
+    for one, other in zip(*(sorted(side, key=lambda call: call.name) for side in sides), strict=True):
+        lies = [_layout_told(call.value) for call in (one, other)]
+        if lies[0] != lies[1]:
+            what = f"{one.name} is {lies[0]} in the reference and {lies[1]} in the candidate"
+            raise RefusedError(what, where="both graphs")
+
+
+def _layout_told(value: Any) -> str:
+    """An input's layout in words; of an open size that it is one."""
+    if not hasattr(value, "shape"):
+        return "a number"
+    shape, strides = ([n if isinstance(n, int) else "open" for n in sizes] for sizes in (value.shape, value.strides))
+    lies = f"{value.dtype} {shape}, strides {strides}, on {value.device}"
+    return lies if value.offset == 0 else f"{lies}, from element {value.offset} on"
+
+
+def _check_others(reference: Program, candidate: Program) -> None:
+    """Outputs that are no tensors are the same."""
+    for (name, one), (_, other) in zip(sorted(reference.others), sorted(candidate.others), strict=False):
+        if one != other:
+            raise RefusedError(f"{name} is {one} in the reference and {other} in the candidate", where="the outputs")
+    if {name for name, _ in reference.others} != {name for name, _ in candidate.others}:
+        raise RefusedError("an output is a tensor on one side and none on the other", where="the outputs")
+
+
+def evaluated(found: PairProof, reference: Program, candidate: Program, sets: Sequence[Values]) -> PairProof:
+    """Compute what was proved, and REFUSE each output whose term gives other bits than either graph."""
+    steps = reference, candidate
+    for values in sets:
+        if found.proof is not None:
+            with _one_thread():
+                found = _evaluated(found, steps, values)
+    return found
+
+
+def _evaluated(found: PairProof, steps: tuple[Program, Program], given: Values) -> PairProof:
+    assert found.proof is not None and found.graphs is not None
+    tensors = [x for x in given[0] if isinstance(x, Tensor)]
+    if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
+        return replace(found, not_evaluated="the step is too large to be computed here")
+    if any(x.device.type != "cpu" for x in tensors):
+        return replace(found, not_evaluated="the step is not on the CPU")
+    if len(given) > MOST_RANKS:
+        return replace(found, not_evaluated=f"{len(given)} ranks are too many to be computed in one process")
+    constants = [x for step in steps for x in _constants(step.module)]
+    before = [x.clone() for x in constants]
+    by_name = [dict(zip(steps[0].names, own, strict=True)) for own in given]
+    try:
+        runs = [
+            run_graph(
+                step.module,
+                [[own[name] for name in step.names] for own in by_name],
+                step.groups.partitions(),
+                watch=Layouts(graph),
+            )
+            for step, graph in zip(steps, found.graphs, strict=True)
+        ]
+    except NotEvaluatedError as error:
+        return replace(found, not_evaluated=f"{error} is not computed here")
+    except RefusedError as error:
+        return _refused(found, error)
+    if not all(map(same_bits, constants, before)):
+        return _refused(found, RefusedError("a tensor of the graph itself holds other bits after a run", where="one"))
+    evaluator = Evaluator(found.proof.table, by_name, constants)
+    outputs = [_by_name(graph, step, run) for step, graph, run in zip(steps, found.graphs, runs, strict=True)]
+    answers, num_evaluated, why = [], 0, found.not_evaluated
+    for answer in found.proof.answers:
+        try:
+            answer = _checked(answer, evaluator, [side.get(answer.output) for side in outputs])
+            num_evaluated += answer.verdict == PROVED
+        except NotEvaluatedError as error:
+            why = f"{error} is not computed here"
+        answers.append(answer)
+    held = [
+        {name: [own[i] for own in run[1]] for i, name in enumerate(step.names)}
+        for step, run in zip(steps, runs, strict=True)
+    ]
+    answers += _written_untold(answers, by_name, held)
+    proof = replace(found.proof, answers=tuple(answers))
+    return replace(found, proof=proof, verdict=proof.verdict, evaluated=num_evaluated, not_evaluated=why)
+
+
+def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -> OutputAnswer:
+    """An answer held against what both graphs gave on every rank. Raises NotEvaluatedError."""
+    if answer.verdict == NOT_PROVED and None not in sides:
+        pairs = [*zip(*sides, strict=True)]
+        unlike = [(x, y) for x, y in pairs if not same_value(x, y)]
+        return replace(answer, witness=_witness(*unlike[0])) if unlike else answer
+    if answer.verdict != PROVED:
+        return answer
+    try:
+        value = evaluator(answer.terms[0])
+    except NotEvaluatedError:
+        raise
+    except Exception as error:
+        return replace(answer, verdict=REFUSED, reason=f"its term cannot be computed: {error!r}")
+    if all(same_value(x, y) for side in sides for x, y in zip(value, side, strict=True)):
+        return answer
+    return replace(answer, verdict=REFUSED, reason=OTHER_BITS)
+
+
+def same_value(x: Any, y: Any) -> bool:
+    """Whether two outputs, tensors or numbers, agree in every bit, NaNs aside."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return same_bits(x, y)
+    return type(x) is type(y) and x == y
+
+
+def _witness(x: Any, y: Any) -> str:
+    """How two values differ, in words."""
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        return f"{x} and {y}"
+    if x.dtype != y.dtype or x.shape != y.shape:
+        kinds = [f"{str(v.dtype).removeprefix('torch.')} {list(v.shape)}" for v in (x, y)]
+        return f"{kinds[0]} and {kinds[1]}"
+    unlike = differing(x, y).reshape(-1).nonzero().reshape(-1)
+    first = int(unlike[0])
+    values = x.reshape(-1)[first].item(), y.reshape(-1)[first].item()
+    return f"{len(unlike)} of {x.numel()} elements, element {first}: {values[0]!r} and {values[1]!r}"
+
+
+def _refused(found: PairProof, error: RefusedError) -> PairProof:
+    """Graphs that did something, when they ran, that a proof takes for impossible: nothing of it stands."""
+    return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=told(error))
+
+
+def told(error: RefusedError) -> str:
+    """A refusal in one line."""
+    return f"{error.what}, in {error.where}"
+
+
+def _constants(module: GraphModule) -> list[Tensor]:
+    """The tensors that are part of a graph."""
+    found = (
+        functools.reduce(getattr, str(node.target).split("."), cast(Any, module))
+        for node in module.graph.find_nodes(op="get_attr")
+    )
+    return [x for x in found if isinstance(x, Tensor)]
+
+
+def _written_untold(
+    answers: Sequence[OutputAnswer],
+    given: Sequence[dict[str, Any]],
+    held: Sequence[dict[str, list[Any]]],
+) -> list[OutputAnswer]:
+    """A refusal for each input that holds other bits after a graph has run, and that no call says it writes."""
+    answered = {answer.output for answer in answers}
+    found = []
+    for name in given[0]:
+        if f"written {name}" in answered:
+            continue
+        for side, after in zip(("reference", "candidate"), held, strict=True):
+            if not all(same_value(x, own[name]) for x, own in zip(after[name], given, strict=True)):
+                reason = f"the {side} leaves other bits in it when it runs, and no call says that it writes it"
+                found.append(OutputAnswer(f"written {name}", REFUSED, reason=reason))
+                break
+    return found
+
+
+def _by_name(graph: Graph, step: Program, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
+    """Every rank's value of each output, what the graph wrote into its inputs among them."""
+    returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
+    return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread an operator, as ranks have: bits of large sums depend on how many there are."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

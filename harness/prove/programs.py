@@ -1,0 +1,325 @@
+"""What a user has, as a program that can be proved: a function, a module, a graph, or an exported program.
+
+    function, module    traced as it runs on the given inputs, backward and writes in place included. Tensors anywhere
+                        among its inputs are inputs, by position; of modules among them, and of the function if it is
+                        one, parameters and buffers are, by name. All else is part of the program.
+    graph module        as it stands, where it lists operators; otherwise traced, node by node
+    exported program    as it stands: nothing of it is run but fake values, operator by operator
+
+Open sizes come with an exported program; a function or a module is exported to have some.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import CodeGen
+
+from bitproof.harness.graph.fake_mode import step_fake_mode
+from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder, user_line
+from bitproof.harness.graph.trace import fixed_fake
+from bitproof.harness.prove import operators as known
+from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
+from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.pairs import Program
+from bitproof.harness.torch_compat import (
+    HigherOrderOperator,
+    OpOverload,
+    backward_told,
+    flattened,
+    has_open_sizes,
+    is_wrapper_subclass,
+    lazily_compiled,
+    swapped_state,
+    symbolic_graph,
+)
+
+OUTPUT, WRITTEN, LOSS, GRADIENT = "output ", "written ", "loss", "gradient of "
+
+
+@dataclass(frozen=True)
+class Held:
+    """A program, and the values that its inputs have where it came from, by name; none of those on no device."""
+
+    program: Program
+    values: Mapping[str, Any]
+
+
+def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Held:
+    """What a user has as a program. Raises RefusedError, naming what cannot be one."""
+    if isinstance(subject, ExportedProgram):
+        return _exported(subject)
+    if dynamic_shapes is not None:
+        return _exported(_export(subject, inputs, dynamic_shapes))
+    if isinstance(subject, GraphModule) and is_plain(subject):
+        return of_graph(subject, inputs)
+    if not callable(subject):
+        raise RefusedError(f"a {type(subject).__name__} is no program", where="what is to be proved")
+    return _traced(subject, inputs)
+
+
+# -- graphs -------------------------------------------------------------------------------------------
+
+
+def is_plain(module: GraphModule) -> bool:
+    """Whether a graph lists operators alone, so that it can be read as it stands."""
+    return all(
+        node.op in ("placeholder", "get_attr", "output")
+        or (node.op == "call_function" and (isinstance(node.target, _READABLE) or node.target in known.ARITHMETIC))
+        or node.target is operator.getitem
+        for node in module.graph.nodes
+    )
+
+
+_READABLE = (OpOverload, HigherOrderOperator)
+
+
+def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
+    """A graph as it stands now: what is done to it later changes nothing. Tensors that it holds are part of it."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    leaves = flattened(tuple(inputs))[0]
+    if len(leaves) != len(placeholders):
+        raise RefusedError(f"a graph of {len(placeholders)} inputs is given {len(leaves)}", where="its inputs")
+    names = [f"{INPUT}{i}" for i in range(len(leaves))]
+    copied = Graph()
+    returned = flattened(copied.graph_copy(module.graph, {}))[0]
+    return Held(_program(GraphModule(module, copied), names, leaves, returned), dict(zip(names, leaves, strict=True)))
+
+
+def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Program:
+    """A program of a graph without an output, which returns these, by position."""
+    named = [(f"{OUTPUT}{i}", x) for i, x in enumerate(returned)]
+    return _returning(module, names, inputs, named)
+
+
+def _returning(
+    module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[tuple[str, Any]]
+) -> Program:
+    nodes = [(name, x) for name, x in returned if isinstance(x, Node)]
+    module.graph.output([x for _, x in nodes])
+    others = tuple((name, repr(x)) for name, x in returned if not isinstance(x, Node))
+    return Program(module, names, inputs, [name for name, _ in nodes], others=others)
+
+
+# -- exported programs --------------------------------------------------------------------------------
+
+
+class _Function(nn.Module):
+    """A function as the module that torch's export takes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """Call it."""
+        return self.function(*args)
+
+
+def _export(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
+    module = subject if isinstance(subject, nn.Module) else _Function(subject)
+    shapes = dynamic_shapes if module is subject or not isinstance(dynamic_shapes, tuple | list) else (dynamic_shapes,)
+    try:
+        return torch.export.export(module, tuple(inputs), dynamic_shapes=shapes)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise RefusedError(f"it cannot be exported: {type(error).__name__}: {reason}", where="torch.export") from error
+
+
+def _exported(exported: ExportedProgram) -> Held:
+    graph, signature = exported.graph_module.graph, exported.graph_signature
+    module = GraphModule(exported.graph_module, Graph())
+    env: dict[Node, Node] = {}
+    names: list[str] = []
+    inputs: list[Any] = []
+    values: dict[str, Any] = {}
+    users = iter(flattened(exported.example_inputs)[0] if exported.example_inputs else ())
+    for spec, node in zip(signature.input_specs, graph.find_nodes(op="placeholder"), strict=True):
+        kind = spec.kind.name
+        if kind == "CONSTANT_TENSOR":
+            constant = f"constant_{len(env)}"
+            module.register_buffer(constant, exported.constants[str(spec.target)])
+            env[node] = module.graph.get_attr(constant)
+            continue
+        if kind not in _INPUTS or not isinstance(node.meta.get("val"), Tensor | torch.SymInt | int):
+            raise RefusedError(f"an input of kind {kind} (`{node.name}`)", where="the exported program's inputs")
+        given = sum(name.startswith(INPUT) for name in names)
+        name = f"{INPUT}{given}" if kind == "USER_INPUT" else f"{_INPUTS[kind]}{spec.target}"
+        stored = exported.state_dict.get(str(spec.target), exported.constants.get(str(spec.target)))
+        values[name] = next(users, None) if kind == "USER_INPUT" else stored
+        env[node] = module.graph.node_copy(node)
+        names.append(name)
+        inputs.append(node.meta["val"])
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            env[node] = module.graph.node_copy(node, env.__getitem__)
+            if node.target is torch.ops.aten.detach_.default:
+                env[node].target = torch.ops.aten.detach.default  # it changes no element, and shares the memory
+    returned = flattened(graph.output_node().args[0])[0]
+    by_argument = {
+        node.name: name for node, name in zip(graph.find_nodes(op="placeholder"), _kept(signature), strict=True)
+    }
+    named = [
+        (_output_name(spec, place, by_argument), env[x] if isinstance(x, Node) else x)
+        for place, (spec, x) in enumerate(zip(signature.output_specs, returned, strict=True))
+    ]
+    first = sum(name.startswith(WRITTEN) for name, _ in named)
+    named = [(f"{OUTPUT}{i - first}" if name == OUTPUT else name, x) for i, (name, x) in enumerate(named)]
+    return Held(_returning(module, names, inputs, named), values)
+
+
+_INPUTS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "USER_INPUT": INPUT}
+
+
+def _kept(signature: Any) -> Iterator[str]:
+    """The name of each input, in order."""
+    count = 0
+    for spec in signature.input_specs:
+        is_users = spec.kind.name == "USER_INPUT"
+        yield f"{INPUT}{count}" if is_users else f"{_INPUTS.get(spec.kind.name, '')}{spec.target}"
+        count += is_users
+
+
+def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
+    """What an output is called: what an input holds in the end by its input, as where it is written."""
+    match spec.kind.name:
+        case "USER_OUTPUT":
+            return OUTPUT
+        case "LOSS_OUTPUT":
+            return LOSS
+        case "BUFFER_MUTATION":
+            return f"{WRITTEN}{BUFFER}{spec.target}"
+        case "PARAMETER_MUTATION":
+            return f"{WRITTEN}{PARAMETER}{spec.target}"
+        case "USER_INPUT_MUTATION":
+            return f"{WRITTEN}{inputs[spec.target]}"
+        case "GRADIENT_TO_PARAMETER":
+            return f"{GRADIENT}{spec.target}"
+        case "GRADIENT_TO_USER_INPUT":
+            return f"{GRADIENT}{inputs[spec.target]}"
+    raise RefusedError(f"output {place} is of kind {spec.kind.name}", where="the exported program's outputs")
+
+
+# -- functions and modules ----------------------------------------------------------------------------
+
+
+def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
+    leaves, rebuilt = flattened(tuple(inputs))
+    modules = {"": subject} if isinstance(subject, nn.Module) else {}
+    inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
+    modules |= {f"{i}." if modules or len(inner) > 1 else "": leaf for i, leaf in enumerate(inner)}
+    state: dict[str, Tensor] = {}
+    for prefix, module in modules.items():
+        state |= {f"{PARAMETER}{prefix}{name}": x for name, x in module.named_parameters()}
+        state |= {f"{BUFFER}{prefix}{name}": x for name, x in module.named_buffers()}
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    values = {**state, **{f"{INPUT}{i}": x for i, x in enumerate(tensors)}}
+    for name, x in values.items():
+        if x.layout != torch.strided or is_wrapper_subclass(type(x)):
+            raise RefusedError(f"{name} is a {type(x).__name__} that is not plain memory", where="the inputs")
+        if has_open_sizes(x):
+            raise RefusedError(f"{name} has open sizes, and the program is more than operators", where="the inputs")
+    tracing = _Tracing(subject, leaves, rebuilt, modules)
+    fake_mode = step_fake_mode(ShapeEnv())
+    fakes = [fixed_fake(fake_mode, x, x.device) for x in values.values()]
+    try:
+        with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
+            graph = symbolic_graph(functools.partial(tracing.run, list(values)), fake_mode)(fakes)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        what = f"it cannot be traced: {type(error).__name__}: {reason}"
+        raise RefusedError(what, where=tracing.where or _line_of(error)) from error
+    graph.graph.set_codegen(CodeGen())
+    output = graph.graph.output_node()
+    traced = iter(output.args[0])  # type: ignore[arg-type]
+    graph.graph.erase_node(output)
+    returned = [next(traced) if isinstance(x, Tensor | torch.SymInt) else x for x in tracing.outputs]
+    return Held(_program(graph, list(values), fakes, returned), values)
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of a user's that an error came through."""
+    lines = (user_line(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+    return next((line for line in reversed([*lines]) if line), "its first call")
+
+
+class _Tracing:
+    """One function, run while it is traced; `where` is the node or line at which it stopped."""
+
+    def __init__(
+        self, subject: Any, leaves: Sequence[Any], rebuilt: Callable[[list[Any]], Any], modules: Mapping[str, nn.Module]
+    ) -> None:
+        self.subject = subject
+        self.leaves = leaves
+        self.rebuilt = rebuilt
+        self.modules = modules
+        self.outputs: list[Any] = []
+        self.where: str | None = None
+
+    def run(self, names: Sequence[str], given: list[Tensor]) -> list[Any]:
+        """What the function returns, flattened, of these tensors in place of its own."""
+        by_name = dict(zip(names, given, strict=True))
+        tracer = cast(Any, get_proxy_mode()).tracer
+        tensors = iter(x for name, x in by_name.items() if name.startswith(INPUT))
+        args = self.rebuilt([next(tensors) if isinstance(x, Tensor) else x for x in self.leaves])
+        recorder = OriginRecorder(next(iter(self.modules.values()), nn.Module()))
+        with ExitStack() as stack:
+            for prefix, module in self.modules.items():
+                own = {
+                    name.removeprefix(kind + prefix): x
+                    for kind in (PARAMETER, BUFFER)
+                    for name, x in by_name.items()
+                    if name.startswith(kind + prefix)
+                }
+                stack.enter_context(swapped_state(module, _known(module, own)))
+            stack.enter_context(recorder.recording(tracer))
+            stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))
+            if isinstance(self.subject, GraphModule):
+                found = _Named(self.subject, self, tracer).run(*args)
+            else:
+                found = self.subject(*args)
+        self.outputs = flattened(found)[0]
+        return [x for x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
+
+
+def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    return {name: x for name, x in state.items() if name in names}
+
+
+class _Named(Interpreter):
+    """A graph, run node by node, each of whose calls carries the node's name and line to what is traced of it."""
+
+    def __init__(self, module: GraphModule, tracing: _Tracing, tracer: Any) -> None:
+        super().__init__(module)
+        self._tracing, self._tracer = tracing, tracer
+
+    def run_node(self, n: Node) -> Any:
+        """One node, whose name stands beside all that it calls."""
+        self._tracing.where = f"`{n.name}`"
+        create_node = self._tracer.create_node
+
+        def named(*args: Any, **kwargs: Any) -> Node:
+            made: Node = create_node(*args, **kwargs)
+            own = made.meta.get(META_KEY)
+            if own is not None:
+                made.meta[META_KEY] = Origin(own.module, own.direction, own.source or f"`{n.name}`")
+            return made
+
+        self._tracer.create_node = named
+        try:
+            return super().run_node(n)
+        finally:
+            self._tracer.create_node = create_node

@@ -1,0 +1,107 @@
+"""`prove`: whether two functions, modules, graphs or exported programs give equal bits for every input.
+
+    found = bitproof.prove(f, g, x)
+    assert found.verdict == "PROVED", found
+    found.answers            an answer an output: its verdict, the reason or the first calls that differ, a witness
+
+Parameters and buffers of the two pair by name, inputs by position, outputs by position; what is written into an input
+is an output, too. What is proved holds for all values of inputs, parameters and buffers that both sides share, of these
+shapes, or of all within the bounds that are stated. Parameters that hold other bits on the two sides are refused: then
+the two would differ, and no proof would say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.prove.answers import BUFFER, PARAMETER, REFUSED
+from bitproof.harness.prove.evaluate import same_bits
+from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
+from bitproof.harness.prove.programs import Held, held
+from bitproof.harness.torch_compat import FakeTensor
+
+NUM_SETS = 2
+"""Sets of random inputs on which both are computed, besides those that are given."""
+
+
+def prove(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
+    """Prove that `f` and `g` give equal bits, or say of each output why not, or how the two were seen to differ.
+
+    Each is a function or a module that `inputs` are given to, a graph module, or an exported program, which has its
+    own. Inputs are nested tuples, lists and dictionaries of tensors, modules, and anything else, which is part of the
+    program. `dynamic_shapes` is as in `torch.export.export`, by which both are exported then, with these sizes open.
+    Nothing is raised for what cannot be proved: it is REFUSED, with the node and the reason.
+    """
+    try:
+        one, other = held(f, inputs, dynamic_shapes), held(g, inputs, dynamic_shapes)
+        _check_state(one, other)
+    except RefusedError as error:
+        return PairProof(REFUSED, reason=told(error))
+    return prove_held(one, other)
+
+
+def prove_held(one: Held, other: Held) -> PairProof:
+    """Prove two programs, and compute them on the values with which they came and on random ones."""
+    return prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
+
+
+def _check_state(one: Held, other: Held) -> None:
+    """Parameters and buffers that have values on both sides have the same."""
+    for name in one.values.keys() & other.values.keys():
+        x, y = one.values[name], other.values[name]
+        is_kept = name.startswith((PARAMETER, BUFFER)) and _has_values(x) and _has_values(y) and x is not y
+        if is_kept and not same_bits(x.detach(), y.detach()):
+            what = f"{name} holds other bits on the two sides: load one side's state into the other"
+            raise RefusedError(what, where="both")
+
+
+def _has_values(x: Any) -> bool:
+    return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
+
+
+def _sets(one: Held) -> list[Values]:
+    """Sets of inputs to compute: what came with the program, where all has values, and random ones."""
+    like = dict(zip(one.program.names, one.program.inputs, strict=True))
+    if sum(x.numel() for x in like.values() if isinstance(x, Tensor) and _is_closed(x)) > MOST_ELEMENTS:
+        return []
+    given = [one.values.get(name) for name in like]
+    found: list[Values] = [[given]] if all(_has_values(x) or isinstance(x, int) for x in given) else []
+    return [*found, *([random(like, one.values, seed)] for seed in range(NUM_SETS))] if _all_closed(like) else found
+
+
+def _all_closed(like: Mapping[str, Any]) -> bool:
+    return all(isinstance(x, Tensor) and _is_closed(x) for x in like.values())
+
+
+def _is_closed(x: Tensor) -> bool:
+    return all(isinstance(n, int) for n in (*x.shape, *x.stride()))
+
+
+def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
+    """Inputs of these layouts: real numbers of magnitudes far enough apart for roundings to show, and what came with
+    the program where its elements are no real numbers, which may be indices."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for name, x in like.items():
+        if x.is_floating_point() or x.is_complex():
+            kind = torch.complex64 if x.is_complex() else torch.float32
+            value = torch.randn(x.shape, generator=generator, dtype=kind)
+            value = (value * torch.exp(torch.randn(x.shape, generator=generator))).to(x.dtype)
+        elif _has_values(values.get(name)):
+            value = values[name]
+        else:
+            value = torch.zeros(x.shape, dtype=x.dtype)
+        found.append(value)
+    return [_laid_out(value, x) for value, x in zip(found, like.values(), strict=True)]
+
+
+def _laid_out(value: Tensor, like: Tensor) -> Tensor:
+    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    distinct = tuple(slice(0, 1) if s == 0 else slice(None) for s in like.stride())
+    made[distinct].copy_(value[distinct]) if distinct else made.copy_(value)
+    return made

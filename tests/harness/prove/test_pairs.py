@@ -1,0 +1,193 @@
+"""Forty pairs of functions, modules and exported programs: twenty equal in every bit, twenty not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+from torch.fx import symbolic_trace
+
+import bitproof
+from tests.harness.prove.graphs import randn
+
+X, Y = randn(4, 6), randn(4, 6) * 3
+ROWS = ({0: Dim("rows", max=64)}, {0: Dim("rows", max=64)})
+
+
+class Net(nn.Module):
+    def __init__(self, bias: bool = True, act=torch.relu) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.norm, self.down = nn.Linear(6, 8, bias=bias), nn.LayerNorm(8), nn.Linear(8, 6)
+        self.register_buffer("seen", torch.zeros(6))
+        self.act = act
+
+    def forward(self, x):
+        y = self.down(self.act(self.norm(self.up(x))))
+        self.seen.add_(y.detach().sum(0))
+        return x + y
+
+
+class Commuted(Net):
+    def forward(self, x):
+        y = self.down(self.act(self.norm(self.up(x))))
+        self.seen.copy_(self.seen + y.detach().sum(0))
+        return y + x
+
+
+class Uncounted(Net):
+    def forward(self, x):
+        return x + self.down(self.act(self.norm(self.up(x))))
+
+
+def trained(net, x, scale=1.0):
+    loss = net(x).square().sum()
+    loss.backward()
+    return loss, [p.grad * scale if scale != 1.0 else p.grad for p in net.parameters()]
+
+
+def by_grad(net, x):
+    loss = net(x).square().sum()
+    return loss, list(torch.autograd.grad(loss, list(net.parameters())))
+
+
+def written(x, y):
+    x.add_(y)
+    return x.exp()
+
+
+def half(x):
+    return x.bfloat16()
+
+
+NET = Net()
+EQUAL = {
+    "a function and itself": (lambda x, y: (x @ y.t()).softmax(-1), lambda x, y: (x @ y.t()).softmax(-1)),
+    "operands of a sum": (lambda x, y: x + y, lambda x, y: y + x),
+    "operands of a product": (lambda x, y: x * y, lambda x, y: y * x),
+    "rows of a sum": (lambda x, y: (x + y)[:2], lambda x, y: x[:2] + y[:2]),
+    "halves joined": (lambda x, y: x * y, lambda x, y: torch.cat([x[:2] * y[:2], x[2:] * y[2:]])),
+    "transposed twice": (lambda x, y: x.t().t() - y, lambda x, y: x - y),
+    "a copy": (lambda x, y: (x - y).clone().exp(), lambda x, y: (x - y).exp()),
+    "in place or not": (lambda x, y: (x * y).add_(y), lambda x, y: x * y + y),
+    "a view that is written": (lambda x, y: written(x.clone(), y), lambda x, y: (x + y).exp()),
+    "an input that is written": (written, written),
+    "stacked": (lambda x, y: torch.stack([x, y])[1] - x, lambda x, y: y - x),
+    "a repeated operand": (lambda x, y: x + y[:1], lambda x, y: x + y[:1].expand(4, 6)),
+    "casts of rows": (lambda x, y: half(x - y)[1:], lambda x, y: half(x[1:] - y[1:])),
+    "open rows": (lambda x, y: (x * y).exp() + x, lambda x, y: x + (y * x).exp()),
+    "a module and itself": (NET, NET, X),
+    "a module and its trace": (NET, symbolic_trace(NET), X),
+    "another form of a module": (NET, Commuted(), X),
+    "backward and grad": (trained, by_grad, NET, X),
+    "exported twice": (export(Uncounted(), (X,)), export(Uncounted(), (X,))),
+    "exported with open rows": (lambda x, y: (x - y).exp() * x, lambda x, y: x * (x - y).exp()),
+}
+UNEQUAL = {
+    "sums regrouped": (lambda x, y: (x + y) + 0.1 * x, lambda x, y: x + (y + 0.1 * x)),
+    "operands of a difference": (lambda x, y: x - y, lambda x, y: y - x),
+    "other rows": (lambda x, y: (x + y)[:2], lambda x, y: (x + y)[1:3]),
+    "halves in another order": (lambda x, y: x * y, lambda x, y: torch.cat([x[2:] * y[2:], x[:2] * y[:2]])),
+    "nearly one": (lambda x, y: x.clone(), lambda x, y: x * 1.0000001),
+    "a cast and back": (lambda x, y: x - y, lambda x, y: half(x - y).float()),
+    "written twice": (lambda x, y: (x * y).add_(y), lambda x, y: (x * y).add_(y).add_(y)),
+    "an input that is left": (written, lambda x, y: (x + y).exp()),
+    "an input that is written otherwise": (written, lambda x, y: x.sub_(y).exp()),
+    "quotient and product": (lambda x, y: x / 3.0, lambda x, y: x * (1 / 3.0)),
+    "a root": (lambda x, y: x.abs().sqrt(), lambda x, y: x.abs().pow(0.499)),
+    "distributed": (lambda x, y: x * (x + y), lambda x, y: x * x + x * y),
+    "a sum of exponentials": (lambda x, y: torch.logsumexp(x, 0), lambda x, y: x.exp().sum(0).log()),
+    "another epsilon": (
+        lambda x, y: torch.rms_norm(x, [6], eps=1e-6),
+        lambda x, y: torch.rms_norm(x, [6], eps=1e-5),
+    ),
+    "open rows": (lambda x, y: x - y, lambda x, y: y - x),
+    "another activation": (Net(), Net(act=torch.nn.functional.silu), X),
+    "a buffer that is not counted": (NET, Uncounted(), X),
+    "gradients twice as large": (trained, lambda net, x: trained(net, x, 2.0), NET, X),
+    "another constant": (lambda x, y: x * torch.tensor(0.5), lambda x, y: x * torch.tensor(0.25)),
+    "outputs exchanged": (lambda x, y: (x.exp(), y.exp()), lambda x, y: (y.exp(), x.exp())),
+}
+
+
+def judged(name, pair):
+    one, other, *inputs = pair
+    open_rows = ROWS if "open rows" in name else None
+    return bitproof.prove(one, other, *(inputs or (X, Y)), dynamic_shapes=open_rows)
+
+
+def test_there_are_twenty_of_each():
+    assert (len(EQUAL), len(UNEQUAL)) == (20, 20)
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_pairs_are_proved_and_computed(name):
+    found = judged(name, EQUAL[name])
+    assert (found.verdict, found.reason, found.differs) == ("PROVED", None, False)
+    assert found.evaluated == len(found.answers) > 0
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_unequal_pairs_are_not_proved_and_seen_to_differ(name):
+    found = judged(name, UNEQUAL[name])
+    assert found.verdict == "NOT PROVED", found.reason
+    assert found.differs
+
+
+def test_four_lines_from_import_to_an_answer():
+    scope = {}
+    exec(
+        "import torch, bitproof\n"
+        "x = torch.randn(4, 6)\n"
+        "found = bitproof.prove(lambda x: (x + 1)[:2], lambda x: x[:2] + 1, x)\n"
+        "verdict = found.verdict\n",
+        scope,
+    )
+    assert scope["verdict"] == "NOT PROVED"  # a number as an operand is kept in a wider dtype, and opaque
+    assert not scope["found"].differs
+
+
+def test_sizes_that_are_open_are_told_with_their_bounds():
+    found = judged("open rows", EQUAL["open rows"])
+    assert found.bounds == ("dim 0 of input 0: 2 to 64",)
+
+
+def test_an_open_and_a_fixed_size_are_refused_by_the_input():
+    sides = [export(nn.ReLU(), (X,), dynamic_shapes=shapes) for shapes in (None, ({0: Dim("rows")},))]
+    found = bitproof.prove(*sides)
+    assert found.verdict == "REFUSED"
+    assert "input 0 is float32 [4, 6]" in found.reason
+
+
+def test_parameters_of_other_bits_are_refused_by_name():
+    other = copy.deepcopy(NET)
+    with torch.no_grad():
+        other.down.bias[0] += 1
+    found = bitproof.prove(NET, other, X)
+    assert (found.verdict, "parameter down.bias holds other bits" in found.reason) == ("REFUSED", True)
+
+
+def test_constants_alone_show_nothing():
+    found = bitproof.prove(lambda x: torch.zeros(3), lambda x: torch.zeros(3), X)
+    assert (found.verdict, found.reason) == ("REFUSED", "no output reads an input, so that equal ones show nothing")
+
+
+def test_outputs_that_are_numbers_are_compared():
+    found = bitproof.prove(lambda x: (x, 3), lambda x: (x, 4), X)
+    assert (found.verdict, found.reason) == (
+        "REFUSED",
+        "output 1 is 3 in the reference and 4 in the candidate, in the outputs",
+    )
+
+
+def test_what_cannot_be_traced_is_refused_with_the_line():
+    found = bitproof.prove(lambda x: x if x.sum() > 0 else -x, lambda x: x, X)
+    assert found.verdict == "REFUSED"
+    assert "it cannot be traced" in found.reason and "test_pairs.py" in found.reason
+
+
+def test_what_is_not_understood_is_refused_with_the_node():
+    drop = lambda x: torch.nn.functional.dropout(x, 0.5)  # noqa: E731
+    found = bitproof.prove(drop, drop, X)
+    assert found.verdict == "REFUSED" and "native_dropout" in found.reason

@@ -6,7 +6,7 @@
                                     find a cause, a pass, a smaller case, a proof; measure what a comparison sees
     Run, Comparison, Verdict        what came of it; history: what came of earlier runs
     watch                           a system of a function that trains once
-    prove, keeps_bits               two functions, modules or graphs, a graph and what a pass made of it: proved equal
+    prove_equal, keeps_bits         two functions, modules or graphs, a graph and what a pass made of it: proved equal
     assert_bitwise_equal            two tensors, or structures of them, agree in every bit
     BitproofError and its kinds     every error that a call can raise
     Mesh, compiler_problem          for systems: what a factory is handed, and why nothing can be compiled here
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from bitproof.harness.machine.compiler import compiler_problem
     from bitproof.harness.prove.keeps_bits import keeps_bits
     from bitproof.harness.prove.pairs import PairProof
+    from bitproof.harness.prove.subjects import prove_equal
     from bitproof.harness.records import (
         Bisection,
         CaseResult,
@@ -104,6 +105,7 @@ _HOME = {
     "Mesh": "bitproof.reference.parallel.mesh",
     "keeps_bits": "bitproof.harness.prove.keeps_bits",
     "PairProof": "bitproof.harness.prove.pairs",
+    "prove_equal": "bitproof.harness.prove.subjects",
     "watch": "bitproof.harness.systems.watched_step",
     "compiler_problem": "bitproof.harness.machine.compiler",
     "__version__": "bitproof.harness",
@@ -149,9 +151,10 @@ __all__ = [
     "compiler_problem",
     "diff",
     "history",
-    "localize",
     "keeps_bits",
+    "localize",
     "prove",
+    "prove_equal",
     "record",
     "run",
     "sensitivity",

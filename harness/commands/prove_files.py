@@ -11,7 +11,7 @@ from bitproof.harness.commands.prove import answer_lines
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
 from bitproof.harness.prove.exported_file import read_exported
 from bitproof.harness.prove.pairs import PairProof
-from bitproof.harness.prove.subjects import prove
+from bitproof.harness.prove.subjects import prove_equal
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 
 
@@ -21,7 +21,7 @@ def prove_files(one: Path, other: Path, *, as_json: bool) -> int:
     0 where every output is PROVED, 1 where one is NOT PROVED, 3 where one is REFUSED. Nothing that the files hold is
     run: see `exported_file.py`. Raises UsageError for a file that is not read.
     """
-    found = prove(read_exported(one), read_exported(other))
+    found = prove_equal(read_exported(one), read_exported(other))
     status = {PROVED: SUCCESS, NOT_PROVED: UNEXPECTED}.get(found.verdict, UNJUDGED)
     if as_json:
         print(json.dumps(_data(found) | {"programs": [str(one), str(other)], "exit_status": status}, indent=1))

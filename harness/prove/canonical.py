@@ -122,7 +122,7 @@ class Canonicalizer:
             return self._write(index, call, args)
         if call.op in ("input", "constant"):
             return self._taken(call)
-        if call.op == operators.NUMBER:
+        if call.op == known_operators.NUMBER:
             return self.table.make(("rows", self.symbols.sizes((call.value,))))
         if call.op == "getitem":
             held, place = self.values[args["0"][1]], args["1"]

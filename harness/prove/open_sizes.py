@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bitproof.harness.graph import symbols
-from bitproof.harness.prove.expressions import size_of
+from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.torch_compat import promise, range_of
 
 LEAST = 2
@@ -23,12 +23,12 @@ LEAST = 2
 
 
 @dataclass
-class Bounds:
+class SizeBounds:
     """Within what bounds open sizes are, by the place where a graph's inputs first have them: `dim 0 of input 1`."""
 
     found: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
-    def joined(self, other: Bounds) -> Iterator[str]:
+    def joined(self, other: SizeBounds) -> Iterator[str]:
         """What both keep, in words."""
         for place in dict.fromkeys([*self.found, *other.found]):
             sides = [x.found[place] for x in (self, other) if place in x.found]
@@ -40,7 +40,7 @@ class Bounds:
 class OpenSizes:
     """One graph's open sizes, each as a symbol of its own. Use within the fake mode of `shape_env`."""
 
-    def __init__(self, shape_env: ShapeEnv, bounds: Bounds) -> None:
+    def __init__(self, shape_env: ShapeEnv, bounds: SizeBounds) -> None:
         self._shape_env = shape_env
         self._bounds = bounds
         self._own: dict[Any, Any] = {}

@@ -24,9 +24,9 @@ from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.prove.answers import MUST_READ, NOT_PROVED, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
 from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, differing, run_graph, same_bits
-from bitproof.harness.prove.export import RefusedError, export_graph
-from bitproof.harness.prove.observed import Layouts
-from bitproof.harness.prove.open_sizes import Bounds
+from bitproof.harness.prove.graphs.export import RefusedError, export_graph
+from bitproof.harness.prove.graphs.memory_layouts import Layouts
+from bitproof.harness.prove.open_sizes import SizeBounds
 from bitproof.harness.prove.terms import Rule
 
 MOST_ELEMENTS = 20_000_000
@@ -41,7 +41,7 @@ Values = Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Program:
+class Provable:
     """A graph, and what it takes and returns, by name. Of `inputs` layouts count, which may have open sizes; values do
     not. `others` are the outputs that are no tensors."""
 
@@ -53,9 +53,9 @@ class Program:
     others: tuple[tuple[str, str], ...] = ()
 
     @functools.cached_property
-    def exported(self) -> tuple[Graph, Bounds]:
+    def exported(self) -> tuple[Graph, SizeBounds]:
         """It as data, and within what bounds its open sizes are. Raises RefusedError."""
-        bounds = Bounds()
+        bounds = SizeBounds()
         graph = export_graph(self.module, self.names, self.inputs, self.outputs, self.groups, bounds)
         return graph, bounds
 
@@ -94,8 +94,8 @@ class PairProof:
 
 
 def prove_programs(
-    reference: Program,
-    candidate: Program,
+    reference: Provable,
+    candidate: Provable,
     values: Callable[[], Sequence[Values]] | None = None,
     *,
     must_read: Sequence[str] = MUST_READ,
@@ -149,7 +149,7 @@ def _layout_told(value: Any) -> str:
     return lies if value.offset == 0 else f"{lies}, from element {value.offset} on"
 
 
-def _check_others(reference: Program, candidate: Program) -> None:
+def _check_others(reference: Provable, candidate: Provable) -> None:
     """Outputs that are no tensors are the same."""
     for (name, one), (_, other) in zip(sorted(reference.others), sorted(candidate.others), strict=False):
         if one != other:
@@ -158,7 +158,7 @@ def _check_others(reference: Program, candidate: Program) -> None:
         raise RefusedError("an output is a tensor on one side and none on the other", where="the outputs")
 
 
-def evaluated(found: PairProof, reference: Program, candidate: Program, sets: Sequence[Values]) -> PairProof:
+def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
     """Compute what was proved, and REFUSE each output whose term gives other bits than either graph."""
     steps = reference, candidate
     for values in sets:
@@ -168,7 +168,7 @@ def evaluated(found: PairProof, reference: Program, candidate: Program, sets: Se
     return found
 
 
-def _evaluated(found: PairProof, steps: tuple[Program, Program], given: Values) -> PairProof:
+def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values) -> PairProof:
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
     if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
@@ -292,7 +292,7 @@ def _written_untold(
     return found
 
 
-def _by_name(graph: Graph, step: Program, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
+def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
     """Every rank's value of each output, what the graph wrote into its inputs among them."""
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned

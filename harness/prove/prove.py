@@ -25,7 +25,7 @@ from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER, REFUSED
 from bitproof.harness.prove.graphs.export import RefusedError
-from bitproof.harness.prove.pairs import MOST_ELEMENTS, MOST_RANKS, PairProof, Program, prove_programs, told
+from bitproof.harness.prove.pairs import MOST_ELEMENTS, MOST_RANKS, PairProof, Provable, prove_programs, told
 from bitproof.harness.prove.precompiled import precompiled_step
 from bitproof.harness.prove.terms import Rule
 from bitproof.harness.systems.autoplace import placed_case
@@ -90,7 +90,7 @@ def prove_case(
     laps.lap("candidate")
     try:
         _check_alike(reference.step, candidate)
-        other = Program(candidate.module, reference.names, reference.inputs, reference.outputs, candidate_groups)
+        other = Provable(candidate.module, reference.names, reference.inputs, reference.outputs, candidate_groups)
         sets = functools.partial(_sets_of_inputs, case, reference) if evaluate else None
         found = prove_programs(reference.program, other, sets, rules=rules, lap=laps.lap)
     except RefusedError as error:
@@ -131,9 +131,9 @@ class _Reference:
         return ["loss", *(f"gradient of {name}" for name in self.step.parameter_names)]
 
     @functools.cached_property
-    def program(self) -> Program:
+    def program(self) -> Provable:
         """It as what can be proved, written down as data once."""
-        return Program(self.step.module, self.names, self.inputs, self.outputs, self.groups)
+        return Provable(self.step.module, self.names, self.inputs, self.outputs, self.groups)
 
 
 @functools.lru_cache(maxsize=6)

@@ -1,6 +1,6 @@
-"""`prove`: whether two functions, modules, graphs or exported programs give equal bits for every input.
+"""`prove_equal`: whether two functions, modules, graphs or exported programs give equal bits for every input.
 
-    found = bitproof.prove(f, g, x)
+    found = bitproof.prove_equal(f, g, x)
     assert found.verdict == "PROVED", found
     found.answers            an answer an output: its verdict, the reason or the first calls that differ, a witness
 
@@ -20,16 +20,16 @@ from torch import Tensor
 
 from bitproof.harness.prove.answers import BUFFER, PARAMETER, REFUSED
 from bitproof.harness.prove.evaluate import same_bits
-from bitproof.harness.prove.export import RefusedError
+from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
-from bitproof.harness.prove.programs import Held, held
+from bitproof.harness.prove.provable import Held, held
 from bitproof.harness.torch_compat import FakeTensor
 
 NUM_SETS = 2
 """Sets of random inputs on which both are computed, besides those that are given."""
 
 
-def prove(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
+def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
     """Prove that `f` and `g` give equal bits, or say of each output why not, or how the two were seen to differ.
 
     Each is a function or a module that `inputs` are given to, a graph module, or an exported program, which has its

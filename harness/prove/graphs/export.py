@@ -31,7 +31,7 @@ from bitproof.harness.prove.graphs import admitted
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.layouts import shows
-from bitproof.harness.prove.open_sizes import Bounds, OpenSizes
+from bitproof.harness.prove.open_sizes import OpenSizes, SizeBounds
 from bitproof.harness.torch_compat import (
     FakeTensor,
     FakeTensorMode,
@@ -64,7 +64,7 @@ def export_graph(
     inputs: Sequence[Any],
     outputs: Sequence[str],
     groups: GroupTable,
-    bounds: Bounds | None = None,
+    bounds: SizeBounds | None = None,
 ) -> Graph:
     """The graph as data. `names` and `inputs` are its inputs in order: layouts count, values do not.
 
@@ -73,7 +73,7 @@ def export_graph(
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
-    exporter = _Exporter(module, inputs, names, groups, bounds or Bounds())
+    exporter = _Exporter(module, inputs, names, groups, bounds or SizeBounds())
     with torch.no_grad(), exporter.mode, exporter.shape_env.ignore_fresh_unbacked_symbols():
         exporter.run()
     returned: Any = module.graph.output_node().args[0]
@@ -91,7 +91,7 @@ class _Exporter:
     """Runs one graph on fake values, call by call, and writes each down."""
 
     def __init__(
-        self, module: GraphModule, inputs: Sequence[Any], names: Sequence[str], groups: GroupTable, bounds: Bounds
+        self, module: GraphModule, inputs: Sequence[Any], names: Sequence[str], groups: GroupTable, bounds: SizeBounds
     ) -> None:
         self.module = module
         self.partitions = groups.partitions()

@@ -21,7 +21,7 @@ def reduced(x):
 def test_sides_part_at_the_first_calls_that_have_no_partner():
     found = finding(lambda w, x: (w * x).sigmoid().exp(), lambda w, x: (w * x).tanh().exp())
     assert [nodes(first) for first in found.first] == [["sigmoid"], ["tanh"]]
-    assert str(found.first[0][0]) == "aten.sigmoid `sigmoid` [4, 6] in no module (forward)"
+    assert str(found.first[0][0]) == "aten.sigmoid `sigmoid` [4, 6] of `mul`, read by `exp`"
 
 
 def test_an_addition_that_was_moved_is_shown_on_both_sides():

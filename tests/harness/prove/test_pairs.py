@@ -114,7 +114,7 @@ UNEQUAL = {
 def judged(name, pair):
     one, other, *inputs = pair
     open_rows = ROWS if "open rows" in name else None
-    return bitproof.prove(one, other, *(inputs or (X, Y)), dynamic_shapes=open_rows)
+    return bitproof.prove_equal(one, other, *(inputs or (X, Y)), dynamic_shapes=open_rows)
 
 
 def test_there_are_twenty_of_each():
@@ -140,7 +140,7 @@ def test_four_lines_from_import_to_an_answer():
     exec(
         "import torch, bitproof\n"
         "x = torch.randn(4, 6)\n"
-        "found = bitproof.prove(lambda x: (x + 1)[:2], lambda x: x[:2] + 1, x)\n"
+        "found = bitproof.prove_equal(lambda x: (x + 1)[:2], lambda x: x[:2] + 1, x)\n"
         "verdict = found.verdict\n",
         scope,
     )
@@ -155,7 +155,7 @@ def test_sizes_that_are_open_are_told_with_their_bounds():
 
 def test_an_open_and_a_fixed_size_are_refused_by_the_input():
     sides = [export(nn.ReLU(), (X,), dynamic_shapes=shapes) for shapes in (None, ({0: Dim("rows")},))]
-    found = bitproof.prove(*sides)
+    found = bitproof.prove_equal(*sides)
     assert found.verdict == "REFUSED"
     assert "input 0 is float32 [4, 6]" in found.reason
 
@@ -164,17 +164,17 @@ def test_parameters_of_other_bits_are_refused_by_name():
     other = copy.deepcopy(NET)
     with torch.no_grad():
         other.down.bias[0] += 1
-    found = bitproof.prove(NET, other, X)
+    found = bitproof.prove_equal(NET, other, X)
     assert (found.verdict, "parameter down.bias holds other bits" in found.reason) == ("REFUSED", True)
 
 
 def test_constants_alone_show_nothing():
-    found = bitproof.prove(lambda x: torch.zeros(3), lambda x: torch.zeros(3), X)
+    found = bitproof.prove_equal(lambda x: torch.zeros(3), lambda x: torch.zeros(3), X)
     assert (found.verdict, found.reason) == ("REFUSED", "no output reads an input, so that equal ones show nothing")
 
 
 def test_outputs_that_are_numbers_are_compared():
-    found = bitproof.prove(lambda x: (x, 3), lambda x: (x, 4), X)
+    found = bitproof.prove_equal(lambda x: (x, 3), lambda x: (x, 4), X)
     assert (found.verdict, found.reason) == (
         "REFUSED",
         "output 1 is 3 in the reference and 4 in the candidate, in the outputs",
@@ -182,12 +182,12 @@ def test_outputs_that_are_numbers_are_compared():
 
 
 def test_what_cannot_be_traced_is_refused_with_the_line():
-    found = bitproof.prove(lambda x: x if x.sum() > 0 else -x, lambda x: x, X)
+    found = bitproof.prove_equal(lambda x: x if x.sum() > 0 else -x, lambda x: x, X)
     assert found.verdict == "REFUSED"
     assert "it cannot be traced" in found.reason and "test_pairs.py" in found.reason
 
 
 def test_what_is_not_understood_is_refused_with_the_node():
     drop = lambda x: torch.nn.functional.dropout(x, 0.5)  # noqa: E731
-    found = bitproof.prove(drop, drop, X)
+    found = bitproof.prove_equal(drop, drop, X)
     assert found.verdict == "REFUSED" and "native_dropout" in found.reason

@@ -27,13 +27,13 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 
-from bitproof.harness.graph.fake_mode import step_fake_mode
 from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder, user_line
-from bitproof.harness.graph.trace import fixed_fake
-from bitproof.harness.prove import operators as known
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.graph.tracing.trace import fixed_fake
+from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
-from bitproof.harness.prove.export import RefusedError
-from bitproof.harness.prove.pairs import Program
+from bitproof.harness.prove.graphs.export import RefusedError
+from bitproof.harness.prove.pairs import Provable
 from bitproof.harness.torch_compat import (
     HigherOrderOperator,
     OpOverload,
@@ -53,7 +53,7 @@ OUTPUT, WRITTEN, LOSS, GRADIENT = "output ", "written ", "loss", "gradient of "
 class Held:
     """A program, and the values that its inputs have where it came from, by name; none of those on no device."""
 
-    program: Program
+    program: Provable
     values: Mapping[str, Any]
 
 
@@ -98,7 +98,7 @@ def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
     return Held(_program(GraphModule(module, copied), names, leaves, returned), dict(zip(names, leaves, strict=True)))
 
 
-def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Program:
+def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Provable:
     """A program of a graph without an output, which returns these, by position."""
     named = [(f"{OUTPUT}{i}", x) for i, x in enumerate(returned)]
     return _returning(module, names, inputs, named)
@@ -106,11 +106,11 @@ def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], r
 
 def _returning(
     module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[tuple[str, Any]]
-) -> Program:
+) -> Provable:
     nodes = [(name, x) for name, x in returned if isinstance(x, Node)]
     module.graph.output([x for _, x in nodes])
     others = tuple((name, repr(x)) for name, x in returned if not isinstance(x, Node))
-    return Program(module, names, inputs, [name for name, _ in nodes], others=others)
+    return Provable(module, names, inputs, [name for name, _ in nodes], others=others)
 
 
 # -- exported programs --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import bitproof
 from bitproof import PassError
-from tests.harness.prove.graphs import aten, randn
+from tests.harness.prove.toy_graphs import aten, randn
 
 X, Y = randn(3, 4), randn(3, 4) * 2
 

@@ -9,7 +9,7 @@ from torch.export import Dim, export
 from torch.fx import symbolic_trace
 
 import bitproof
-from tests.harness.prove.graphs import randn
+from tests.harness.prove.toy_graphs import randn
 
 X, Y = randn(4, 6), randn(4, 6) * 3
 ROWS = ({0: Dim("rows", max=64)}, {0: Dim("rows", max=64)})

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
         UsageError,
     )
     from bitproof.harness.machine.compiler import compiler_problem
-    from bitproof.harness.prove.keeps_bits import keeps_bits
     from bitproof.harness.prove.pairs import PairProof
-    from bitproof.harness.prove.subjects import prove_equal
+    from bitproof.harness.prove.programs.keeps_bits import keeps_bits
+    from bitproof.harness.prove.programs.subjects import prove_equal
     from bitproof.harness.records import (
         Bisection,
         CaseResult,
@@ -103,9 +103,9 @@ _HOME = {
     **dict.fromkeys(_RECORDS, "bitproof.harness.records"),
     "Comparison": "bitproof.harness.compare.verdict",
     "Mesh": "bitproof.reference.parallel.mesh",
-    "keeps_bits": "bitproof.harness.prove.keeps_bits",
+    "keeps_bits": "bitproof.harness.prove.programs.keeps_bits",
     "PairProof": "bitproof.harness.prove.pairs",
-    "prove_equal": "bitproof.harness.prove.subjects",
+    "prove_equal": "bitproof.harness.prove.programs.subjects",
     "watch": "bitproof.harness.systems.watched_step",
     "compiler_problem": "bitproof.harness.machine.compiler",
     "__version__": "bitproof.harness",

@@ -9,9 +9,9 @@ from pathlib import Path
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.commands.prove import answer_lines
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
-from bitproof.harness.prove.exported_file import read_exported
 from bitproof.harness.prove.pairs import PairProof
-from bitproof.harness.prove.subjects import prove_equal
+from bitproof.harness.prove.programs.exported_file import read_exported
+from bitproof.harness.prove.programs.subjects import prove_equal
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 
 

@@ -26,7 +26,7 @@ from bitproof.harness.prove.answers import MUST_READ, NOT_PROVED, PROVED, REFUSE
 from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, differing, run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.graphs.memory_layouts import Layouts
-from bitproof.harness.prove.open_sizes import SizeBounds
+from bitproof.harness.prove.graphs.open_sizes import SizeBounds
 from bitproof.harness.prove.terms import Rule
 
 MOST_ELEMENTS = 20_000_000

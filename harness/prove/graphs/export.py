@@ -30,8 +30,8 @@ from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
+from bitproof.harness.prove.graphs.open_sizes import OpenSizes, SizeBounds
 from bitproof.harness.prove.layouts import shows
-from bitproof.harness.prove.open_sizes import OpenSizes, SizeBounds
 from bitproof.harness.torch_compat import (
     FakeTensor,
     FakeTensorMode,

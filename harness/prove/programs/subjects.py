@@ -22,7 +22,7 @@ from bitproof.harness.prove.answers import BUFFER, PARAMETER, REFUSED
 from bitproof.harness.prove.evaluate import same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
-from bitproof.harness.prove.provable import Held, held
+from bitproof.harness.prove.programs.provable import Held, held
 from bitproof.harness.torch_compat import FakeTensor
 
 NUM_SETS = 2

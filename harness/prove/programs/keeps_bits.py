@@ -27,8 +27,8 @@ from bitproof.harness.errors import PassError
 from bitproof.harness.prove.answers import PROVED, REFUSED
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import PairProof, told
-from bitproof.harness.prove.provable import Held, held
-from bitproof.harness.prove.subjects import prove_held
+from bitproof.harness.prove.programs.provable import Held, held
+from bitproof.harness.prove.programs.subjects import prove_held
 from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.torch_compat import disable_current_modes
 from bitproof.harness.torch_inductor import passes_watched, takes_as_hook

@@ -9,7 +9,7 @@ from torch.export import Dim, export
 
 from bitproof.harness.commands.prove_files import prove_files
 from bitproof.harness.errors import UsageError
-from bitproof.harness.prove.exported_file import read_exported
+from bitproof.harness.prove.programs.exported_file import read_exported
 from tests.harness.prove.toy_graphs import randn
 
 X = randn(4, 6)

@@ -1,0 +1,1 @@
+"""What a user has, as programs that can be proved: functions, modules, graphs, files, and graphs within a pass."""

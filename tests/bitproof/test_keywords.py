@@ -48,7 +48,7 @@ TAKEN = {
 }
 OF_A_FUNCTION = {
     "shrink": {"tries", "timeout"},
-    "prove": {"until", "flavor", "layers", "certificate", "as_json", "as_table"},
+    "prove": {"programs", "until", "flavor", "layers", "certificate", "as_json", "as_table"},
     "sensitivity": {"sample", "limit"},
 }
 """What one command alone has: parameters of its function, or what `Case` states and what prints or writes."""

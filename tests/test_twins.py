@@ -14,6 +14,7 @@ CLI = "tests/harness/test_cli.py"
 LAUNCH = "tests/harness/execute/test_launch.py"
 TORCHRUN = "tests/harness/execute/test_torchrun.py"
 HAZARDS = "tests/harness/graph/hazards/test_planted.py"
+PAIRS = "tests/harness/prove/test_pairs.py"
 FAULT_ROWS = "tests/harness/disturb/test_catalogue.py"
 FAULT_RUNS = "tests/harness/commands/test_faults.py"
 
@@ -60,6 +61,10 @@ ELSEWHERE = {
     "harness/cli/report.py": (CLI, "commands are tested as they are called"),
     "harness/cli/run.py": (CLI, "commands are tested as they are called"),
     "harness/cli/shrink.py": ("tests/harness/commands/test_shrink.py", "commands are tested as they are called"),
+    "harness/commands/prove_files.py": (
+        "tests/harness/prove/programs/test_exported_file.py",
+        "it proves what files hold",
+    ),
     "harness/commands/following.py": (
         "tests/harness/execute/test_transport.py",
         "ranks follow where torchrun made them",
@@ -171,6 +176,9 @@ ELSEWHERE = {
     "harness/localize/moved.py": ("tests/harness/commands/test_accept.py", "an operator that moved is named there"),
     "harness/records/throughput.py": ("tests/harness/execute/test_stopwatch.py", "a stopwatch fills it"),
     "harness/user_code/missing.py": ("tests/harness/execute/test_preloaded.py", "what is missing is met there"),
+    "harness/prove/graphs/open_sizes.py": (PAIRS, "sizes are open where pairs say so"),
+    "harness/prove/programs/provable.py": (PAIRS, "pairs are made of functions, modules and graphs"),
+    "harness/prove/programs/subjects.py": (PAIRS, "its function is how pairs are proved"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
 }
 # Files of product code that are still too long.

@@ -17,6 +17,11 @@ from bitproof.harness.torch_compat import has_open_sizes
 SYMBOLIC_SCALARS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+def is_number(value: object) -> bool:
+    """Whether a value is a number, be it known or a symbol's."""
+    return isinstance(value, (int, float, bool, *SYMBOLIC_SCALARS))
+
+
 def expression(size: Any) -> sympy.Basic | int:
     """A size as a sympy expression, or the int it is."""
     return size.node.expr if isinstance(size, SYMBOLIC_SCALARS) else size

@@ -123,8 +123,6 @@ class _Exporter:
 
     def _like(self, node: Node, name: str, like: Any) -> Any:
         """A fake value that lies as an input does, with sizes of its own where the input's are open."""
-        if isinstance(like, int):
-            return like
         try:
             if not isinstance(like, Tensor):
                 return self.open_sizes.size(like, name)
@@ -173,7 +171,7 @@ class _Exporter:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise _refused(node, f"a call that fails on fake values: {type(error).__name__}: {reason}") from error
         self.values[node] = value
-        if _is_scalar(value) and (op in known.SIZES or (not op and self._reads_numbers(node))):
+        if symbols.is_number(value) and (op in known.SIZES or (not op and self._reads_numbers(node))):
             return  # arithmetic on sizes: whoever reads it has the size itself
         if op in known.CHECKS:
             return  # it raises or it does not: no bit depends on it
@@ -184,7 +182,7 @@ class _Exporter:
         self._add(node, node.name, op or _operator(node), self._arguments(node), value)
 
     def _reads_numbers(self, node: Node) -> bool:
-        return all(_is_scalar(self.values[x]) for x in node.all_input_nodes)
+        return all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
 
     def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
         self.values[node] = value
@@ -283,7 +281,11 @@ class _Exporter:
                 held = self.values[x]
                 if isinstance(held, GraphModule):
                     return ("graph", _nested(node, held))
-                return ("node", self.index[x]) if x in self.index and not _is_scalar(held) else self._number(node, held)
+                return (
+                    ("node", self.index[x])
+                    if x in self.index and not symbols.is_number(held)
+                    else self._number(node, held)
+                )
             case list() | tuple():
                 return ("list", *(self._argument(node, item) for item in x))
             case dict():
@@ -388,10 +390,6 @@ def _place(node: Node) -> CallOrigin:
         return CallOrigin()
     origin = origin_of(node)
     return CallOrigin(origin.module, origin.direction, node.meta.get(CHUNK_KEY), origin.source)
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (int, float, bool, *symbols.SYMBOLIC_SCALARS))
 
 
 def digest_of(x: Tensor) -> str:

@@ -281,11 +281,8 @@ class _Exporter:
                 held = self.values[x]
                 if isinstance(held, GraphModule):
                     return ("graph", _nested(node, held))
-                return (
-                    ("node", self.index[x])
-                    if x in self.index and not symbols.is_number(held)
-                    else self._number(node, held)
-                )
+                is_call = x in self.index and not symbols.is_number(held)
+                return ("node", self.index[x]) if is_call else self._number(node, held)
             case list() | tuple():
                 return ("list", *(self._argument(node, item) for item in x))
             case dict():

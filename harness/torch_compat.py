@@ -33,6 +33,7 @@ from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import _unsafe_preserve_version_counter as unsafe_preserve_version_counter
 from torch.distributed import distributed_c10d
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -46,7 +47,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from torch.utils.flop_counter import flop_registry
 
 from bitproof.harness.torch_versions import warning_of
 
@@ -66,6 +66,7 @@ __all__ = [
     "trace_log",
     "tree_leaves",
     "tree_map_only",
+    "unsafe_preserve_version_counter",
 ]
 
 # The release.
@@ -86,6 +87,13 @@ def build() -> tuple[str, str, str]:
 def untested_release() -> str | None:
     """This torch, in words, when it is none of those that bitproof was tested on; else None."""
     return warning_of(str(torch.__version__))
+
+
+def functional_collectives() -> Any:
+    """torch's collectives that return their results; through those named `..._autograd` backward goes."""
+    import torch.distributed._functional_collectives as collectives
+
+    return collectives
 
 
 # Tracing.
@@ -322,6 +330,9 @@ class FlopCount(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry
+
+        self._formulas = flop_registry
         self.flops: int | None = 0
         self._known: dict[Any, int] = {}
 
@@ -331,7 +342,7 @@ class FlopCount(TorchDispatchMode):
             return NotImplemented  # a DTensor goes first, and calls operators of its local shards
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
-        formula = flop_registry.get(getattr(function, "_overloadpacket", function))
+        formula = self._formulas.get(getattr(function, "_overloadpacket", function))
         if formula is not None and self.flops is not None:
             try:
                 self.flops += self._count(formula, args, kwargs, out)

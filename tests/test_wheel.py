@@ -122,7 +122,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
         for file in (ROOT / name).rglob("*")
     }
     assert held == {file for file in own | linked if tracked(file)}
-    assert {"bitproof/builtin_cases/examples/fsdp2_loop.py", "bitproof/harness/report/report.html.jinja"} <= held
+    assert {"bitproof/builtin_cases/examples/fsdp2_loop.py", "bitproof/harness/report/html/report.html.jinja"} <= held
     assert any(name.startswith("bitproof/harness/graph/passes/overlap/") and name.endswith(".json") for name in held)
 
 

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,6 +32,7 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.nn.parallel import DistributedDataParallel
 
 from bitproof import Case, Mesh
+from bitproof.harness.torch_compat import functional_collectives
 
 VOCABULARY, DIM, HIDDEN, EXPERTS, SEQUENCES, LENGTH = 61, 24, 64, 4, 8, 12
 """A vocabulary that no number of ranks divides: its rows are sharded unevenly."""
@@ -83,14 +83,16 @@ class SharedExperts(nn.Module):
         rows_TD = self.norm(x).reshape(-1, DIM)
         scores_TE = self.router(rows_TD).softmax(-1)
         if self.mesh is not None:
-            rows_TD, scores_TE = (all_gather_tensor_autograd(y, 0, self.mesh["ep"]) for y in (rows_TD, scores_TE))
+            rows_TD, scores_TE = (
+                functional_collectives().all_gather_tensor_autograd(y, 0, self.mesh["ep"]) for y in (rows_TD, scores_TE)
+            )
         weight_T, expert_T = scores_TE.max(-1)
         out_TD = torch.zeros_like(rows_TD)
         for index, weight_DD in enumerate(self.weight):
             token = (expert_T == self.rank * len(self.weight) + index).nonzero()[:, 0]
             out_TD = out_TD.index_put((token,), rows_TD[token] @ weight_DD * weight_T[token, None])
         if self.mesh is not None:
-            out_TD = reduce_scatter_tensor_autograd(out_TD, "sum", 0, self.mesh["ep"])
+            out_TD = functional_collectives().reduce_scatter_tensor_autograd(out_TD, "sum", 0, self.mesh["ep"])
         y: Tensor = x + out_TD.view_as(x)
         return y
 

@@ -17,11 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import _unsafe_preserve_version_counter
 from torch.distributed.distributed_c10d import Work
 
 from bitproof.harness.graph.operators import name_of
-from bitproof.harness.torch_compat import disable_current_modes, schema_of, tree_leaves, tree_map_only
+from bitproof.harness.torch_compat import (
+    disable_current_modes,
+    schema_of,
+    tree_leaves,
+    tree_map_only,
+    unsafe_preserve_version_counter,
+)
 
 IN_PLACE_COLLECTIVES = "c10d"
 """The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
@@ -85,7 +90,7 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Into the tensors' memory, as a backend does: autograd knows nothing of it."""
     for tensor, value in zip(tensors, values, strict=True):
-        with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
+        with torch.no_grad(), unsafe_preserve_version_counter(tensor):
             tensor.copy_(value)
 
 

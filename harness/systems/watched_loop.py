@@ -86,7 +86,7 @@ class _Steps:
         """Begin the step of this index."""
         self._observe: Observe = self.open.enter_context(self._taking(self.index))
         self._stepped, self._losses = [], []
-        self._loop._is_before = True
+        self._loop.is_before_step = True
 
     def backward_begins(self, root: Tensor) -> None:
         """Keep a number that backward begins with."""
@@ -107,7 +107,7 @@ class _Steps:
             raise self.problem
         hooks = self.hooks.setdefault(id(optimizer), ExitStack())
         hooks.close()  # those of the step before: no hook can be removed while they run
-        show = self._loop._show_gradients(optimizer, self._observe)
+        show = self._loop.show_gradients(optimizer, self._observe)
         hooks.callback(optimizer.register_step_pre_hook(show).remove)
         hooks.callback(optimizer.register_step_post_hook(self._optimizer_ends).remove)
 
@@ -115,7 +115,7 @@ class _Steps:
         self._stepped.append(optimizer)
         if not self._is_complete():
             return
-        self._loop._show_what_is_left(self._stepped, self._observe)
+        self._loop.show_what_is_left(self._stepped, self._observe)
         if self._losses:
             self._observe("loss", "loss", _sum(self._losses))
         self.open.close()
@@ -127,17 +127,17 @@ class _Steps:
 
     def _counts(self, optimizer: Optimizer) -> bool:
         """Whether it is watched, and is none that only holds others."""
-        if self._loop._optimizers:
-            return any(optimizer is each for each in self._loop._optimizers)
+        if self._loop.watched_optimizers:
+            return any(optimizer is each for each in self._loop.watched_optimizers)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        is_ours = any(id(p) in held for p in self._loop._parameters().values())
+        is_ours = any(id(p) in held for p in self._loop.trained_parameters().values())
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def _is_complete(self) -> bool:
-        if self._loop._optimizers:
-            return len(self._stepped) == len(self._loop._optimizers)
+        if self._loop.watched_optimizers:
+            return len(self._stepped) == len(self._loop.watched_optimizers)
         held = {id(p) for each in self._stepped for group in each.param_groups for p in group["params"]}
-        return all(id(p) in held for p in self._loop._parameters().values() if p.requires_grad)
+        return all(id(p) in held for p in self._loop.trained_parameters().values() if p.requires_grad)
 
 
 def _sum(losses: list[Tensor]) -> Tensor:
@@ -148,6 +148,6 @@ def _sum(losses: list[Tensor]) -> Tensor:
         return losses[0]
     total = torch.zeros((), dtype=torch.float64)
     for loss in losses:
-        local = getattr(loss, "_local_tensor", loss)
+        local: Any = loss.to_local() if hasattr(loss, "to_local") else loss
         total += local.reshape(()).cpu()
     return total

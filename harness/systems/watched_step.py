@@ -90,41 +90,43 @@ class WatchedStep:
         self.independent_ranks = False
         self._step = step
         self._models = models
-        self._optimizers = optimizers
-        self._is_before = True
+        self.watched_optimizers = optimizers
+        self.is_before_step = True
 
     def step(self, index: int, observe: Observe) -> None:
         """Train once. Raises RecordingError where no optimizer took a step, or the loss is no number."""
-        self._is_before = True
+        self.is_before_step = True
         with ExitStack() as stack:
-            for optimizer in self._optimizers:  # now, so that ours runs after those that the trainer has registered
-                hook = self._show_gradients(optimizer, observe)
+            for (
+                optimizer
+            ) in self.watched_optimizers:  # now, so that ours runs after those that the trainer has registered
+                hook = self.show_gradients(optimizer, observe)
                 stack.callback(optimizer.register_step_pre_hook(hook).remove)
             loss = self._step(index)
-        if self._is_before:
+        if self.is_before_step:
             raise RecordingError(
                 f"step({index}) ended, and no watched optimizer had taken a step",
                 expected="one training step a call, with all of its micro-batches",
                 fix="give watch the optimizer whose step() is called",
             )
-        self._show_what_is_left(self._optimizers, observe)
+        self.show_what_is_left(self.watched_optimizers, observe)
         if loss is not None:
             observe("loss", "loss", _number(loss, index))
 
-    def _show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
+    def show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
         """Show everything that a step leaves but its loss."""
         self._show_buffers("after_optimizer", observe)
-        for name, parameter in self._parameters().items():
+        for name, parameter in self.trained_parameters().items():
             observe("param", name, parameter)
         for optimizer in optimizers:
             self._show_state(optimizer, observe)
 
-    def _show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
+    def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
         """A hook that shows the gradients which the optimizer is about to read."""
 
         def show() -> None:
-            if self._is_before:
-                self._is_before = False
+            if self.is_before_step:
+                self.is_before_step = False
                 self._show_buffers("before_optimizer", observe)
             for name, parameter in self._held_by(optimizer):
                 observe("grad", name, _nothing_of(parameter) if parameter.grad is None else parameter.grad)
@@ -161,7 +163,8 @@ class WatchedStep:
                 rate = rates.get(id(parameter))
                 observe("optimizer", f"{name}.lr", _nothing_of(parameter) if rate is None else _tensor_of(rate))
 
-    def _parameters(self) -> dict[str, nn.Parameter]:
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """All models' parameters, by the names that an unwrapped model gives them."""
         return {_bare_name(name): p for model in self._models for name, p in model.named_parameters()}
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
@@ -174,9 +177,11 @@ class WatchedStep:
             for group, settings in enumerate(optimizer.param_groups)
             for index, p in enumerate(settings["params"])
         }
-        is_first = bool(self._optimizers) and optimizer is self._optimizers[0]
-        by_all = {id(p) for each in self._optimizers for settings in each.param_groups for p in settings["params"]}
-        for name, parameter in self._parameters().items():
+        is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]
+        by_all = {
+            id(p) for each in self.watched_optimizers for settings in each.param_groups for p in settings["params"]
+        }
+        for name, parameter in self.trained_parameters().items():
             is_forgotten = is_first and parameter.requires_grad and id(parameter) not in by_all
             if held.pop(id(parameter), None) or is_forgotten:
                 yield name, parameter

@@ -14,7 +14,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bitproof.builtin_cases import CASES, autoplace, joint, precompiled, regional, trainers
+from bitproof.builtin_cases import (
+    CASES,
+    accumulation,
+    autoplace,
+    joint,
+    precompiled,
+    regional,
+    resume,
+    trainers,
+    two_layouts,
+)
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.run import LANE_FILE
 from tests.cuda_lane.selection import costs, every_graph_case, slice_of, step_of
@@ -61,6 +71,7 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
     assert CASES.keys() - {case.name for case in every_graph_case()} == {
         *("early_accumulation", "chunked_vs_unchunked", "inductor_dense", "inductor_moe", "regional_inductor"),
         *(case.name for case in (*joint.CASES, *regional.CASES, *precompiled.CASES, *autoplace.CASES, *trainers.CASES)),
+        *(case.name for case in (*two_layouts.CASES, *resume.CASES, *accumulation.CASES)),
     }
 
 

@@ -139,8 +139,8 @@ def test_a_writer_that_is_killed_leaves_the_file_as_it_was(tmp_path, db):
         "def add_and_die(connection, report):\n"
         "    connection.execute('PRAGMA cache_size = 1')\n"  # so that pages reach the disk before the commit
         "    add(connection, report); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "store._add = add_and_die\n"
-        "store.add_runs(Path(sys.argv[1]), [Path(sys.argv[2])])"
+        "database._add = add_and_die\n"
+        "database.add_runs(Path(sys.argv[1]), [Path(sys.argv[2])])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(db), str(night(tmp_path, 2, *cases))], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL

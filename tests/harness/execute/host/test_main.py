@@ -19,7 +19,7 @@ import pytest
 from bitproof.harness.execute.host_process import HostProcess
 from bitproof.harness.execute.requests import MachineRequest
 
-HOST = Path(__file__).parent / "host_with_a_device.py"
+HOST = Path(__file__).parents[1] / "host_with_a_device.py"
 
 
 @pytest.mark.ranks

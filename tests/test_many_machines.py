@@ -59,7 +59,8 @@ def run(script: str, folder: Path, commands: dict[str, str], environment: dict[s
     return sorted(shlex.split(line) for line in asked.read_text().splitlines())
 
 
-TELLS = 'printf "%q " "$@" >> "$ASKED"; echo >> "$ASKED"'
+# One write a line: the script starts its commands side by side, and two writes would interleave.
+TELLS = 'printf "%s\\n" "$(printf "%q " "$@")" >> "$ASKED"'
 
 
 def check_ranks(words: list[str]) -> tuple[int, int, str]:

@@ -492,13 +492,14 @@ def test_a_rank_that_never_comes_is_named_when_time_is_up(rank, tmp_path):
 
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
 def test_signals_hold_while_ranks_wait_for_each_other(rank, number, tmp_path):
-    with started_as(rank, tmp_path, "--timeout", "300") as alone:
-        time.sleep(10)  # it imports torch, and then it waits
+    with started_as(rank, tmp_path, "--timeout", "3000") as alone:
+        limit = time.monotonic() + 200
+        while not list(tmp_path.glob("bitproof-*")):  # its work folder: from here on it waits for the other one
+            assert alone.poll() is None and time.monotonic() < limit
+            time.sleep(0.1)
         alone.send_signal(number)
-        began = time.monotonic()
-        alone.communicate(timeout=60)
-        assert time.monotonic() - began < 15
-    assert alone.returncode == 3
+        _, err = alone.communicate(timeout=200)
+    assert alone.returncode == 3, err
     assert not list(tmp_path.glob("bitproof-*"))
 
 

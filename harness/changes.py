@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bitproof.harness.case import Case, Chunking
+from bitproof.harness.case.texts import data_of_file
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.settings import CHANGES, option, setting, settings
 
 
 def check_data(data: str | Path | None) -> str | None:
     """The file that a case is to train on, as the case states it. Raises UsageError for one that is not there."""
-    if data is not None and not Path(data).is_file():
+    if data is not None and not os.path.isfile(data):
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
-    return None if data is None else str(data)
+    return None if data is None else data_of_file(Path(data))
 
 
 _DATA = option("--data", CHANGES, "Text to train on instead of the default.", kind=str | Path | None, metavar="FILE")

@@ -6,6 +6,7 @@ B batch, S sequence, N tokens of a rank's stream
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,9 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.case import Batch
+from bitproof.harness.case.texts import ADVERSARIAL, PYDOC, PYDOC_LINES
 from bitproof.harness.errors import UsageError
 
-PYDOC = "pydoc"
-PYDOC_LINES = "pydoc_lines"
-ADVERSARIAL = "adversarial"
-"""Documents made to show what real text hides; see `adversarial_documents`. Weights go with them: see `init`."""
 DOCUMENT_START = 256
 """The token before each document. Tokens 0 to 255 are bytes, so a vocabulary needs at least 257."""
 
@@ -57,6 +55,8 @@ def text_source(data: str) -> tuple[list[bytes], str]:
             documents = [line for document in documents for line in document.splitlines() if line.strip()]
         return documents, hashlib.sha256(b"\0".join(documents)).hexdigest()
     try:
+        if os.path.exists(data) and not os.path.isfile(data):  # a pipe gives its text once, a device for ever
+            raise ValueError("no plain file")
         text = Path(data).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

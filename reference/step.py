@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from bitproof.harness.case import Case, Kind
+from bitproof.harness.case.texts import ADVERSARIAL
 from bitproof.harness.errors import CaseError
 from bitproof.reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
-from bitproof.reference.data import ADVERSARIAL, DOCUMENT_START, TextStream, text_source
+from bitproof.reference.data import DOCUMENT_START, TextStream, text_source
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.gradient_norm import gradient_norm
 from bitproof.reference.init import spread_biases

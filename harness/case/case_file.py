@@ -11,6 +11,7 @@ from typing import Any
 
 from bitproof.harness.case import Case
 from bitproof.harness.case.case import file_of, is_factory
+from bitproof.harness.case.texts import data_of_file, is_text_of_ours
 from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import parse
 
@@ -88,15 +89,17 @@ def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
         source, colon, factory = str(found.get(side)).rpartition(":")
         if colon and (file := file_of(source)):
             found[side] = f"{_from_here(path.parent, file)}:{factory}"
-    if isinstance(batch := found.get("batch"), dict) and isinstance(data := batch.get("data"), str):
-        found["batch"] = batch | {"data": _from_here(path.parent, Path(data))}
+    batch = found.get("batch")
+    data = batch.get("data") if isinstance(batch, dict) else None
+    if isinstance(batch, dict) and isinstance(data, str) and not is_text_of_ours(data):
+        found["batch"] = batch | {"data": data_of_file(Path(_from_here(path.parent, Path(data))))}
     return found
 
 
 def _from_here(folder: Path, file: Path) -> str:
     """A file of the folder, where it is there, as it is named from the working directory; else as it stands."""
     there = folder / file
-    if file.is_absolute() or not there.is_file():
+    if file.is_absolute() or not os.path.isfile(there):  # which is no error for a name too long, as it is for a Path
         return str(file)
     here = os.path.relpath(there)
     return str(there.resolve()) if here.startswith(os.pardir) else here

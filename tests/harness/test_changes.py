@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bitproof.harness.case import Batch, Case, Chunking, Parallelism
-from bitproof.harness.changes import Changes, change_case, named_case
+from bitproof.harness.changes import Changes, change_case, check_data, named_case
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.settings import words
 
@@ -21,6 +22,14 @@ def test_changes_of_a_command_line_go_into_the_case() -> None:
     assert changed.batch == Batch(data="text.txt")
     assert changed.chunking is not None and changed.chunking.early_grad_accumulation
     assert change_case(FIRST, Changes()) == FIRST
+
+
+def test_a_file_that_is_called_as_a_text_of_ours_stays_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pydoc").write_text("mine")
+    assert check_data("pydoc") == check_data(Path("./pydoc")) == "./pydoc"
+    with pytest.raises(UsageError, match="there is no such data file"):
+        check_data("a" * 5000)
 
 
 def test_what_is_observed_goes_into_the_case_and_into_its_replay() -> None:

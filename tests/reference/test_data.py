@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,13 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_folder_or_an_impossible_path_is_refused_too(bad: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the data file"):
         text_source(bad and str(tmp_path / bad))
+
+
+def test_a_device_that_never_ends_and_a_pipe_are_refused_unread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path / "pipe")):
+        with pytest.raises(UsageError, match=f"cannot read the data file '{path}'.*\n.*\n  found: no plain file"):
+            text_source(path)
 
 
 def test_labels_are_the_next_tokens_and_positions_count_from_zero_in_each_row() -> None:

@@ -25,7 +25,7 @@ from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.store import Store
 from bitproof.harness.processes import framing
 
-WORD_SECONDS = 6.0
+WORD_SECONDS = 4.0
 """How long rank 0 waits in silence, before it says, and again after each change, for whom it waits."""
 _LAST_SECONDS = 8.0
 """How long a rank that has to end tries to reach rank 0; torchrun kills it after 30 s."""

@@ -134,6 +134,24 @@ def test_files_are_found_beside_the_case_and_named_from_the_working_directory(
         assert case.batch.data == f"{prefix}text.txt"
 
 
+def test_a_text_of_ours_is_no_file_and_a_file_that_is_called_so_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for is_there in (False, True):
+        for data in ("pydoc", "adversarial", "./pydoc", "./adversarial"):
+            file = described(tmp_path, "case.json", name="a", reference="eager", batch={"data": data})
+            assert read_case(file).batch.data == data, is_there
+        (tmp_path / "pydoc").write_text("mine")
+        (tmp_path / "adversarial").write_text("mine")
+
+
+@pytest.mark.parametrize("data", ["a" * 5000, "é" * 300, "a\0b"])
+def test_a_name_of_data_that_no_file_can_have_is_no_crash(data: str, tmp_path: Path) -> None:
+    file = described(tmp_path, "case.json", name="a", reference="eager", batch={"data": data})
+    assert read_case(file).batch.data == data
+
+
 def test_options_and_preloaded_modules_are_the_users(tmp_path: Path) -> None:
     options = {"sizes": [1, 2.5], "deep": {"on": True}}
     file = described(tmp_path, "a.json", name="a", reference="eager", options=options, preload=["os.path"])

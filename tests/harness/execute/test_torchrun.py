@@ -438,10 +438,13 @@ def test_a_rank_that_dies_before_it_reaches_rank_0_is_named_within_ten_seconds(k
     try:
         # torchrun's agents choose their order in c10d, so either may have rank 0
         word = f"rank {dies} ended on" if after else "waiting for ranks 2, 3 of 4: ranks 0, 1 came from"
+        there = float("inf")  # when a rank was loaded and began to wait for others, which a busy machine delays
         while word not in "".join((tmp_path / f"output{node}").read_text() for node in (0, 1)):
             assert any(node.poll() is None for node in nodes), "all have ended, and nobody named it"
+            if any(tmp_path.glob("bitproof-*")):
+                there = min(there, time.time())
             time.sleep(0.1)
-        assert time.time() - float(died.read_text()) < 10
+        assert time.time() - max(float(died.read_text()), there) < 10
         assert all(node.wait(timeout=60) == 1 for node in nodes), "torchrun's status"
     finally:
         for node in nodes:

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitproof.harness.case import Batch
-from bitproof.harness.case.texts import ADVERSARIAL, PYDOC, PYDOC_LINES
+from bitproof.harness.case import ADVERSARIAL, PYDOC, PYDOC_LINES, Batch
 from bitproof.harness.errors import UsageError
 
 DOCUMENT_START = 256

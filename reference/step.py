@@ -13,8 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bitproof.harness.case import Case, Kind
-from bitproof.harness.case.texts import ADVERSARIAL
+from bitproof.harness.case import ADVERSARIAL, Case, Kind
 from bitproof.harness.errors import CaseError
 from bitproof.reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
 from bitproof.reference.data import DOCUMENT_START, TextStream, text_source

@@ -23,6 +23,7 @@ FLOOR = {
     "bitproof.harness.case.observed",
     "bitproof.harness.case.patterns",
     "bitproof.harness.case.shard",
+    "bitproof.harness.case.texts",
     "bitproof.harness.case.traced",
     "bitproof.harness.records",
     "bitproof.harness.records.artifact",

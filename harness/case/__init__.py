@@ -19,6 +19,7 @@ from bitproof.harness.case.case import (
 )
 from bitproof.harness.case.observed import Boundary, boundary_of, observed_modules
 from bitproof.harness.case.patterns import pattern_of, root_of
+from bitproof.harness.case.texts import ADVERSARIAL, PYDOC, PYDOC_LINES
 from bitproof.harness.case.traced import (
     AUTOPLACE,
     GRAPH,
@@ -31,6 +32,7 @@ from bitproof.harness.case.traced import (
 )
 
 __all__ = [
+    "ADVERSARIAL",
     "AUTOPLACE",
     "DIM_MULTIPLE",
     "GRAPH",
@@ -38,6 +40,8 @@ __all__ = [
     "KINDS",
     "PRECOMPILED",
     "PREPARED",
+    "PYDOC",
+    "PYDOC_LINES",
     "SIZES",
     "TRACED",
     "USUAL_KINDS",

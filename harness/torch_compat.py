@@ -655,6 +655,32 @@ def set_nnpack_enabled(value: bool) -> None:
     torch._C._set_nnpack_enabled(value)
 
 
+def sdp_priority() -> list[int]:
+    """The order in which torch tries its kernels for attention on a GPU."""
+    return list(torch._C._get_sdp_priority_order())
+
+
+def set_sdp_priority(value: list[int]) -> None:
+    """Have torch try its kernels for attention on a GPU in this order."""
+    torch._C._set_sdp_priority_order(value)
+
+
+def replaced_kernels() -> list[str]:
+    """Operators of torch for which Python code stands in the place of torch's kernel: `aten/silu/CPU`."""
+    of_process = torch.library._impls
+    return sorted(name for name in of_process if name.startswith("aten/") and not name.endswith("/Meta"))
+
+
+def active_modes() -> list[str]:
+    """What sees and may change each call of torch in this thread, outermost first; without torch's default device."""
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+    return [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
+
+
 def set_mkldnn_enabled(value: bool) -> None:
     """Let oneDNN compute on the CPU, or not."""
     torch._C._set_mkldnn_enabled(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import warnings
@@ -97,9 +98,12 @@ def read_switches() -> dict[str, Switch]:
         "mkldnn_deterministic": getattr(onednn, "deterministic", None),
         "mkldnn_matmul_precision": getattr(getattr(onednn, "matmul", None), "fp32_precision", None),
         "mkldnn_conv_precision": getattr(getattr(onednn, "conv", None), "fp32_precision", None),
+        "mkldnn_rnn_precision": getattr(getattr(onednn, "rnn", None), "fp32_precision", None),
         "flash_sdp": cuda.flash_sdp_enabled(),
         "mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
         "math_sdp": cuda.math_sdp_enabled(),
+        "cudnn_sdp": cuda.cudnn_sdp_enabled(),
+        "sdp_priority": str(torch_compat.sdp_priority()),
         "math_sdp_in_half": cuda.fp16_bf16_reduction_math_sdp_allowed(),
         "nnpack_enabled": torch_compat.nnpack_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -137,6 +141,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
         "float32_matmul_precision": torch.set_float32_matmul_precision,  # which sets the next one, too
         "mkldnn_matmul_precision": attribute(getattr(onednn, "matmul", None), "fp32_precision"),
         "mkldnn_conv_precision": attribute(getattr(onednn, "conv", None), "fp32_precision"),
+        "mkldnn_rnn_precision": attribute(getattr(onednn, "rnn", None), "fp32_precision"),
         "cudnn_deterministic": attribute(cudnn, "deterministic"),
         "cudnn_benchmark": attribute(cudnn, "benchmark"),
         "cudnn_allow_tf32": attribute(cudnn, "allow_tf32"),
@@ -156,6 +161,8 @@ def _setters() -> dict[str, Callable[[Any], object]]:
         "flash_sdp": cuda.enable_flash_sdp,
         "mem_efficient_sdp": cuda.enable_mem_efficient_sdp,
         "math_sdp": cuda.enable_math_sdp,
+        "cudnn_sdp": cuda.enable_cudnn_sdp,
+        "sdp_priority": lambda value: torch_compat.set_sdp_priority(json.loads(value)),
         "math_sdp_in_half": cuda.allow_fp16_bf16_reduction_math_sdp,
         "nnpack_enabled": torch_compat.set_nnpack_enabled,
     }
@@ -163,7 +170,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
 
 @dataclass(frozen=True)
 class Switches:
-    """The switches and the states of the random number generators, as they stood at one moment."""
+    """What can change a bit in this process at one moment: switches, kernels and modes of somebody's, generators."""
 
     switches: dict[str, Switch]
     generators: dict[str, Any]
@@ -174,12 +181,18 @@ class Switches:
         import numpy
         import torch
 
+        from bitproof.harness import torch_compat
+
         generators = {
             "torch": torch.get_rng_state().numpy().tobytes(),
             "Python": random.getstate(),
             "numpy": [x.tobytes() if isinstance(x, numpy.ndarray) else x for x in numpy.random.get_state()],
         }
-        return cls(read_switches(), generators)
+        replaced: dict[str, Switch] = {
+            "kernels_in_python": ", ".join(torch_compat.replaced_kernels()),
+            "modes": ", ".join(torch_compat.active_modes()),
+        }
+        return cls(read_switches() | replaced, generators)
 
     def changes(self) -> list[str]:
         """Each that stands otherwise now: `mkldnn_enabled True -> False`, `the state of torch's random generator`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -12,6 +13,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitproof.harness.capture.recording_files import read_manifest
 from bitproof.harness.case.case_file import case_text
@@ -59,6 +62,9 @@ CHANGES = {
     "default_device cpu -> meta": lambda: torch.set_default_device("meta"),
     "deterministic_warn_only False -> True": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
     "flash_sdp True -> False": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "cudnn_sdp True -> False": lambda: torch.backends.cuda.enable_cudnn_sdp(False),
+    "sdp_priority [1, 2, 0, 3, 4] -> [0, 1, 2, 3, 4]": lambda: torch._C._set_sdp_priority_order([0, 1, 2, 3, 4]),
+    "mkldnn_rnn_precision none -> bf16": lambda: setattr(torch.backends.mkldnn.rnn, "fp32_precision", "bf16"),
     "float32_matmul_precision highest -> medium": lambda: torch.set_float32_matmul_precision("medium"),
     "the state of torch's random number generator": lambda: torch.rand(()),
     "the state of Python's random number generator": random.random,
@@ -76,6 +82,34 @@ def test_a_pass_that_changes_the_process_is_named_with_what_it_changed_and_that_
     assert set(was.changes()) <= {"mkldnn_matmul_precision none -> ieee"}  # `highest` says so from then on
     with keeping_switches("pass other"):
         pass
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_a_pass_that_puts_a_kernel_of_its_own_in_the_place_of_torch_s_is_named() -> None:
+    with (
+        torch.library._scoped_library("aten", "IMPL") as library,
+        pytest.raises(PassError, match=r"kernels_in_python .*aten/hardsigmoid/CPU"),
+        keeping_switches("pass mine"),
+    ):
+        library.impl("hardsigmoid", torch.relu, "CPU")
+    with keeping_switches("pass other"), torch.library._scoped_library("bitproof_test_kernels", "DEF") as library:
+        library.define("mine(Tensor x) -> Tensor")
+        library.impl("mine", torch.relu, "CPU")
+
+
+class Watches(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Watches(), BaseTorchFunctionMode()])
+def test_a_pass_that_leaves_a_mode_is_named(mode: Any) -> None:
+    with (
+        pytest.raises(PassError, match=f"modes .*{type(mode).__name__}"),
+        contextlib.ExitStack() as left,
+        keeping_switches("pass mine"),
+    ):
+        left.enter_context(mode)
 
 
 def test_the_switches_are_plain_values() -> None:

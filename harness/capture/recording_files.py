@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,6 +76,7 @@ _MAX_VALUES_BYTES = 1 << 40
 MAX_CALLS_BYTES = 1 << 30
 MAX_ROWS = 100_000_000
 _MAX_DEPTH = 50
+_HEX_FLOAT = r"^(nan|-?inf|-?0x[01]\.[0-9a-f]+p[+-][0-9]{1,4})$"
 _MAX_NAME = 1000
 _BATCH_ROWS = 10_000
 
@@ -206,11 +206,6 @@ def warm_up() -> None:
     written = pa.BufferOutputStream()
     pq.write_table(_table([]), written)
     pq.ParquetFile(pa.BufferReader(written.getvalue())).read(use_threads=False)
-
-
-def warm_up_checks() -> None:
-    """Have what checking a recording loads on first use: pandas, since pyarrow looks whether it is given any."""
-    pc.greater_equal(column([], COLUMNS.field("step")), 0)
 
 
 def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
@@ -377,33 +372,31 @@ def _read_table(path: Path) -> pa.Table:
 
 def _check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
     """Every value in its range, so that no later reader has to doubt one."""
-    is_loss = pc.equal(table["kind"], "loss")
+    is_loss = pc.equal(table["kind"], _scalar("loss", pa.string()))
     checks = {
         f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),
         f"rank in 0..{manifest.world_size - 1}": _within(table["rank"], manifest.world_size),
-        f"kind among {', '.join(KINDS)}": pc.is_in(table["kind"], value_set=pa.array(KINDS)),
+        f"kind among {', '.join(KINDS)}": _are_among(table["kind"], KINDS),
         f"name of 1 to {_MAX_NAME} printable characters": _are_printable(table["name"]),
         "name that leads nowhere else": pc.invert(_matches(table["name"], r"(^|/)\.\.(/|$)")),
         "digest of 32 hexadecimal digits": _matches(table["digest"], r"^[0-9a-f]{32}$"),
         "dtype by its name": _matches(table["dtype"], r"^[a-z][a-z0-9_]{0,40}$"),
-        "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), 0),
+        "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), _scalar(0, pa.int64())),
         "a value for each loss and for nothing else": pc.equal(is_loss, pc.is_valid(table["value"])),
-        "content absent, nan, inf or zero": pc.is_in(
-            table["content"].drop_null(), value_set=pa.array(["nan", "inf", "zero"])
-        ),
+        "content absent, nan, inf or zero": _are_among(table["content"].drop_null(), ("nan", "inf", "zero")),
         f"placements absent, or of 1 to {_MAX_NAME} printable characters": _are_printable(
             table["placements"].drop_null()
         ),
-        "box absent, or a part of a tensor": pa.array([is_box(text) for text in _texts(table["box"])]),
         "cells absent, or digests of 32 hexadecimal digits each": _matches(
             table["cells"].drop_null(), r"^([0-9a-f]{32})*$"
         ),
-        "losses as hexadecimal floats": pa.array([_is_hex_float(v) for v in table["value"].drop_null().to_pylist()]),
+        "losses as hexadecimal floats": _matches(table["value"].drop_null(), _HEX_FLOAT),
     }
     for expected, passed in checks.items():
-        nulls = passed.null_count > 0
-        if nulls or (len(passed) and not pc.all(passed).as_py()):
+        if passed.null_count > 0 or (len(passed) and not pc.all(passed).as_py()):
             raise RecordingError(f"{path} holds a value out of range", expected=expected)
+    if not all(is_box(text) for text in set(values_of(table["box"].drop_null()))):
+        raise RecordingError(f"{path} holds a value out of range", expected="box absent, or a part of a tensor")
     if any(
         column.null_count for name, column in zip(COLUMNS.names, table.columns, strict=True) if name not in _OPTIONAL
     ):
@@ -411,7 +404,17 @@ def _check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
 
 
 def _within(column: pa.ChunkedArray, end: int) -> Any:
-    return pc.and_(pc.greater_equal(column, 0), pc.less(column, end))
+    kind = column.type
+    return pc.and_(pc.greater_equal(column, _scalar(0, kind)), pc.less(column, _scalar(end, kind)))
+
+
+def _are_among(texts: pa.ChunkedArray, known: Sequence[str]) -> Any:
+    return pc.is_in(texts, value_set=column(known, pa.field("", pa.string())))
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """A value for Arrow to compare with. From one of Python's own it would make the same, and import pandas first."""
+    return column([value], pa.field("", kind))[0]
 
 
 def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
@@ -421,16 +424,8 @@ def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
 def _are_printable(column: pa.ChunkedArray) -> Any:
     """In any script: letters beyond ASCII are letters. Control, format and unassigned characters are none."""
     sizes = pc.utf8_length(column)
-    fits = pc.and_(pc.greater_equal(sizes, 1), pc.less_equal(sizes, _MAX_NAME))
+    fits = pc.and_(pc.greater(sizes, _scalar(0, sizes.type)), pc.less_equal(sizes, _scalar(_MAX_NAME, sizes.type)))
     return pc.and_(fits, pc.invert(_matches(column, r"[\p{C}\p{Zl}\p{Zp}]")))
-
-
-def _texts(column: pa.ChunkedArray) -> set[str]:
-    return {text for text in values_of(column) if text is not None}
-
-
-def _is_hex_float(text: str) -> bool:
-    return re.fullmatch(r"nan|-?inf|-?0x[01]\.[0-9a-f]+p[+-][0-9]{1,4}", text) is not None
 
 
 def _damaged(path: Path, error: BaseException) -> RecordingError:

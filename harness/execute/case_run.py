@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import PREPARED, Case, with_plan
@@ -36,9 +36,7 @@ from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.graph.graph_options import GraphOptions
-from bitproof.harness.localize.every_call import EveryCall, told_uncompared
-from bitproof.harness.localize.logs.replay import LoggedStep, Replay, archive_of
-from bitproof.harness.localize.search import archives_of
+from bitproof.harness.localize.logs.replay import LoggedStep, Replay, archive_of, archives_of
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions, Stress
 from bitproof.harness.records import (
@@ -54,6 +52,9 @@ from bitproof.harness.records import (
     Throughput,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from bitproof.harness.localize.every_call import EveryCall
 
 # The host watches a run's time itself and says more about it; it gets this much longer before it counts as silent.
 _HOST_MARGIN = 15.0
@@ -288,6 +289,8 @@ class CaseRun:
             and self.graph
             and not self.options.every_call
         ):
+            from bitproof.harness.localize.every_call import told_uncompared
+
             self.remarks.append(told_uncompared(self.case, self.graph.calls_uncompared, self.graph.calls))
         self.seconds.replay, self.every_call = explainer.seconds, explainer.every_call
         self.remarks += explainer.remarks

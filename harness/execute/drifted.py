@@ -9,7 +9,6 @@ from bitproof.harness.capture.recording_files import add_calls
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.localize.logs.replay import packed_calls
-from bitproof.harness.localize.moved import LOGGED_STEP, moved_call
 from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult, Role, Verdict
 
 
@@ -34,6 +33,9 @@ def with_moved_calls(result: CaseResult, run: CaseRun, recordings: dict[Role, Pa
 
 def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
     """Put the calls of a recording's first step beside it; returns why they could not be had, in words."""
+
+    from bitproof.harness.localize.moved import LOGGED_STEP
+
     try:
         add_calls(recording, LOGGED_STEP, [packed_calls(archive) for archive in run.log_calls(role, LOGGED_STEP)])
     except BitproofError as error:
@@ -42,6 +44,9 @@ def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
 
 
 def _with_call(about: BaselineResult, run: CaseRun, role: Role, recording: Path) -> BaselineResult:
+
+    from bitproof.harness.localize.moved import moved_call
+
     why = log_calls(run, role, recording)
     if why is None:
         try:

@@ -1,6 +1,7 @@
 """What replays of a case add to its judgement: the call to blame, or what an EQUAL case's calls gave.
 
-The searches are `harness/localize`'s. Here the verdict chooses one, and a search that fails is told.
+The searches are `harness/localize`'s. Here the verdict chooses one, and a search that fails is told. They are imported
+when one is chosen: most cases are EQUAL, and need none.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bitproof.harness.case import Case
 from bitproof.harness.compare.verdict import Judgement, Repeat
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.localize.every_call import EveryCall
-from bitproof.harness.localize.noise import NoiseSearch
-from bitproof.harness.localize.search import NO_CALL, CompareBits, RunReplay, Search, UnrepeatableError
 from bitproof.harness.options import Role, RunOptions
 from bitproof.harness.records import Comparison, Divergence, Key, Recording, Verdict
+
+if TYPE_CHECKING:
+    from bitproof.harness.localize.every_call import EveryCall
+    from bitproof.harness.localize.search import CompareBits, RunReplay, Search
 
 
 class Explainer:
@@ -78,6 +81,8 @@ class Explainer:
 
     def _with_cause(self, judgement: Judgement, first: Divergence) -> Judgement:
         """Replay both systems to find the call to blame."""
+        from bitproof.harness.localize.search import NO_CALL, UnrepeatableError
+
         search = self._search(self._recordings)
         try:
             found = search.explain(first)
@@ -108,6 +113,8 @@ class Explainer:
 
     def _with_noise(self, judgement: Judgement, first: Divergence, repeat: Repeat) -> Judgement:
         """Replay one system twice to find the call that makes it differ from itself."""
+        from bitproof.harness.localize.noise import NoiseSearch
+
         search = NoiseSearch(
             self._recordings,
             self._archives / "noise",
@@ -128,10 +135,14 @@ class Explainer:
 
     def _looked_at(self, judgement: Judgement) -> Judgement:
         """What the candidate's calls make of an EQUAL, by replays of both systems."""
+        from bitproof.harness.localize.every_call import EveryCall
+
         self.every_call = EveryCall(self._case, self._recordings, self._archives, self._run_replay)
         return self.every_call.judge(judgement)
 
     def _search(self, recordings: dict[Role, Recording]) -> Search:
+        from bitproof.harness.localize.search import Search
+
         return Search(
             recordings,
             self._archives,

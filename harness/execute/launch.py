@@ -114,12 +114,9 @@ def _run_cases(
         places = [] if plan.is_sequential else sessions_of(cast(Session, client), plan)
         yield None
         # While the host imports torch, this process loads what it needs later.
-        from bitproof.harness.capture.recording_files import warm_up_checks
         from bitproof.harness.compare.baselines import hold_against_baselines
         from bitproof.harness.execute.case_run import CaseRun
         from bitproof.harness.execute.drifted import with_moved_calls
-
-        warm_up_checks()
 
         def judge(case: Case, placement: Placement, sessions: Sequence[Session], on_event: OnEvent) -> CaseResult:
             own = sessions[0] if sessions else client

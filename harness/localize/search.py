@@ -18,7 +18,16 @@ from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
 from bitproof.harness.localize.culprit import HOW, Culprit, call_of
 from bitproof.harness.localize.logs.calls import Call
-from bitproof.harness.localize.logs.replay import OUTPUT, RECORD, OutputSite, Replay, archive_of, read_log, step_of
+from bitproof.harness.localize.logs.replay import (
+    OUTPUT,
+    RECORD,
+    OutputSite,
+    Replay,
+    archive_of,
+    archives_of,
+    read_log,
+    step_of,
+)
 from bitproof.harness.localize.neighbours import modules_of, neighbours_of
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
@@ -224,11 +233,6 @@ def tell_others(culprit: Culprit) -> list[str]:
     told = "; ".join(f"{call} {HOW[how]}" for how, call in culprit.also[:MAX_OTHERS])
     more = f"; and so on, {len(culprit.also)} in all" if len(culprit.also) > MAX_OTHERS else ""
     return [f"apart from the call to blame, {told}{more}"]
-
-
-def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
-    """Where the replays of a search leave what they are asked for: a side's first, or second, within its folder."""
-    return folder / f"{role}.archives{number}"
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:

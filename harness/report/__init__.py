@@ -1,6 +1,6 @@
 """Turn results into a run folder: report.json is the truth, every other form is made from it.
 
-Reads records only, and imports pandas and rich inside the functions that need them.
+Reads records only, and imports rich inside the functions that need it.
 """
 
 from __future__ import annotations

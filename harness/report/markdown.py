@@ -268,8 +268,3 @@ def _histogram(found: Mapping[str, Mapping[str, int]]) -> str:
 
 def _sentence(value: str) -> str:
     return f"{inline(value[0].upper() + value[1:])}."
-
-
-def warm_up() -> None:
-    """Have what tables are made with loaded."""
-    table_of(("",), [])

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tabulate import tabulate
+
 from bitproof.harness.printable import one_line, printable
 
 _ESCAPED = re.compile(r"[\\`*|~$]|\](?=[(\[:])|\[(?=[\^\[])|^\[(?=[ xX]\])|(?<![^\W_])_+|_+(?![^\W_])")
@@ -50,11 +52,8 @@ def folded(summary: str, body: str) -> str:
 
 def table_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """A table of texts. A cell that is `strong` stands out."""
-    import pandas as pd
-
     cells = [[_cell(value) for value in row] for row in rows]
-    frame = pd.DataFrame(cells, columns=[_cell(header) for header in headers], dtype=object)
-    return str(frame.to_markdown(index=False, disable_numparse=True))
+    return tabulate(cells, [_cell(header) for header in headers], tablefmt="pipe", disable_numparse=True)
 
 
 class Strong(str):

@@ -52,9 +52,8 @@ def render_as(report: Report, format_name: str) -> str:
 
 
 def warm_up() -> None:
-    """Load what the forms are made with, before somebody waits for them."""
+    """Load what the page is made with, before somebody waits for it."""
     document.template()
-    markdown.warm_up()
 
 
 def prepare_run_dir(report_dir: Path) -> Path:

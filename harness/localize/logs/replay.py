@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.localize.logs.calls import Call, calls_from_text, calls_to_text
-from bitproof.harness.records import Key, Record
+from bitproof.harness.records import Key, Record, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +88,11 @@ class StepTrace:
 def archive_of(folder: Path, rank: int) -> Path:
     """Where a rank's archive lies in the folder of a replay."""
     return folder / f"rank{rank}.zip"
+
+
+def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
+    """Where the replays of a search leave what they are asked for: a side's first, or second, within its folder."""
+    return folder / f"{role}.archives{number}"
 
 
 def write_archive(path: Path, step_trace: StepTrace) -> None:

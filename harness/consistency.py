@@ -13,6 +13,7 @@ A verdict that its own numbers contradict is worse than none. What is demanded f
   rank and step ask for; of systems of ours every rank has as many records, and each parameter a gradient;
 - the first divergence lies within the case, is of a kind that differs, and has no more elements that differ than
   elements; DIFFERENT and CLOSE have one, and name the kinds; what is listed as differing is as much, kind by kind;
+- a case has one result; NCCL joins GPUs alone; no time is below 0;
 - who ran once says so: where a verdict has no control, a remark of the report gives the reason, and where the options
   of a run ask for a remark, it is there;
 - what was not run is known by its case, which requires what a machine may lack;
@@ -56,6 +57,8 @@ def contradiction(result: CaseResult) -> Contradiction | None:
 
 def contradiction_in(report: Report) -> Contradiction | None:
     """The first field of a report as a whole that contradicts the others; None when they agree."""
+    if twice := [name for name, count in Counter(result.case.name for result in report.cases).items() if count > 1]:
+        return Contradiction("cases", "one result a case", twice[0])
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
         return Contradiction("not_run", "cases that have no result", ran[0])
     requires = {
@@ -95,6 +98,11 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
         yield Contradiction("steps", f"{case.steps}, by its case", result.steps)
     if result.world_size != case.parallelism.world_size:
         yield Contradiction("world_size", f"{case.parallelism.world_size}, by its case", result.world_size)
+    if result.backend == "nccl" and result.device != "cuda":
+        yield Contradiction("backend", f"no nccl on {result.device}", result.backend)
+    times = [found for known in result.seconds.known().values() for found in _numbers(known)]
+    if (least := min([*times, *(each.seconds for each in result.passes)], default=0.0)) < 0:
+        yield Contradiction("seconds", "no time below 0", least)
     if result.differing or result.differing_left_out:
         yield from _miscounted(result)
     if verdict in _COMPARED:
@@ -118,6 +126,10 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
         compared = result.compared.get(kind, 0)
         if count > compared:
             yield Contradiction(f"mismatched.{kind}", f"{compared} at most, as many as compared", count)
+
+
+def _numbers(known: float | dict[str, float | None]) -> list[float]:
+    return [found for found in (known.values() if isinstance(known, dict) else [known]) if found is not None]
 
 
 def _no(result: CaseResult, why: str) -> Contradiction:

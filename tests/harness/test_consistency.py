@@ -126,6 +126,10 @@ FORGED = [
     (lambda r: r["cases"][0]["compared"].update(param=4), "compared.grad"),
     (lambda r: r["cases"][0]["compared"].update(optimizer=12), "compared.optimizer"),
     (lambda r: r["cases"][0].update(verdict="NONDETERMINISTIC"), "verdict"),
+    (lambda r: r["cases"].append(r["cases"][0]), "report.cases is"),
+    (lambda r: r["cases"][0].update(backend="nccl"), "cases[0].backend"),
+    (lambda r: r["cases"][0]["seconds"].update(trace=-1.0), "cases[0].seconds"),
+    (lambda r: r["cases"][0]["seconds"].update(control={"reference": -1.0}), "cases[0].seconds"),
 ]
 
 

@@ -157,16 +157,13 @@ def _is_closed(told: os.stat_result) -> bool:
 
 def _make_room(folder: Path) -> None:
     """Remove of our own files those used longest ago, and with them what writers that were killed left behind."""
+    files: list[tuple[os.stat_result, str]] = []
     with os.scandir(folder) as entries:
-        files = sorted(
-            (
-                (entry.stat(follow_symlinks=False), entry.path)
-                for entry in entries
-                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-            ),
-            key=lambda found: found[0].st_mtime,
-            reverse=True,
-        )
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process made room meanwhile
+                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    files.append((entry.stat(follow_symlinks=False), entry.path))
+    files.sort(key=lambda found: found[0].st_mtime, reverse=True)
     size = 0
     for number, (told, path) in enumerate(files):
         size += told.st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import resource
 import socket
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,24 @@ def test_what_was_used_longest_ago_makes_room(folder: Path, monkeypatch: pytest.
         "older but read",
         "new",
     ]
+
+
+def test_a_file_that_another_process_removes_meanwhile_is_no_failure(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(folder, "graph", "other", VALUE)
+    listed = os.scandir
+
+    @contextlib.contextmanager
+    def then_removed(path: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with listed(path) as found:
+            entries = list(found)
+        for entry in entries:
+            os.unlink(entry.path)
+        yield entries
+
+    monkeypatch.setattr(os, "scandir", then_removed)
+    assert keep(folder, "graph", KEY, VALUE) and not caplog.messages
 
 
 def test_only_our_own_plain_files_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_joint.py
 	$(BIN)/python tests/benchmarks/bench_placement.py
 	$(BIN)/python tests/benchmarks/bench_digest.py
+	$(BIN)/python -m tests.benchmarks.bench_watch
 	$(BIN)/python tests/benchmarks/bench_comparison.py
 	$(BIN)/python tests/benchmarks/bench_collectives.py
 	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
@@ -124,8 +125,9 @@ sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong b
 
 nightly: abroad bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
-abroad: .venv-abroad/ready  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts and causes
+abroad: .venv-abroad/ready  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts, causes, planted defects
 	.venv-abroad/bin/python tests/abroad/run.py
+	.venv-abroad/bin/python -m tests.benchmarks.bench_blame --abroad
 
 # torchtitan wants triton, which builds of torch for the CPU do not bring.
 .venv-abroad/ready: pyproject.toml tests/abroad/requirements.txt

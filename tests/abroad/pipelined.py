@@ -51,3 +51,7 @@ def interleaved(case, mesh):
 
 def looped_bfs(case, mesh):
     return made(case, mesh, pipelining.ScheduleLoopedBFS, per_rank=2)
+
+
+def zero_bubble(case, mesh):
+    return made(case, mesh, pipelining.ScheduleInterleavedZeroBubble, per_rank=2)

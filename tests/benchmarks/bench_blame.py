@@ -1,6 +1,7 @@
 """Whom blame names in trainers with one defect each, through the command line: a table.
 
-The trainers are those of `defective_trainers` and of `handwritten_trainers`.
+The trainers are those of `defective_trainers` and of `handwritten_trainers`; with `--abroad` those of frameworks, in
+`tests/abroad/defects.py`, which must be installed.
 
 `python -m tests.benchmarks.bench_blame [WORD]` runs those whose kind and name hold the word. Exits with 1 where fewer
 than 29 of 30 are found in module and direction, 28 in the operator, and all on the rank.
@@ -16,17 +17,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from bitproof.harness.user_code.user_file import run_file
 from tests.benchmarks import defective_trainers, handwritten_trainers
 from tests.benchmarks.defective_trainers import Defect
 
 TRAINERS = defective_trainers, handwritten_trainers
+ABROAD = Path(__file__).parents[1] / "abroad" / "defects.py"
 
 
 def blamed_in(folder: Path, trainers: ModuleType, kind: str, defect: str) -> tuple[str, dict[str, Any]]:
     """The verdict on one defect of a file of trainers, and the first divergence."""
     case = folder / f"{kind}_{defect}.json"
     parallelism = {"world_size": 2, "ep": 1}
-    described = {"name": case.stem, "family": "blame", "steps": trainers.STEPS, "parallelism": parallelism}
+    preload = getattr(trainers, "PRELOAD", ())
+    described = {
+        "name": case.stem,
+        "preload": preload,
+        "family": "blame",
+        "steps": trainers.STEPS,
+        "parallelism": parallelism,
+    }
     described |= {"reference": f"{trainers.__file__}:{kind}", "candidate": f"{trainers.__file__}:{kind}__{defect}"}
     case.write_text(json.dumps(described))
     command = [sys.executable, "-m", "bitproof", "run", "--case", str(case), "--no-control"]
@@ -46,11 +56,13 @@ def judged(found: dict[str, Any], defect: Defect) -> tuple[bool, bool, bool]:
     return place, operator, found.get("operator") is not None and defect.rank in (None, found.get("operator_rank"))
 
 
-def main(word: str = "") -> int:
+def main(*words: str) -> int:
     """Run all, and tell."""
     totals, num = [0, 0, 0], 0
+    word = next((word for word in words if not word.startswith("-")), "")
+    trainers = (run_file(ABROAD)[0],) if "--abroad" in words else TRAINERS
     with tempfile.TemporaryDirectory() as folder:
-        for of, (kind, name), defect in [(m, *each) for m in TRAINERS for each in m.DEFECTS.items()]:
+        for of, (kind, name), defect in [(m, *each) for m in trainers for each in m.DEFECTS.items()]:
             if word not in f"{kind} {name}":
                 continue
             verdict, found = blamed_in(Path(folder), of, kind, name)

@@ -1,0 +1,112 @@
+"""What recording with `bitproof.watch` costs a trainer of 100 million parameters under FSDP2, on two CPU ranks.
+
+    python -m tests.benchmarks.bench_watch [TOKENS...]
+
+Budget: 3 % of a step, with 1,024 tokens a rank and step. The share is the time that ranks spend in taking digests, of
+their steps' time. A step of fewer tokens takes less time, and recording does not.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+import bitproof
+
+VOCABULARY, DIM, HEADS, LAYERS, SEQUENCE = 20_000, 768, 12, 12, 128
+BUDGET = 0.03
+
+
+class Block(nn.Module):
+    """A transformer's block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
+        self.qkv, self.out = nn.Linear(DIM, 3 * DIM, bias=False), nn.Linear(DIM, DIM, bias=False)
+        self.up, self.down = nn.Linear(DIM, 4 * DIM, bias=False), nn.Linear(4 * DIM, DIM, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's input plus attention, plus an MLP of both."""
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape_as(x)
+        x = x + self.out(attended)
+        y: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+        return y
+
+
+class Model(nn.Module):
+    """Predicts each token from those before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits for the next token."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = x @ self.embedding.weight.T
+        return logits
+
+
+def trainer(case: bitproof.Case, mesh: Any) -> Any:
+    """The trainer, as a system."""
+    model = Model()
+    for module in (*model.blocks, model):
+        fully_shard(module)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    data = torch.Generator().manual_seed(mesh.rank)
+
+    def step(index: int) -> Tensor:
+        tokens = torch.randint(VOCABULARY, (case.batch.sequences, SEQUENCE + 1), generator=data)
+        loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return bitproof.watch(step, model=model, optimizer=optimizer)
+
+
+def share(tokens: int) -> float:
+    """The share of a step that recording takes, printed with what it is made of."""
+    case = bitproof.Case(
+        name="watched",
+        family="bench",
+        reference=f"{__file__}:trainer",
+        candidate=f"{__file__}:trainer",
+        steps=3,
+        parallelism=bitproof.Parallelism(world_size=2, ep=1),
+        batch=bitproof.Batch(sequences=tokens // SEQUENCE),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = bitproof.run(case, control="never", report_dir=folder)
+    seconds = run.result.seconds
+    assert run.verdict == "EQUAL" and seconds.record and seconds.reference and seconds.candidate, run
+    recording, steps = sum(filter(None, seconds.record.values())), seconds.reference + seconds.candidate
+    num = 2 * case.steps
+    told = f"a step takes {steps / num:.2f} s, recording {recording / num:.3f} s of it: {recording / steps:.1%}"
+    print(f"{tokens} tokens a rank and step: {told}", flush=True)
+    return recording / steps
+
+
+def main(*tokens: str) -> int:
+    """Measure; returns 1 where the budget is exceeded with 1,024 tokens."""
+    parameters = sum(p.numel() for p in Model().parameters())
+    print(f"{parameters / 1e6:.1f} million parameters, 2 ranks, float32, torch {torch.__version__}")
+    shares = {int(each): share(int(each)) for each in tokens or ("1024",)}
+    return int(shares.get(1024, 0.0) > BUDGET)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))
